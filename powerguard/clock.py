@@ -1,0 +1,21 @@
+"""The one clock of a boot, and the boot's name."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+Clock = Callable[[], float]
+"""Seconds since this boot, suspend included; never set back."""
+
+
+def boottime_s() -> float:
+    """Seconds of CLOCK_BOOTTIME: the same for every process of this boot, whatever NTP does."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def boot_id() -> str:
+    """Name of this boot, as the kernel tells it (random(4)); "unknown" where there is no /proc."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return "unknown"

@@ -1,0 +1,69 @@
+"""Child processes that cannot outlive their deadline. The only way in which the daemon starts a program."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a child ended. returncode: negative for a signal; timed_out: we killed it at its limit."""
+
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+    timed_out: bool = False
+
+
+class Spawn(Protocol):
+    """Runs a program to its end or to its limit. Injected, so that the simulator can stand in."""
+
+    async def __call__(
+        self, argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
+    ) -> Ended:
+        """Return how it ended; raises OSError when it cannot be started."""
+        ...
+
+
+def clean_environment() -> dict[str, str]:
+    """Return our environment less what only the daemon may use (a child must not speak to systemd in our name)."""
+    private = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_FDS", "LISTEN_PID", "CREDENTIALS_DIRECTORY")
+    return {name: value for name, value in os.environ.items() if name not in private}
+
+
+async def run_child(
+    argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
+) -> Ended:
+    """Run argv in a session of its own; at limit_s, or when cancelled, its whole process group is killed.
+
+    A child in uninterruptible sleep (a hung disk) cannot be killed: it is left behind and reported as timed out.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=clean_environment() if env is None else dict(env),
+        start_new_session=True,
+    )
+    timed_out = False
+    stdout = stderr = b""
+    try:
+        async with asyncio.timeout(limit_s):
+            stdout, stderr = await process.communicate(stdin)
+    except TimeoutError:
+        timed_out = True
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode is None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await process.wait()
+    code = process.returncode
+    return Ended(returncode=-signal.SIGKILL if code is None else code, stdout=stdout, stderr=stderr, timed_out=timed_out)
