@@ -66,4 +66,6 @@ async def run_child(
             async with asyncio.timeout(0.2):
                 await process.wait()
     code = process.returncode
-    return Ended(returncode=-signal.SIGKILL if code is None else code, stdout=stdout, stderr=stderr, timed_out=timed_out)
+    return Ended(
+        returncode=-signal.SIGKILL if code is None else code, stdout=stdout, stderr=stderr, timed_out=timed_out
+    )
