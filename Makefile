@@ -1,0 +1,40 @@
+# Every target does all its own set-up. PYTHON=... chooses the interpreter, ARGS=... goes to what is run.
+.POSIX:
+.SUFFIXES:
+.PHONY: help demo test test-long test-vm bench clean
+
+help:
+	@echo 'make demo       an outage from "battery" to power-off, simulated on real protocols (a minute, no root, no hardware)'
+	@echo 'make test       every test that a fresh machine can run, and all checks of style, types and directions'
+	@echo 'make test-long  the slow tests, and the mutation score of the core'
+	@echo 'make test-vm    the tests that boot containers and virtual machines'
+	@echo 'make bench      the figures of the README, measured here'
+	@echo 'make clean      remove all that the other targets made'
+
+demo:
+	scripts/venv .venv trainer
+	.venv/bin/powerguard demo $(ARGS)
+
+test:
+	scripts/venv .venv test,mutation
+	scripts/test-peers || echo 'Going on without them: their tests are skipped and named at the end.'
+	.venv/bin/python -m pytest $(ARGS)
+
+test-long:
+	scripts/venv .venv test,mutation
+	scripts/test-peers || echo 'Going on without them: their tests are skipped and named at the end.'
+	scripts/marked slow $(ARGS)
+	scripts/mutation
+
+test-vm:
+	scripts/venv .venv test,mutation
+	scripts/test-peers --vm || echo 'Going on without them: their tests are skipped and named at the end.'
+	scripts/marked vm $(ARGS)
+
+bench:
+	scripts/venv .venv test,mutation
+	.venv/bin/python -m bench $(ARGS)
+
+clean:
+	rm -rf .venv .venv-system build dist mutants .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
