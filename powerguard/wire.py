@@ -1,0 +1,439 @@
+"""The JSON shapes that daemon and trainer share: `powerguard.trainer/v1`. Stdlib only, no I/O.
+
+Either side may be hostile, broken or newer than the other. So a parser never raises: it returns the value, or a
+`WireError` that says what was wrong; keys that it does not know are ignored; every number has a range, every text a
+length, and nothing that a terminal or a log could stumble over gets through.
+
+Durations are relative seconds: the two sides need not agree on the time of day.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from hashlib import sha256
+from typing import Any, TypeVar
+
+SCHEMA = "powerguard.trainer/v1"
+TRIGGER_PATH = "/api/v1/trigger_checkpoint"
+CHECKPOINTS_PATH = "/api/v1/checkpoints"
+STATUS_PATH = "/api/v1/status"
+PAUSE_PATH = "/api/v1/pause"
+RESUME_PATH = "/api/v1/resume"
+HEALTH_PATH = "/api/v1/healthz"
+METRICS_PATH = "/metrics"
+
+MAX_BODY_BYTES = 64 * 1024
+MAX_STEP = 2**62
+MAX_BYTES = 2**60
+MAX_SECONDS = 10 * 365 * 86400.0
+MAX_RANKS = 10_000_000
+MAX_TEXT = 512
+MAX_PATH = 4096
+
+_Word = TypeVar("_Word", bound=StrEnum)
+_Message = TypeVar("_Message")
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,127}")
+_DIGEST = re.compile(r"[a-z0-9]{1,16}:[0-9a-f]{16,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class WireError:
+    """What is wrong with a message, in words for a person. A value, not an exception."""
+
+    reason: str
+
+
+class Reason(StrEnum):
+    """Why a checkpoint is asked for. OTHER: a word that this version does not know; never a ground to refuse."""
+
+    ON_BATTERY = "on_battery"
+    DRILL = "drill"
+    OPERATOR = "operator"
+    MAINTENANCE = "maintenance"
+    OTHER = "other"
+
+
+class After(StrEnum):
+    """What training does once the checkpoint is durable. It only ever escalates, in this order."""
+
+    CONTINUE = "continue"
+    PAUSE = "pause"
+    EXIT = "exit"
+
+
+class Phase(StrEnum):
+    """How far a checkpoint has come. AGREEING: the ranks agree on the step. COMMITTING: manifest, rename, syncs."""
+
+    WAITING_STEP = "waiting_step"
+    AGREEING = "agreeing"
+    SNAPSHOT = "snapshot"
+    WRITING = "writing"
+    COMMITTING = "committing"
+    COMMITTED = "committed"
+    FAILED = "failed"
+    ABORTED = "aborted"
+
+
+ENDED = frozenset({Phase.COMMITTED, Phase.FAILED, Phase.ABORTED})
+
+
+class Loop(StrEnum):
+    """What the training loop is busy with. Only TRAIN and EVAL reach a step boundary soon."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+    COMPILE = "compile"
+    IDLE = "idle"
+
+
+def escalated(one: After, other: After) -> After:
+    """Return the stronger of two: continue < pause < exit."""
+    order = list(After)
+    return max(one, other, key=order.index)
+
+
+def wire_id(text: str) -> str:
+    """Return text if it can stand as an id in a URL and a log line, else a digest of it. Same text, same id."""
+    return text if _ID.fullmatch(text) else "x" + sha256(text.encode("utf-8", "replace")).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriggerRequest:
+    """Ask for a checkpoint.
+
+    id: the asker's; the same id again is the same checkpoint. deadline_s: seconds from now; None: no hurry.
+    event: the outage or drill that it belongs to, for people; "" for none.
+    """
+
+    id: str
+    reason: Reason = Reason.OPERATOR
+    deadline_s: float | None = None
+    after: After = After.CONTINUE
+    event: str = ""
+
+    def to_json(self) -> bytes:
+        """Return the message as it goes over the wire."""
+        return _dump(self)
+
+    @classmethod
+    def parse(cls, body: bytes) -> "TriggerRequest | WireError":
+        """Read a request. `id` is required; all else has a default."""
+        return _parsed(body, cls._from)
+
+    @classmethod
+    def _from(cls, obj: "_Object") -> "TriggerRequest":
+        return cls(
+            id=obj.identifier("id"),
+            reason=obj.word("reason", Reason, Reason.OPERATOR, unknown=Reason.OTHER),
+            deadline_s=obj.number("deadline_s", MAX_SECONDS),
+            after=obj.word("after", After, After.CONTINUE),
+            event=obj.text("event", 128),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointStatus:
+    """How one checkpoint goes on.
+
+    step: the step that is being saved; None until it is agreed on.
+    paused: training stands still, now. paused_step: the step at which it stands, or at which it ended for good.
+    deadline_s: seconds left until the tightest deadline of all who asked; None: none was set.
+    eta_s: seconds until durable; None when not known.
+    path: where it lies, on the trainer's host. manifest_digest: "sha256:<hex>" of the manifest.
+    durable: data, manifest and directory entries are flushed to the disk. Nothing else may set it.
+    error: why it failed or was aborted; "" otherwise.
+    """
+
+    id: str
+    phase: Phase
+    after: After = After.CONTINUE
+    step: int | None = None
+    paused: bool = False
+    paused_step: int | None = None
+    deadline_s: float | None = None
+    eta_s: float | None = None
+    bytes_done: int | None = None
+    bytes_total: int | None = None
+    path: str = ""
+    manifest_digest: str = ""
+    durable: bool = False
+    error: str = ""
+
+    @property
+    def at_paused_step(self) -> bool:
+        """The checkpoint holds exactly the step at which training stands: nothing would be lost."""
+        return self.durable and self.step is not None and self.step == self.paused_step
+
+    def to_json(self) -> bytes:
+        """Return the message as it goes over the wire."""
+        return _dump(self)
+
+    @classmethod
+    def parse(cls, body: bytes) -> "CheckpointStatus | WireError":
+        """Read a status. `id` and `phase` are required; one that calls itself durable must be committed."""
+        return _parsed(body, cls._from)
+
+    @classmethod
+    def _from(cls, obj: "_Object") -> "CheckpointStatus":
+        phase = obj.word("phase", Phase, None)
+        durable = obj.flag("durable")
+        if durable and phase is not Phase.COMMITTED:
+            msg = f"durable: true in phase {phase.value} (only a committed checkpoint is durable)"
+            raise _BadMessageError(msg)
+        return cls(
+            id=obj.identifier("id"),
+            phase=phase,
+            after=obj.word("after", After, After.CONTINUE),
+            step=obj.whole("step", MAX_STEP),
+            paused=obj.flag("paused"),
+            paused_step=obj.whole("paused_step", MAX_STEP),
+            deadline_s=obj.number("deadline_s", MAX_SECONDS),
+            eta_s=obj.number("eta_s", MAX_SECONDS),
+            bytes_done=obj.whole("bytes_done", MAX_BYTES),
+            bytes_total=obj.whole("bytes_total", MAX_BYTES),
+            path=obj.text("path", MAX_PATH),
+            manifest_digest=obj.digest("manifest_digest"),
+            durable=durable,
+            error=obj.text("error", MAX_TEXT),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastCommitted:
+    """The newest durable checkpoint. age_s: since it became durable. tier: "local", "remote"."""
+
+    step: int
+    age_s: float
+    tier: str = "local"
+    manifest_digest: str = ""
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a checkpoint would take. write_bw_p10: bytes a second in the worst tenth of the writes seen."""
+
+    bytes: int | None = None
+    write_bw_p10: float | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerStatus:
+    """What a trainer says of itself: the daemon budgets from this before any outage.
+
+    job: its name. step: the last one that ended; None before the first. last_step_age_s: since then.
+    conduct: what it is able and willing to do after an emergency checkpoint.
+    checkpoint: id of the checkpoint in flight; "" when there is none.
+    """
+
+    job: str
+    step: int | None = None
+    ranks: int = 1
+    hosts: int = 1
+    step_time_p50_s: float | None = None
+    step_time_p95_s: float | None = None
+    last_step_age_s: float | None = None
+    loop: Loop = Loop.TRAIN
+    paused: bool = False
+    conduct: After = After.CONTINUE
+    checkpoint: str = ""
+    last_committed: LastCommitted | None = None
+    estimate: Estimate | None = None
+
+    def to_json(self) -> bytes:
+        """Return the message as it goes over the wire."""
+        return _dump(self)
+
+    @classmethod
+    def parse(cls, body: bytes) -> "TrainerStatus | WireError":
+        """Read a status. `job` is required: without it, this is somebody else's `/api/v1/status`."""
+        return _parsed(body, cls._from)
+
+    @classmethod
+    def _from(cls, obj: "_Object") -> "TrainerStatus":
+        return cls(
+            job=obj.required_text("job", 128),
+            step=obj.whole("step", MAX_STEP),
+            ranks=obj.whole("ranks", MAX_RANKS) or 1,
+            hosts=obj.whole("hosts", MAX_RANKS) or 1,
+            step_time_p50_s=obj.number("step_time_p50_s", MAX_SECONDS),
+            step_time_p95_s=obj.number("step_time_p95_s", MAX_SECONDS),
+            last_step_age_s=obj.number("last_step_age_s", MAX_SECONDS),
+            loop=obj.word("loop", Loop, Loop.TRAIN, unknown=Loop.IDLE),
+            paused=obj.flag("paused"),
+            conduct=obj.word("conduct", After, After.CONTINUE, unknown=After.CONTINUE),
+            checkpoint="" if obj.raw("checkpoint") in (None, "") else obj.identifier("checkpoint"),
+            last_committed=cls._last_committed(obj.inner("last_committed")),
+            estimate=cls._estimate(obj.inner("estimate")),
+        )
+
+    @staticmethod
+    def _last_committed(obj: "_Object | None") -> LastCommitted | None:
+        if obj is None:
+            return None
+        step, age_s = obj.whole("step", MAX_STEP), obj.number("age_s", MAX_SECONDS)
+        if step is None or age_s is None:
+            msg = "last_committed: needs both step and age_s"
+            raise _BadMessageError(msg)
+        return LastCommitted(
+            step=step,
+            age_s=age_s,
+            tier=obj.text("tier", 32) or "local",
+            manifest_digest=obj.digest("manifest_digest"),
+            path=obj.text("path", MAX_PATH),
+        )
+
+    @staticmethod
+    def _estimate(obj: "_Object | None") -> Estimate | None:
+        if obj is None:
+            return None
+        return Estimate(
+            bytes=obj.whole("bytes", MAX_BYTES),
+            write_bw_p10=obj.number("write_bw_p10", float(MAX_BYTES)),
+            seconds=obj.number("seconds", MAX_SECONDS),
+        )
+
+
+def error_json(reason: str) -> bytes:
+    """Return the body of an answer that refuses: what was wrong, in words."""
+    return json.dumps({"error": clean_text(reason, MAX_TEXT)}).encode()
+
+
+def clean_text(text: str, limit: int = MAX_TEXT) -> str:
+    """Return text fit for a log line: at most `limit` characters, all printable (no newlines, no escapes)."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:limit])
+
+
+class _BadMessageError(ValueError):
+    """Inside this module only: ends the reading of a message."""
+
+
+class _Object:
+    """A JSON object that is read key by key, each with its type, range and default."""
+
+    def __init__(self, value: dict[str, Any], where: str = "") -> None:
+        self._value = value
+        self._where = where
+
+    def raw(self, key: str) -> object:
+        return self._value.get(key)
+
+    def inner(self, key: str) -> "_Object | None":
+        value = self._value.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self._bad(key, "an object", value)
+        return _Object(value, f"{self._where}{key}.")
+
+    def whole(self, key: str, most: int) -> int | None:
+        value = self._value.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+            raise self._bad(key, f"a whole number of 0 to {most}", value)
+        return value
+
+    def number(self, key: str, most: float) -> float | None:
+        value = self._value.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+            raise self._bad(key, f"a number of 0 to {most:g}", value)
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        value = self._value.get(key)
+        if value is None:
+            return False
+        if not isinstance(value, bool):
+            raise self._bad(key, "true or false", value)
+        return value
+
+    def text(self, key: str, limit: int) -> str:
+        value = self._value.get(key)
+        if value is None:
+            return ""
+        if not isinstance(value, str):
+            raise self._bad(key, "a text", value)
+        return clean_text(value, limit)
+
+    def required_text(self, key: str, limit: int) -> str:
+        text = self.text(key, limit)
+        if not text:
+            raise self._bad(key, "a text", self._value.get(key))
+        return text
+
+    def identifier(self, key: str) -> str:
+        value = self._value.get(key)
+        if not isinstance(value, str) or not _ID.fullmatch(value):
+            raise self._bad(key, "1 to 128 of A-Z a-z 0-9 . _ : @ + -, led by a letter or digit", value)
+        return value
+
+    def digest(self, key: str) -> str:
+        value = self._value.get(key)
+        if value is None or value == "":
+            return ""
+        if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+            raise self._bad(key, "an algorithm, a colon and hexadecimal digits, such as sha256:9f86...", value)
+        return value
+
+    def word(self, key: str, words: type[_Word], default: _Word | None, *, unknown: _Word | None = None) -> _Word:
+        value = self._value.get(key)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, str):
+            try:
+                return words(value)
+            except ValueError:
+                if unknown is not None:
+                    return unknown
+        raise self._bad(key, "one of " + ", ".join(words), value)
+
+    def _bad(self, key: str, right: str, value: object) -> _BadMessageError:
+        return _BadMessageError(f"{self._where}{key}: must be {right}, got {clean_text(_shown(value), 60)}")
+
+
+def _shown(value: object) -> str:
+    """Show a value of unknown size: never the whole of it."""
+    if isinstance(value, dict | list):
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 128:
+        return "a number of more than 38 digits"
+    return "nothing" if value is None else repr(value[:60] if isinstance(value, str) else value)
+
+
+def _parsed(body: bytes, build: Callable[[_Object], _Message]) -> _Message | WireError:
+    """Decode and build, turning every way in which a message can be wrong into a WireError."""
+    if len(body) > MAX_BODY_BYTES:
+        return WireError(f"a message of {len(body)} bytes (at most {MAX_BODY_BYTES})")
+    try:
+        value = json.loads(body)
+    except RecursionError:
+        return WireError("not JSON that we read: nested too deeply")
+    except ValueError as error:  # also bad UTF-8, and numbers of more digits than Python converts
+        return WireError(f"not JSON: {clean_text(str(error), 120)}")
+    if not isinstance(value, dict):
+        return WireError(f"not a JSON object but {clean_text(_shown(value), 60)}")
+    try:
+        return build(_Object(value))
+    except _BadMessageError as error:
+        return WireError(str(error))
+
+
+def _pruned(value: object) -> object:
+    """Return plain data less what is None or not finite: an absent key says "not known"."""
+    if isinstance(value, dict):
+        pairs = ((key, _pruned(inner)) for key, inner in value.items())
+        return {key: inner for key, inner in pairs if inner is not None}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _dump(message: TriggerRequest | CheckpointStatus | TrainerStatus) -> bytes:
+    return json.dumps(_pruned({"schema": SCHEMA, **asdict(message)}), allow_nan=False).encode()
