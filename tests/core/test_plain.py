@@ -1,0 +1,224 @@
+"""The journal's data form: whatever the model can say comes back unchanged, and damage is told with its place."""
+
+import dataclasses
+import json
+import math
+from typing import get_type_hints
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from powerguard.core import model
+from powerguard.core.model import (
+    Action,
+    Done,
+    EnsurePolicy,
+    Event,
+    Feed,
+    Grade,
+    Note,
+    OutputSource,
+    Phase,
+    PowerOff,
+    Reading,
+    State,
+    Trainer,
+)
+from powerguard.core.plain import PlainError, from_plain, to_plain
+
+CLASSES = [
+    cls
+    for cls in vars(model).values()
+    if isinstance(cls, type) and dataclasses.is_dataclass(cls) and cls.__module__ == model.__name__
+]
+st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
+# An action's class is told by its kind, so the base class stands for every action there is.
+ACTIONS = [cls for cls in CLASSES if issubclass(cls, Action)]
+st.register_type_strategy(Action, lambda _: st.one_of(*(instances(cls) for cls in ACTIONS)))
+
+
+def instances(cls: type) -> st.SearchStrategy[object]:
+    """Any instance of cls with every field drawn, defaults included."""
+    hints = get_type_hints(cls)
+    return st.builds(cls, **{each.name: st.from_type(hints[each.name]) for each in dataclasses.fields(cls)})
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+@settings(deadline=None)  # the first example builds the strategy
+@given(data=st.data())
+def test_every_class_of_the_model_comes_back_unchanged(cls: type, data: st.DataObject) -> None:
+    """Through real JSON text, for every dataclass: the journal is only as good as this."""
+    value = data.draw(instances(cls))
+    text = json.dumps(to_plain(value), allow_nan=False)
+    again: object = from_plain(json.loads(text), cls)
+    assert again == value
+    assert type(again) is cls
+
+
+@pytest.mark.parametrize("cls", [cls for cls in CLASSES if cls in Event.__args__], ids=lambda cls: cls.__name__)
+@settings(deadline=None)  # the first example builds the strategy
+@given(data=st.data())
+def test_an_event_is_told_by_its_kind(cls: type, data: st.DataObject) -> None:
+    """A union is read without knowing beforehand which of its classes was written."""
+    value = data.draw(instances(cls))
+    assert from_plain(to_plain(value), Event) == value
+
+
+def test_the_written_form_is_readable_by_people() -> None:
+    """The exact form, since CLI, replay and older journals depend on it."""
+    policy = EnsurePolicy(id="o-7", by_s=9.5, outage="2026-11-21T04:12Z-a3")
+    done = Done(at_s=5.0, action=policy, took_s=0.25, detail=(("policy", "always-on"), ("verified", True)))
+    assert to_plain(done) == {
+        "kind": "Done",
+        "at_s": 5.0,
+        "action": {"kind": "EnsurePolicy", "id": "o-7", "by_s": 9.5, "outage": "2026-11-21T04:12Z-a3"},
+        "took_s": 0.25,
+        "detail": [["policy", "always-on"], ["verified", True]],
+    }
+    reading = to_plain(Reading(at_s=1.0, ups="a", source="snmp", output_source=OutputSource.BYPASS))
+    assert isinstance(reading, dict)
+    assert (reading["output_source"], reading["runtime_s"], reading["alarms"]) == ("bypass", None, [])
+
+
+def test_a_subclass_of_action_is_found_inside_an_outcome() -> None:
+    """`Done.action` is declared as the base class; what comes back must be the real action."""
+    done = Done(
+        at_s=1.0, took_s=0.5, action=PowerOff(id="o-1", by_s=9.0, outage="o", grade=Grade.BARE, force_after_s=110.0)
+    )
+    again = from_plain(to_plain(done), Done)
+    assert isinstance(again.action, PowerOff)
+    assert again == done
+
+
+def test_a_newer_daemons_keys_are_ignored() -> None:
+    """After a downgrade the journal holds keys that this version does not know."""
+    plain = {"kind": "EnsurePolicy", "id": "a", "by_s": 5.0, "outage": "o", "invented_later": [1, {"x": 2}]}
+    assert from_plain(plain, Action) == EnsurePolicy(id="a", by_s=5.0, outage="o")
+
+
+def test_an_older_daemons_missing_keys_take_the_default() -> None:
+    """After an upgrade the journal lacks the fields that are new."""
+    assert from_plain({"kind": "State"}, State) == State()
+    assert from_plain({"kind": "Trainer", "name": "llm"}, Trainer) == Trainer(name="llm")
+    assert from_plain({"name": "llm"}, Trainer) == Trainer(name="llm")
+
+
+def test_a_whole_number_stands_for_a_float() -> None:
+    """JSON written by another tool says 5, not 5.0."""
+    feed = from_plain({"kind": "Feed", "since_s": 5, "lost_since_s": 7}, Feed)
+    assert (feed.since_s, feed.lost_since_s) == (5.0, 7.0)
+    assert type(feed.since_s) is float
+    assert type(feed.lost_since_s) is float
+
+
+def test_numbers_of_a_note_keep_their_type() -> None:
+    """A step is a whole number and stays one; a flag stays a flag."""
+    note = Note(event="checkpoint_durable", because="paused", numbers=(("step", 7), ("paused", True), ("took_s", 2.0)))
+    again = from_plain(json.loads(json.dumps(to_plain(note))), Note)
+    assert [type(value) for _, value in again.numbers] == [int, bool, float]
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_what_json_cannot_hold_is_refused_with_its_place(bad: float) -> None:
+    """Infinity would be written as something that no reader takes."""
+    state = State(
+        feed=Feed(reading=Reading(at_s=1.0, ups="a", source="snmp", output_source=OutputSource.UTILITY, watts=bad))
+    )
+    with pytest.raises(PlainError, match=r"feed\.reading\.watts: cannot keep .* \(finite numbers only"):
+        to_plain(state)
+    with pytest.raises(PlainError, match=r"numbers\[1\]\[1\]: cannot keep"):
+        to_plain(Note(event="x_y", because="", numbers=(("a", 1), ("b", bad))))
+    with pytest.raises(PlainError, match=r"Feed\.since_s: expected a finite number"):
+        from_plain({"kind": "Feed", "since_s": bad}, Feed)
+
+
+@pytest.mark.parametrize(
+    ("plain", "cls", "told"),
+    [
+        ({"kind": "Trainer"}, Trainer, "Trainer.name: missing, and it has no default"),
+        ({"kind": "Trainer", "name": 5}, Trainer, "Trainer.name: expected a string, found int 5"),
+        ({"kind": "Trainer", "name": "x", "alive": 1}, Trainer, "Trainer.alive: expected true or false, found int 1"),
+        ({"kind": "State", "serial": True}, State, "State.serial: expected a whole number, found bool True"),
+        ({"kind": "State", "serial": 1.5}, State, "State.serial: expected a whole number, found float 1.5"),
+        (
+            {"kind": "State", "transfers": [1, "x"]},
+            State,
+            "State.transfers[1]: expected a finite number, found str 'x'",
+        ),
+        ({"kind": "State", "transfers": 1}, State, "State.transfers: expected a list, found int 1"),
+        ({"kind": "State", "transfers": [10**400]}, State, "State.transfers[0]: expected a finite number"),
+        (
+            {"kind": "State", "phase": {"kind": "Party"}},
+            State,
+            "State.phase: unknown kind 'Party' (one of Online, OnBattery",
+        ),
+        ({"kind": "State", "phase": {}}, State, "State.phase: unknown kind None (one of Online"),
+        ({"kind": "State", "phase": 3}, State, "State.phase: expected Online, OnBattery"),
+        ({"kind": "Feed", "supply": "gas"}, State, "State: unknown kind 'Feed' (one of State)"),
+        (
+            {"kind": "Feed", "supply": "gas"},
+            Feed,
+            "Feed.supply: expected one of unknown, utility, battery, found str 'gas'",
+        ),
+        ({"kind": "Feed", "supply": []}, Feed, "Feed.supply: expected one of"),
+        (
+            {"kind": "Note", "event": "a", "because": "b", "numbers": [["x"]]},
+            Note,
+            "Note.numbers[0]: expected a list of 2",
+        ),
+        ({"kind": "Feed", "lost_since_s": "x"}, Feed, "Feed.lost_since_s: expected float, null, found str 'x'"),
+        ([], State, "State: expected an object with kind State, found list []"),
+        ("x", Phase, "expected Online, OnBattery"),
+    ],
+)
+def test_damage_is_told_with_its_place(plain: object, cls: object, told: str) -> None:
+    """A journal that was edited or torn says where, what was found and what would be right."""
+    with pytest.raises(PlainError) as caught:
+        from_plain(plain, cls)
+    assert told in str(caught.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Odd:
+    """Holds something that is no plain data."""
+
+    what: object
+
+
+@dataclasses.dataclass(frozen=True)
+class Clash:
+    """Has a field that the tag needs."""
+
+    kind: str
+
+
+def test_what_is_not_plain_data_is_refused() -> None:
+    """A list, a set or an object in the state is a bug that must show at the first write, not at the restart."""
+    with pytest.raises(PlainError, match=r"what: cannot keep a list"):
+        to_plain(Odd(what=[1]))
+    with pytest.raises(PlainError, match="has a field named 'kind'"):
+        to_plain(Clash(kind="x"))
+    with pytest.raises(PlainError, match="cannot read a"):
+        from_plain({}, list)
+    with pytest.raises(PlainError, match="cannot tell the members"):
+        from_plain([], tuple[int, ...] | tuple[str, ...])
+
+
+@settings(deadline=None)
+@given(
+    plain=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["kind", "phase", "feed", "x"]), inner)
+        ),
+        max_leaves=8,
+    )
+)
+def test_any_json_is_read_or_refused(plain: object) -> None:
+    """Whatever a damaged journal holds: a State or a PlainError, nothing else."""
+    try:
+        state = from_plain(plain, State)
+    except PlainError:
+        return
+    assert isinstance(state, State)
