@@ -390,20 +390,29 @@ class Feed:
     """One feed as confirmed by fusion.
 
     since_s: since when `supply` holds, by the best clock there is (the UPS's own seconds on battery count).
+    suspect: the newest reading says battery and waits for its second witness.
     unproven_battery: the source has said battery ever since first contact and nothing else supports it.
+    first_charge_pct: charge at first contact; its fall is a witness where nothing else speaks.
+    test_since_s: since when a self-test runs; one of more than 60 s is an outage.
     lost_since_s: since when no source has answered; None while one does.
-    power_off_at_s: when the UPS will cut its output by a countdown or FSD that has been confirmed.
+    low_battery_at_s: since when low battery has been told by two readings on battery.
+    countdown_at_s: when the UPS cuts its output by a countdown of its own, told by two readings.
+    fsd_at_s: when it does so after a forced shutdown that we saw rise.
+    fsd_at_first: FSD stood at first contact: history on utility, an order on battery.
     """
 
     supply: Supply = Supply.UNKNOWN
     since_s: float = 0.0
     reading: Reading | None = None
     previous: Reading | None = None
+    suspect: bool = False
     unproven_battery: bool = False
     first_charge_pct: float | None = None
+    test_since_s: float | None = None
     lost_since_s: float | None = None
     low_battery_at_s: float | None = None
-    power_off_at_s: float | None = None
+    countdown_at_s: float | None = None
+    fsd_at_s: float | None = None
     fsd_at_first: bool = False
 
 
@@ -413,11 +422,13 @@ class Battery:
 
     used: taken out and not yet put back; survives restarts and boots.
     gauge, charged: what reported runtime and charge say is left; None until told. Dead-reckoned when silent.
-    left: the smallest of the three; never rises on battery.
+    left: the smallest of the three; never rises on battery. None: neither runtime nor a table is known.
     load: share of the rating, averaged over steps of the load; None until told.
     step_at_s: when the load last made a step of more than 5 %: the UPS's own runtime lags for 20 s after.
     suspect: a fall faster than physics that waits for a second reading.
+    health: share of a new battery's energy that a full charge holds.
     tau_point: (load, seconds) of a full battery derived from a reading on utility, where there is no table.
+    low_load: load when low battery rose: its seconds count at that load.
     """
 
     at_s: float = 0.0
@@ -438,9 +449,12 @@ class Battery:
 class Trainer:
     """One trainer as last seen.
 
+    checkpoint_s: seconds from order to durable, the best estimate there is.
     order: id of the checkpoint in flight; ordered_at_s: since when; eta_at_s: when it expects to be durable.
-    durable: the newest checkpoint of this outage is durable at the step where training stands.
+    told_pause: it has been told to pause or exit in this outage and has not been resumed.
+    durable: this outage's checkpoint is durable (for a trainer that pauses: at the step where it stands).
     durable_at_s: when the newest known checkpoint became durable.
+    tries: checkpoints ordered in this outage.
     failed: why the checkpoint of this outage failed for good; "" when it did not.
     """
 
@@ -453,6 +467,7 @@ class Trainer:
     step_s: float = 0.0
     paused: bool = False
     order: str | None = None
+    told_pause: bool = False
     ordered_at_s: float = 0.0
     eta_at_s: float | None = None
     durable: bool = False
@@ -481,6 +496,7 @@ class Outage:
     id: str
     since_s: float
     grade: Grade
+    load_at_start: float | None = None
     charge_at_start_pct: float | None = None
     policy_asked: bool = False
     policy_verified: bool = False
@@ -544,7 +560,8 @@ class Shutdown:
 class Recovery:
     """The host is back from an outage that ended in power-off (or in darkness). Training waits for the gate.
 
-    clean: the power-off was ours and was ordered. asked_at_s: when training was told to start.
+    clean: the power-off was ours and was ordered. asked: id of the order to start training; tries: how many so far.
+    retry_at_s: not before. due_at_s: as in `EmergencyCheckpoint`, should the power fail again.
     """
 
     outage: Outage
@@ -552,6 +569,8 @@ class Recovery:
     clean: bool
     due_at_s: float | None = None
     asked: str | None = None
+    tries: int = 0
+    retry_at_s: float = 0.0
 
 
 Phase = Online | OnBattery | EmergencyCheckpoint | Holding | Shutdown | Recovery

@@ -1,0 +1,362 @@
+"""How long do we have, and what do we need? Energy is counted, not seconds.
+
+The runtime of a battery depends on the load (Peukert, K about 1.16 to 1.46), so seconds are the wrong currency:
+pausing the GPUs makes the same battery last about three times as long. All energy here is a *share of a full, new
+battery*; `tau(x)` is how many seconds such a battery lasts at load x.
+
+    e       = min(H - used, H * charge, reported runtime / tau(load))
+    m       = min((1 - margin) e, e - floor)
+    Reff(x) = m tau(x)
+
+A gauge that is wrong in the optimistic direction is overruled by our own account (`used`); one that is wrong in the
+pessimistic direction only costs training time. On battery `e` never rises.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from powerguard.core.model import Battery, Conduct, Feed, Grade, Policy, Reading, Supply, Trainer
+
+LOAD_STEP = 0.05
+"""A change of the load, as a share of the rating, that counts as a step."""
+LOAD_FLOOR = 0.05
+SMOOTHING_S = 20.0
+"""Seconds that UPSes take to follow a load step in their reported runtime (measured: 10 to 20 s)."""
+GAP_S = 5.0
+"""Longer between two accounts, and we were away: the gap is filled at the larger load."""
+PEUKERT = 1.46
+"""Steepest exponent seen in makers' tables; used above a table of one point, where steep is the cautious side."""
+UTILITY_ACCOUNT_S = 5.0
+"""On utility nothing moves fast: the account is brought up to date this often."""
+CUT_GUARD_S = 30.0
+"""The forced power-off lies at least this long before a UPS cuts its output by its own countdown."""
+_PHYSICS = 3.0
+_GRAIN = 0.005
+_SHORT_RESERVE_S = 20.0
+_BARE_FORCE_S = 3.0
+
+
+def table(policy: Policy, battery: Battery) -> tuple[tuple[float, float], ...]:
+    """Return the runtime table: the settings' one, else the one point seen on utility, else nothing."""
+    if policy.runtime_table:
+        return policy.runtime_table
+    return () if battery.tau_point is None else (battery.tau_point,)
+
+
+def tau_s(points: tuple[tuple[float, float], ...], load: float) -> float:
+    """Seconds that a full, new battery lasts at `load` (share of the rating). `points` must not be empty.
+
+    Interpolated in logs; above the highest point by the last slope; below the lowest by a constant loss of 4 %.
+    """
+    x = max(load, LOAD_FLOOR)
+    low_x, low_s = points[0]
+    if x <= low_x:
+        return low_s * (low_x + 0.04) / (x + 0.04)
+    if len(points) == 1:
+        return low_s * float((low_x / x) ** PEUKERT)
+    at = 1
+    while at < len(points) - 1 and x > points[at][0]:
+        at += 1
+    (x0, s0), (x1, s1) = points[at - 1], points[at]
+    slope = math.log(s1 / s0) / math.log(x1 / x0)
+    return s1 * float((x / x1) ** slope)
+
+
+def load_of(battery: Battery) -> float:
+    """Return the load to count with: the last one told, else full."""
+    return 1.0 if battery.load is None else battery.load
+
+
+def told_load(policy: Policy, reading: Reading) -> float | None:
+    """Load of a reading as a share of the rating; None where not told, or zero (a silent gauge, not a dark host)."""
+    if reading.load_pct is not None and 0.0 < reading.load_pct <= 200.0:
+        return reading.load_pct / 100.0
+    if reading.watts is not None and policy.rating_w and 0.0 < reading.watts <= 2 * policy.rating_w:
+        return reading.watts / policy.rating_w
+    return None
+
+
+def advance(policy: Policy, battery: Battery, now_s: float, *, draining: bool, load: float | None = None) -> Battery:
+    """Bring the account up to `now_s` without a reading: dead reckoning of every term."""
+    gone_s = now_s - battery.at_s
+    if gone_s <= 0.0:
+        return battery
+    if battery.used is None:
+        return replace(battery, at_s=now_s)
+    if not draining:
+        used = max(0.0, battery.used - battery.health * gone_s / policy.recharge_s)
+        return replace(battery, at_s=now_s, used=used)
+    points = table(policy, battery)
+    if not points:
+        return replace(battery, at_s=now_s)
+    drain = gone_s / tau_s(points, load_of(battery) if load is None else load)
+    return replace(
+        battery,
+        at_s=now_s,
+        used=min(1.0, battery.used + drain),
+        gauge=None if battery.gauge is None else max(0.0, battery.gauge - drain),
+        charged=None if battery.charged is None else max(0.0, battery.charged - drain),
+        left=None if battery.left is None else max(0.0, battery.left - drain),
+    )
+
+
+def account(policy: Policy, battery: Battery, feed: Feed, reading: Reading, *, draining: bool) -> Battery:
+    """Enter one reading. `draining`: the battery carries the load, whatever the cause (an outage, a test)."""
+    load = told_load(policy, reading)
+    away_load = None
+    if reading.at_s - battery.at_s > GAP_S and load is not None:
+        away_load = max(load, load_of(battery))
+    before = battery
+    battery = advance(policy, battery, reading.at_s, draining=draining, load=away_load)
+    step_at_s, averaged = battery.step_at_s, battery.load
+    if load is not None:
+        if averaged is None:
+            averaged = load
+        elif abs(load - averaged) > LOAD_STEP:
+            averaged, step_at_s = load, reading.at_s
+        else:
+            averaged += 0.2 * (load - averaged)
+    charge = None
+    if reading.charge_pct is not None and 0.0 <= reading.charge_pct <= 100.0:
+        charge = reading.charge_pct / 100.0
+    health = min(policy.health, policy.health_replace) if reading.replace_battery else policy.health
+    tau_point = battery.tau_point
+    fresh_point = not draining or tau_point is None
+    if fresh_point and not policy.runtime_table and reading.runtime_s:
+        tau_point = (max(1.0 if averaged is None else averaged, LOAD_FLOOR), reading.runtime_s / (charge or 1.0))
+    used = battery.used
+    if used is None:
+        used = health * (0.5 if charge is None else 1.0 - charge)
+    elif charge is not None and not draining:
+        used = max(used, health * (1.0 - charge))
+    battery = replace(
+        battery,
+        at_s=reading.at_s,
+        used=used,
+        charged=battery.charged if charge is None else health * charge,
+        load=averaged,
+        step_at_s=step_at_s,
+        health=health,
+        tau_point=tau_point,
+    )
+    return _left(policy, before, battery, feed, reading, draining=draining)
+
+
+def _left(
+    policy: Policy, before: Battery, battery: Battery, feed: Feed, reading: Reading, *, draining: bool
+) -> Battery:
+    points = table(policy, battery)
+    if not points:
+        return replace(battery, left=None, gauge=None)
+    tau_now_s = tau_s(points, load_of(battery))
+    gauge = battery.gauge
+    smoothing = battery.step_at_s is not None and reading.at_s - battery.step_at_s < SMOOTHING_S
+    lags = draining and smoothing and gauge is not None
+    if reading.runtime_s is not None and reading.runtime_s >= 0.0 and not lags:
+        gauge = reading.runtime_s / tau_now_s
+    low_load = battery.low_load
+    if feed.low_battery_at_s is None:
+        low_load = None
+    elif draining:
+        low_load = load_of(battery) if low_load is None else low_load
+        cap_s = max(0.0, policy.low_battery_s - (reading.at_s - feed.low_battery_at_s))
+        if not _low_battery_is_doubted(battery, reading, cap_s, tau_now_s):
+            cap = cap_s / tau_s(points, low_load)
+            gauge = cap if gauge is None else min(gauge, cap)
+    battery = replace(battery, gauge=gauge, low_load=low_load)
+    terms = [battery.health - (battery.used or 0.0)]
+    terms += [term for term in (gauge, battery.charged) if term is not None]
+    left = max(0.0, min(terms))
+    if not draining or before.left is None or battery.left is None:
+        return replace(battery, left=left, suspect=None)
+    # A fall faster than the load explains counts only when the next reading repeats it: gauges glitch.
+    allowed = before.left - _PHYSICS * (reading.at_s - before.at_s) / tau_now_s - _GRAIN
+    if left < allowed and (battery.suspect is None or left > battery.suspect + _GRAIN):
+        return replace(battery, suspect=left)
+    return replace(battery, left=min(left, battery.left), suspect=None)
+
+
+def _low_battery_is_doubted(battery: Battery, reading: Reading, cap_s: float, tau_now_s: float) -> bool:
+    """Charge, reported runtime and our own account all contradict a low-battery flag clearly."""
+    own_s = (battery.health - (battery.used or 0.0)) * tau_now_s
+    told_s = -1.0 if reading.runtime_s is None else reading.runtime_s
+    charged = reading.charge_pct is not None and reading.charge_pct >= 50.0
+    return charged and told_s > 2 * cap_s and own_s > 2 * cap_s
+
+
+def usable(policy: Policy, left: float) -> float:
+    """Return m: what of the energy left we dare to plan with, as a share of a full new battery."""
+    return max(0.0, min((1.0 - policy.margin) * left, left - policy.floor))
+
+
+def energy_for(policy: Policy, needed: float) -> float:
+    """Return the energy left at which `usable` is just `needed`: the inverse of `usable`."""
+    return max(needed / (1.0 - policy.margin), needed + policy.floor)
+
+
+def stop_s(policy: Policy, grade: Grade, *, reserve_s: float | None = None) -> float:
+    """Seconds that the host needs from the commit to the end of its need for power, at this grade (n_stop)."""
+    reserve_s = policy.reserve_s if reserve_s is None else min(reserve_s, policy.reserve_s)
+    full_s = min(policy.stop_q95_s, policy.force_after_s) + policy.ups_off_s + reserve_s
+    short_s = min(policy.stop_median_s, policy.force_after_s) + policy.ups_off_s + min(_SHORT_RESERVE_S, reserve_s)
+    match grade:
+        case Grade.FULL:
+            return full_s
+        case Grade.SHORT:
+            return min(short_s, full_s)
+        case Grade.BARE:
+            return min(policy.bare_stop_s, short_s, full_s)
+
+
+def force_after_s(policy: Policy, grade: Grade) -> float:
+    """Seconds after the power-off order at which the host is powered off hard."""
+    match grade:
+        case Grade.FULL:
+            return policy.force_after_s
+        case Grade.SHORT:
+            return min(policy.stop_median_s, policy.force_after_s)
+        case Grade.BARE:
+            return min(_BARE_FORCE_S, policy.force_after_s)
+
+
+def checkpoint_s(trainers: tuple[Trainer, ...], now_s: float) -> float:
+    """Seconds until every living trainer that still owes a checkpoint has a durable one.
+
+    Trainers that share a disk add up, disks work side by side; of one in flight only the rest counts.
+    """
+    by_disk: dict[str, float] = {}
+    for trainer in trainers:
+        if not trainer.alive or trainer.durable or trainer.failed:
+            continue
+        rest_s = trainer.checkpoint_s
+        if trainer.order is not None:
+            if trainer.eta_at_s is not None:
+                rest_s = max(0.0, trainer.eta_at_s - now_s)
+            else:
+                rest_s = max(0.1 * rest_s, rest_s - (now_s - trainer.ordered_at_s))
+        by_disk[trainer.disk] = by_disk.get(trainer.disk, 0.0) + rest_s
+    return max(by_disk.values(), default=0.0)
+
+
+def paused_load(policy: Policy, trainers: tuple[Trainer, ...], load: float) -> float:
+    """Predicted load once every trainer that pauses or exits has done so; the load itself where none does."""
+    for trainer in trainers:
+        if trainer.alive and trainer.conduct is not Conduct.CONTINUE and not (trainer.paused or trainer.told_pause):
+            return load * policy.paused_load_share
+    return load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """The sums of one moment. Seconds, and shares of a full new battery; None where nothing is known (blind).
+
+    load: what counts in the commit test (the predicted load until it has settled); load_now: as measured.
+    """
+
+    now_s: float
+    load: float
+    load_now: float
+    load_paused: float
+    tau_now_s: float | None
+    tau_paused_s: float | None
+    health: float
+    used: float
+    left: float | None
+    usable: float | None
+    reff_now_s: float | None
+    reff_s: float | None
+    reff_paused_s: float | None
+    cut_in_s: float | None
+    checkpoint_s: float
+    stop_s: float
+    need_s: float
+    grade: Grade
+    fits: bool
+
+    @property
+    def slack_s(self) -> float | None:
+        """Seconds to spare: effective runtime when paused, less everything that is still needed."""
+        return None if self.reff_paused_s is None else self.reff_paused_s - self.need_s
+
+
+def fits(policy: Policy, *, left: float, tau_paused_s: float, checkpoint: float, grade: Grade) -> bool:
+    """Say whether checkpoint and stop fit three quarters of the effective runtime when paused."""
+    return checkpoint + stop_s(policy, grade) <= 0.75 * usable(policy, left) * tau_paused_s
+
+
+def choose_grade(
+    policy: Policy, *, left: float, tau_paused_s: float, checkpoint: float, at_most: Grade = Grade.FULL
+) -> Grade:
+    """Return the most orderly grade that fits, never better than `at_most`; bare where none fits."""
+    grades = (Grade.FULL, Grade.SHORT, Grade.BARE)
+    for grade in grades[grades.index(at_most) :]:
+        if fits(policy, left=left, tau_paused_s=tau_paused_s, checkpoint=checkpoint, grade=grade):
+            return grade
+    return Grade.BARE
+
+
+def power_off_at_s(feed: Feed) -> float | None:
+    """When the UPS cuts its output, by a countdown or a forced shutdown that has been confirmed."""
+    ends = [at_s for at_s in (feed.countdown_at_s, feed.fsd_at_s) if at_s is not None]
+    return min(ends, default=None)
+
+
+def budget(
+    policy: Policy,
+    battery: Battery,
+    feed: Feed,
+    trainers: tuple[Trainer, ...],
+    now_s: float,
+    *,
+    grade: Grade | None = None,
+    settled_load: float | None = None,
+) -> Budget:
+    """Compute the sums at `now_s`. grade: of the outage, else the one that a full battery allows.
+
+    settled_load: the load to use in the commit test while the measured one has not followed the pause yet.
+    """
+    if feed.supply is Supply.BATTERY and now_s > battery.at_s:
+        battery = advance(policy, battery, now_s, draining=True)
+    load_now = load_of(battery)
+    load = load_now if settled_load is None else settled_load
+    load_paused = paused_load(policy, trainers, load_now) if settled_load is None else settled_load
+    checkpoint = checkpoint_s(trainers, now_s)
+    points = table(policy, battery)
+    cut_at_s = power_off_at_s(feed)
+    tau_now_s = tau_paused_s = reff_now_s = reff_s = reff_paused_s = spare = None
+    if points and battery.left is not None:
+        tau_now_s, tau_paused_s = tau_s(points, load_now), tau_s(points, load_paused)
+        spare = usable(policy, battery.left)
+        reff_now_s, reff_paused_s = spare * tau_now_s, spare * tau_paused_s
+        reff_s = spare * (tau_now_s if load == load_now else tau_s(points, load))
+        if grade is None:
+            grade = choose_grade(policy, left=battery.health, tau_paused_s=tau_paused_s, checkpoint=checkpoint)
+    grade = Grade.FULL if grade is None else grade
+    cut_in_s = None
+    if cut_at_s is not None:
+        cut_in_s = max(0.0, cut_at_s - now_s - (0.0 if grade is Grade.BARE else CUT_GUARD_S))
+        reff_now_s = cut_in_s if reff_now_s is None else min(reff_now_s, cut_in_s)
+        reff_s = cut_in_s if reff_s is None else min(reff_s, cut_in_s)
+        reff_paused_s = cut_in_s if reff_paused_s is None else min(reff_paused_s, cut_in_s)
+    stop = stop_s(policy, grade)
+    return Budget(
+        now_s=now_s,
+        load=load,
+        load_now=load_now,
+        load_paused=load_paused,
+        tau_now_s=tau_now_s,
+        tau_paused_s=tau_paused_s,
+        health=battery.health,
+        used=battery.used or 0.0,
+        left=battery.left,
+        usable=spare,
+        reff_now_s=reff_now_s,
+        reff_s=reff_s,
+        reff_paused_s=reff_paused_s,
+        cut_in_s=cut_in_s,
+        checkpoint_s=checkpoint,
+        stop_s=stop,
+        need_s=checkpoint + stop,
+        grade=grade,
+        fits=reff_paused_s is not None and checkpoint + stop <= 0.75 * reff_paused_s,
+    )

@@ -1,0 +1,195 @@
+"""Is the host on battery? Two witnesses, or we do not know.
+
+A real inverter says "battery" for ever, real gauges glitch, SNMP v1 and v2c answers can be forged. So a reading that
+says battery must be supported: by another object of the same answer (seconds on battery, input voltage gone, an
+alarm) or by a second reading. A "battery" that was there at first contact, and that nothing else supports, is not
+believed at all: its repetition proves nothing.
+
+There is one feed for now; a second one joins here, and the machine will not notice.
+"""
+
+from dataclasses import replace
+
+from powerguard.core.model import Feed, OutputSource, Policy, Reading, SourceFailed, Supply
+
+SECOND_READING_S = 0.2
+"""Two readings closer together than this are one observation."""
+SELF_TEST_S = 60.0
+"""A self-test that runs longer than this is an outage, whatever it calls itself."""
+_CHARGE_FALL_PCT = 2.0
+_ON_UTILITY = frozenset(
+    (OutputSource.UTILITY, OutputSource.BOOST, OutputSource.TRIM, OutputSource.ECO, OutputSource.BYPASS)
+)
+
+
+def observe(policy: Policy, feed: Feed, reading: Reading) -> Feed:
+    """Enter one reading. One of another UPS, or older than the newest, changes nothing."""
+    last = feed.reading
+    if reading.ups != policy.ups or (last is not None and reading.at_s <= last.at_s):
+        return feed
+    if (
+        last is not None
+        and reading.output_source is OutputSource.UTILITY
+        and feed.supply is Supply.UTILITY
+        and not _is_remarkable(reading)
+        and _is_plain(feed)
+    ):
+        # The fast path: utility as ever. It runs once a second for years.
+        return Feed(
+            supply=Supply.UTILITY,
+            since_s=feed.since_s,
+            reading=reading,
+            previous=last,
+            first_charge_pct=feed.first_charge_pct,
+        )
+    return _orders(policy, _supply(feed, reading), reading)
+
+
+def _is_remarkable(reading: Reading) -> bool:
+    return reading.testing or reading.calibrating or reading.forced_shutdown or reading.output_off_in_s is not None
+
+
+def _is_plain(feed: Feed) -> bool:
+    return not (
+        feed.suspect
+        or feed.unproven_battery
+        or feed.fsd_at_first
+        or feed.lost_since_s is not None
+        or feed.countdown_at_s is not None
+        or feed.fsd_at_s is not None
+        or feed.low_battery_at_s is not None
+        or feed.test_since_s is not None
+    )
+
+
+def supports_battery(reading: Reading) -> str:
+    """Return the second witness that this answer carries itself, or "": which other object says battery."""
+    if reading.on_battery_s is not None and reading.on_battery_s > 0.0:
+        return "on_battery_s"
+    if reading.input_present is False:
+        return "input_present"
+    if "on_battery" in reading.alarms:
+        return "alarms"
+    return ""
+
+
+def _claim(feed: Feed, reading: Reading, test_since_s: float | None) -> Supply:
+    """What the reading says, before any witness is asked."""
+    if reading.output_source in _ON_UTILITY:
+        return Supply.UTILITY
+    if reading.output_source is not OutputSource.BATTERY:
+        # Off or unknown while we compute: the load is fed by something we cannot see. On battery it changes nothing.
+        return Supply.BATTERY if feed.supply is Supply.BATTERY else Supply.UNKNOWN
+    is_test = (reading.testing or reading.calibrating) and reading.input_present is not False
+    if not is_test:
+        return Supply.BATTERY
+    too_long = test_since_s is not None and reading.at_s - test_since_s > SELF_TEST_S and not reading.calibrating
+    return Supply.BATTERY if too_long else Supply.UTILITY
+
+
+def _supply(feed: Feed, reading: Reading) -> Feed:
+    last = feed.reading
+    test_since_s = feed.test_since_s
+    if not (reading.testing or reading.calibrating):
+        test_since_s = None
+    elif test_since_s is None:
+        test_since_s = reading.at_s
+    first_charge_pct = reading.charge_pct if feed.first_charge_pct is None else feed.first_charge_pct
+    claim = _claim(feed, reading, test_since_s)
+    supply, since_s, suspect, unproven = claim, feed.since_s, False, False
+    if claim is Supply.BATTERY and feed.supply is not Supply.BATTERY:
+        witness = supports_battery(reading)
+        if not witness and feed.supply is Supply.UTILITY:
+            witness = _repeats(last, reading)
+        elif not witness and first_charge_pct is not None and reading.charge_pct is not None:
+            witness = "charge_pct" if first_charge_pct - reading.charge_pct >= _CHARGE_FALL_PCT else ""
+        if witness:
+            since_s = _battery_since_s(feed, reading)
+        else:
+            supply = feed.supply
+            suspect = feed.supply is Supply.UTILITY
+            unproven = not suspect
+    elif supply is not feed.supply:
+        since_s = reading.at_s
+    low_at_s = None
+    if supply is Supply.BATTERY or reading.calibrating:
+        low_at_s = feed.low_battery_at_s
+        if low_at_s is None and _is_low(reading) and last is not None and _is_low(last):
+            low_at_s = reading.at_s
+    return replace(
+        feed,
+        supply=supply,
+        since_s=since_s,
+        reading=reading,
+        previous=last,
+        suspect=suspect,
+        unproven_battery=unproven,
+        first_charge_pct=first_charge_pct,
+        test_since_s=test_since_s,
+        lost_since_s=None,
+        low_battery_at_s=low_at_s,
+    )
+
+
+def _repeats(last: Reading | None, reading: Reading) -> str:
+    """A second reading in a row that says battery, after one that did not."""
+    if last is None or last.output_source is not OutputSource.BATTERY or last.testing or last.calibrating:
+        return ""
+    return "second_reading" if reading.at_s - last.at_s >= SECOND_READING_S else ""
+
+
+def _battery_since_s(feed: Feed, reading: Reading) -> float:
+    """Since when we are on battery: the UPS counts the seconds, also those in which we were not there."""
+    first_s = reading.at_s
+    if feed.suspect and feed.reading is not None:
+        first_s = feed.reading.at_s
+    if reading.on_battery_s is None:
+        return first_s
+    told_s = reading.at_s - reading.on_battery_s
+    known_utility_s = feed.reading.at_s if feed.supply is Supply.UTILITY and feed.reading is not None else told_s
+    return min(first_s, max(told_s, known_utility_s))
+
+
+def _is_low(reading: Reading) -> bool:
+    """Low battery as told, or a reported runtime that has run out (the decoder passes 0 only where it is real)."""
+    return reading.low_battery or (reading.runtime_s is not None and reading.runtime_s <= 0.0)
+
+
+def _orders(policy: Policy, feed: Feed, reading: Reading) -> Feed:
+    """Enter what the UPS announces: a countdown to output off, a forced shutdown. Two readings make it true."""
+    last = feed.previous
+    countdown_at_s = feed.countdown_at_s
+    if reading.output_off_in_s is not None and reading.output_off_in_s >= 0.0:
+        if last is not None and last.output_off_in_s is not None:
+            told_at_s = reading.at_s + reading.output_off_in_s
+            countdown_at_s = told_at_s if countdown_at_s is None else min(countdown_at_s, told_at_s)
+    elif last is None or last.output_off_in_s is None:
+        countdown_at_s = None
+    fsd_at_s, fsd_at_first = feed.fsd_at_s, feed.fsd_at_first
+    if not reading.forced_shutdown:
+        if last is None or not last.forced_shutdown:
+            fsd_at_s, fsd_at_first = None, False
+    elif last is None:
+        fsd_at_first = True
+    elif last.forced_shutdown and fsd_at_s is None and (not fsd_at_first or feed.supply is Supply.BATTERY):
+        fsd_at_s = reading.at_s + policy.fsd_delay_s
+    if (countdown_at_s, fsd_at_s, fsd_at_first) == (feed.countdown_at_s, feed.fsd_at_s, feed.fsd_at_first):
+        return feed
+    return replace(feed, countdown_at_s=countdown_at_s, fsd_at_s=fsd_at_s, fsd_at_first=fsd_at_first)
+
+
+def lose(policy: Policy, feed: Feed, failure: SourceFailed) -> Feed:
+    """Enter a failed poll. Only a source that counts as lost changes anything, and it never resets a battery."""
+    if failure.ups != policy.ups or not failure.lost or feed.lost_since_s is not None:
+        return feed
+    return replace(feed, lost_since_s=failure.at_s)
+
+
+def is_fresh(policy: Policy, feed: Feed, now_s: float) -> bool:
+    """Say whether the newest reading is young enough to decide on."""
+    return feed.lost_since_s is None and feed.reading is not None and now_s - feed.reading.at_s <= policy.stale_s
+
+
+def is_stable(policy: Policy, feed: Feed, now_s: float, *, stable_s: float) -> bool:
+    """Say whether utility has been back for `stable_s`, as far as fresh readings tell."""
+    return feed.supply is Supply.UTILITY and now_s - feed.since_s >= stable_s and is_fresh(policy, feed, now_s)

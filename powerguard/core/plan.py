@@ -1,0 +1,231 @@
+"""When does which rule come true? The conditions of DESIGN 4.4, one function each, and their forecast for people.
+
+Each condition returns *why* it holds, or "": the answer is logged as `because=`. The machine asks them; it adds
+nothing of its own. `forecast` runs the same sums forward, so `powerguard plan` cannot say anything else than what the
+machine will do.
+"""
+
+from dataclasses import dataclass
+
+from powerguard.core import budget as sums
+from powerguard.core.budget import Budget
+from powerguard.core.fusion import is_fresh
+from powerguard.core.model import (
+    Conduct,
+    EmergencyCheckpoint,
+    Grade,
+    Holding,
+    Online,
+    OutputSource,
+    Policy,
+    Recovery,
+    Shutdown,
+    State,
+    Supply,
+)
+
+_SHORT_RUNTIME_S = 45.0
+_SHORT_RUNTIME_SHARE = 0.25
+_PROGRESS_RESERVE_S = 20.0
+_FIRST_READING_S = 1.0
+_FRESH_S = 2.0
+_BLIND_CHARGE_PCT = 40.0
+
+
+def outage_budget(policy: Policy, state: State, now_s: float) -> Budget:
+    """Return the sums of this moment, with the outage's grade and the settling load of its phase."""
+    phase = state.phase
+    grade = None if isinstance(phase, Online) else phase.outage.grade
+    settled_load = None
+    if isinstance(phase, EmergencyCheckpoint | Holding) and phase.paused_load is not None:
+        arrived = sums.load_of(state.battery) <= 1.05 * phase.paused_load + 0.02
+        if now_s < phase.settle_by_s and not arrived:
+            settled_load = phase.paused_load
+    return sums.budget(policy, state.battery, state.feed, state.trainers, now_s, grade=grade, settled_load=settled_load)
+
+
+def _on_battery_s(state: State, now_s: float) -> float:
+    return now_s - state.feed.since_s if state.feed.supply is Supply.BATTERY else 0.0
+
+
+def checkpoint_due(policy: Policy, state: State, plan: Budget, now_s: float) -> str:
+    """Say why training must pause and checkpoint now, or "" while it may go on."""
+    feed = state.feed
+    if sums.power_off_at_s(feed) is not None:
+        return "power_off_at"
+    waited_s = _on_battery_s(state, now_s)
+    if plan.reff_paused_s is None or plan.reff_now_s is None:
+        if feed.low_battery_at_s is not None and waited_s >= policy.pause_dwell_s:
+            return "low_battery"
+        return "blind" if waited_s >= policy.commit_dwell_s else ""
+    shortest_s = min(_SHORT_RUNTIME_S, _SHORT_RUNTIME_SHARE * plan.health * (plan.tau_now_s or 0.0))
+    if feed.low_battery_at_s is not None:
+        because = "low_battery"
+    elif 0.75 * plan.reff_paused_s <= plan.need_s:
+        because = "budget"
+    elif plan.reff_now_s <= shortest_s:
+        because = "runtime_short"
+    else:
+        return ""
+    if waited_s >= policy.pause_dwell_s:
+        return because
+    after_s = _reff_after(policy, plan, policy.pause_dwell_s - waited_s, plan.tau_paused_s)
+    return because if after_s < plan.need_s else ""
+
+
+def _reff_after(policy: Policy, plan: Budget, wait_s: float, tau_s: float | None) -> float:
+    """Effective runtime at the load of `tau_s` after `wait_s` more at the load of now."""
+    if plan.left is None or plan.tau_now_s is None or tau_s is None:
+        return 0.0
+    return sums.usable(policy, plan.left - wait_s / plan.tau_now_s) * tau_s
+
+
+def commit_due(policy: Policy, state: State, plan: Budget, now_s: float) -> str:
+    """Say why the host must power off now, or "". The machine still polls once more before it believes it."""
+    phase, feed = state.phase, state.feed
+    if isinstance(phase, Online | Shutdown) or phase.outage.aborted_by or state.maintenance is not None:
+        return ""
+    if plan.cut_in_s is not None:
+        if isinstance(phase, Holding):
+            return "power_off_at permits no hold"
+        if plan.cut_in_s <= sums.stop_s(policy, plan.grade, reserve_s=0.0):
+            return "power_off_at"
+    if feed.supply is not Supply.BATTERY:
+        return ""
+    if feed.reading is not None and feed.reading.calibrating and feed.reading.input_present is not False:
+        return ""
+    waited_s = _on_battery_s(state, now_s)
+    if plan.reff_s is None:
+        return _blind_commit(policy, state, waited_s) if waited_s >= policy.commit_dwell_s else ""
+    least_s = sums.stop_s(policy, plan.grade, reserve_s=_PROGRESS_RESERVE_S)
+    if plan.reff_s > plan.stop_s or (plan.reff_s > least_s and _progresses(state, plan, least_s)):
+        return ""
+    if waited_s < policy.commit_dwell_s:
+        tau_s = None if plan.reff_s <= 0 or not plan.usable else plan.reff_s / plan.usable
+        wait_s = policy.commit_dwell_s - waited_s
+        if _reff_after(policy, plan, wait_s, tau_s) >= sums.stop_s(policy, Grade.BARE):
+            return ""
+    return "budget"
+
+
+def _progresses(state: State, plan: Budget, stop_s: float) -> bool:
+    """A checkpoint that is owed is on its way, and what is left of it fits before the stop."""
+    owed = any(t.alive and t.order is not None and not t.durable for t in state.trainers)
+    return owed and plan.reff_s is not None and plan.checkpoint_s + stop_s <= plan.reff_s
+
+
+def _blind_commit(policy: Policy, state: State, waited_s: float) -> str:
+    """Neither runtime nor a table: low battery, charge, or the operator's own number decide."""
+    reading = state.feed.reading
+    if state.feed.low_battery_at_s is not None:
+        return "blind: low_battery"
+    if reading is not None and reading.charge_pct is not None and reading.charge_pct <= _BLIND_CHARGE_PCT:
+        return "blind: charge_pct"
+    return "blind: blind_s" if waited_s >= policy.blind_s else ""
+
+
+def may_latch(policy: Policy, state: State, plan: Budget, due_at_s: float, now_s: float) -> bool:
+    """Say whether the commit has both its witnesses: it is never one number.
+
+    It needs a fresh reading that says battery, asked for after the test came true, and a second witness. With the
+    source lost, dead reckoning alone decides.
+    """
+    feed = state.feed
+    reading = feed.reading
+    cut = plan.cut_in_s is not None
+    if reading is None or not is_fresh(policy, feed, now_s):
+        return now_s - due_at_s >= _FRESH_S
+    if reading.at_s <= due_at_s or now_s - reading.at_s > _FRESH_S:
+        return False
+    if cut:
+        return True
+    if reading.output_source is not OutputSource.BATTERY:
+        # Off or unknown on battery is no proof of either; it may not hold up a commit that our own account demands.
+        return reading.output_source in (OutputSource.OFF, OutputSource.UNKNOWN) and _own_account_agrees(policy, plan)
+    second = feed.previous
+    repeated = (
+        second is not None
+        and second.output_source is OutputSource.BATTERY
+        and reading.at_s - second.at_s >= 0.5 * _FIRST_READING_S
+    )
+    return repeated or _own_account_agrees(policy, plan)
+
+
+def _own_account_agrees(policy: Policy, plan: Budget) -> bool:
+    if plan.tau_now_s is None:
+        return True
+    return sums.usable(policy, plan.health - plan.used) * plan.tau_now_s <= plan.stop_s
+
+
+def gate_open(policy: Policy, state: State, now_s: float) -> str:
+    """After an outage: say why training may run again, or "" while a second outage could not be survived.
+
+    Counted in energy: checkpoint and stop must fit, with the load that training had.
+    """
+    reading = state.feed.reading
+    charge_pct = None if reading is None else reading.charge_pct
+    if charge_pct is not None and charge_pct >= 90.0:
+        return "charge_pct"
+    points = sums.table(policy, state.battery)
+    left = state.battery.left
+    if not points or left is None:
+        if charge_pct is None:
+            return "charge not told"
+        return "charge_pct" if charge_pct >= 100.0 * policy.resume_charge_share else ""
+    load = sums.load_of(state.battery)
+    if isinstance(state.phase, Recovery):
+        load = max(load, state.phase.outage.load_at_start or 1.0)
+    paused = sums.paused_load(policy, state.trainers, load)
+    tau_paused_s = sums.tau_s(points, paused)
+    need = sums.checkpoint_s(state.trainers, now_s)
+    grade = sums.choose_grade(policy, left=state.battery.health, tau_paused_s=tau_paused_s, checkpoint=need)
+    return "budget" if sums.fits(policy, left=left, tau_paused_s=tau_paused_s, checkpoint=need, grade=grade) else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What happens next if nothing changes. at_s is None where no time can be told."""
+
+    action: str
+    at_s: float | None
+    because: str
+
+
+def forecast(policy: Policy, state: State, plan: Budget) -> tuple[Forecast, ...]:
+    """Return the next actions with their times, at the load of now, as if utility failed now where it is present."""
+    phase = state.phase
+    now_s = plan.now_s
+    if isinstance(phase, Shutdown):
+        return (Forecast(action="forced power-off", at_s=phase.force_at_s or None, because=phase.because),)
+    if plan.left is None or plan.tau_now_s is None or plan.tau_paused_s is None:
+        since_s = state.feed.since_s if state.feed.supply is Supply.BATTERY else now_s
+        return (
+            Forecast(action="emergency_checkpoint", at_s=since_s + policy.commit_dwell_s, because="blind"),
+            Forecast(action="shutdown", at_s=since_s + policy.blind_s, because="blind: blind_s"),
+        )
+    left = plan.left
+    out: list[Forecast] = []
+    at_s = now_s
+    if not isinstance(phase, EmergencyCheckpoint | Holding):
+        need = sums.energy_for(policy, plan.need_s / 0.75 / plan.tau_paused_s)
+        short_s = min(_SHORT_RUNTIME_S, _SHORT_RUNTIME_SHARE * plan.health * plan.tau_now_s)
+        short = sums.energy_for(policy, short_s / plan.tau_now_s)
+        floor = max(need, short)
+        at_s = now_s + max(0.0, left - floor) * plan.tau_now_s
+        out.append(
+            Forecast(action="emergency_checkpoint", at_s=at_s, because="budget" if need >= short else "runtime_short")
+        )
+        left = min(left, floor)
+    if not isinstance(phase, Holding):
+        out.append(Forecast(action="holding", at_s=at_s + plan.checkpoint_s, because="checkpoint durable"))
+    stop = sums.energy_for(policy, plan.stop_s / plan.tau_paused_s)
+    commit_at_s = at_s + max(0.0, left - stop) * plan.tau_paused_s
+    if plan.cut_in_s is not None:
+        commit_at_s = min(commit_at_s, now_s + max(0.0, plan.cut_in_s - plan.stop_s))
+    out.append(Forecast(action="shutdown", at_s=commit_at_s, because="budget"))
+    return tuple(out)
+
+
+def pauses(state: State) -> bool:
+    """Say whether any living trainer stops drawing power when told to."""
+    return any(t.alive and t.conduct is not Conduct.CONTINUE for t in state.trainers)

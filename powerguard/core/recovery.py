@@ -1,0 +1,136 @@
+"""What to do when the daemon starts: go on with an outage, take the host back from one, or nothing.
+
+A latch holds in the boot that made it and in no other: a stored "shutdown" of another boot is a *return*, never a
+reason to power off.
+"""
+
+from dataclasses import dataclass, replace
+
+from powerguard.core import trainers
+from powerguard.core.machine import TABLE, Cause, phase_name
+from powerguard.core.model import (
+    Action,
+    Battery,
+    EnsurePolicy,
+    Feed,
+    Level,
+    Online,
+    Phase,
+    Policy,
+    Recovery,
+    Shutdown,
+    State,
+    Step,
+    Trainer,
+)
+from powerguard.core.turn import Turn
+
+LONGEST_GAP_S = 30 * 86400.0
+"""A wall clock that says more than this between two boots, or less than nothing, is not believed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What the journal kept. at_s: the old boot's clock at the last entry; gap_s: wall seconds since then, if known.
+
+    in_flight: actions that were ordered and have no outcome.
+    """
+
+    state: State
+    boot_id: str
+    at_s: float
+    gap_s: float | None = None
+    in_flight: tuple[Action, ...] = ()
+
+
+def restore(policy: Policy, stored: Stored | None, now_s: float) -> Step:
+    """Return the state to start with, and what has to be ordered (again) at once. Never raises."""
+    if stored is None:
+        return Step(State(trainers=trainers.at_start(policy), battery=Battery(at_s=now_s, health=policy.health)))
+    if stored.boot_id == policy.boot_id and stored.at_s <= now_s:
+        return _same_boot(policy, stored, now_s)
+    return _next_boot(policy, stored, now_s)
+
+
+def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
+    """Go on in the same phase with the same deadline; repeat what may not have happened (twice is as good as once)."""
+    state = replace(stored.state, trainers=_known(policy, stored.state))
+    turn = Turn(policy, state, now_s)
+    again = [action for action in stored.in_flight if action.by_s > now_s]
+    expired = {action.id for action in stored.in_flight} - {action.id for action in again}
+    turn.update(
+        trainers=tuple(replace(t, order=None) if t.order in expired else t for t in turn.state.trainers),
+        feed=replace(turn.state.feed, suspect=False),
+    )
+    phase = turn.state.phase
+    if isinstance(phase, Shutdown):
+        ids = {action.id for action in again}
+        turn.set_phase(replace(phase, waiting=tuple(id_ for id_ in phase.waiting if id_ in ids)))
+    elif isinstance(phase, Recovery) and phase.asked in expired:
+        turn.set_phase(replace(phase, asked=None))
+    if not isinstance(phase, Online):
+        turn.note(
+            "outage_continued",
+            "the daemon was restarted within the same boot",
+            Level.WARNING,
+            phase=phase_name(phase),
+            outage=phase.outage.id,
+            away_s=round(now_s - stored.at_s, 3),
+            repeated=len(again),
+        )
+    step = turn.step()
+    return Step(step.state, (*again, *step.actions), step.notes)
+
+
+def _known(policy: Policy, state: State) -> tuple[Trainer, ...]:
+    """Trainers as stored, plus those that the settings have gained meanwhile."""
+    names = {t.name for t in state.trainers}
+    return (*state.trainers, *(t for t in trainers.at_start(policy) if t.name not in names))
+
+
+def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
+    """Another boot: every time of the old one is moved into the new one's clock, as far as the gap is known."""
+    gap_s = stored.gap_s if stored.gap_s is not None and 0.0 <= stored.gap_s <= LONGEST_GAP_S else 0.0
+    shift_s = now_s - gap_s - stored.at_s
+    old = stored.state
+    maintenance = old.maintenance
+    if maintenance is not None:
+        until_s = maintenance.until_s + shift_s
+        maintenance = replace(maintenance, until_s=until_s) if until_s > now_s else None
+    # What was used stays used: nobody was there to see it come back. It recharges from here on.
+    battery = Battery(at_s=now_s, used=old.battery.used, health=old.battery.health, tau_point=old.battery.tau_point)
+    state = State(
+        phase=Online(),
+        feed=Feed(since_s=now_s),
+        battery=battery,
+        trainers=trainers.at_start(policy),
+        maintenance=maintenance,
+        serial=old.serial,
+    )
+    phase = old.phase
+    if isinstance(phase, Online):
+        return Step(state)
+    turn = Turn(policy, state, now_s)
+    turn.set_phase(_back(phase, now_s, shift_s))
+    turn.note(
+        "host_returned",
+        "powered off by us" if isinstance(phase, Shutdown) else "the host went down before the commit point",
+        Level.INFO if isinstance(phase, Shutdown) else Level.ERROR,
+        outage=phase.outage.id,
+        phase=phase_name(phase),
+        away_s=round(gap_s, 3),
+    )
+    turn.order(EnsurePolicy, limit_s=policy.bmc_limit_s, outage=phase.outage.id)
+    return turn.step()
+
+
+def _back(phase: Phase, now_s: float, shift_s: float) -> Phase:
+    if isinstance(phase, Online):
+        return phase
+    outage = replace(phase.outage, since_s=min(now_s, phase.outage.since_s + shift_s), aborted_by="")
+    if isinstance(phase, Recovery):
+        return replace(phase, outage=outage, began_s=now_s, due_at_s=None, asked=None, tries=0, retry_at_s=0.0)
+    if TABLE[type(phase), Cause.NEXT_BOOT] is not Recovery:  # pragma: no cover - the table is checked by a test
+        return phase
+    clean = isinstance(phase, Shutdown) and bool(phase.force_at_s)
+    return Recovery(outage=outage, began_s=now_s, clean=clean)

@@ -1,0 +1,257 @@
+"""What the machine knows of trainers, and what it orders them to do. One that hangs delays no other."""
+
+from dataclasses import replace
+
+from powerguard.core import budget as sums
+from powerguard.core.budget import Budget
+from powerguard.core.model import (
+    CheckpointProgress,
+    Conduct,
+    Done,
+    EmergencyCheckpoint,
+    Failed,
+    Holding,
+    Level,
+    Online,
+    Policy,
+    Recovery,
+    ResumeTrainer,
+    ResumeTraining,
+    Trainer,
+    TrainerPolicy,
+    TrainerSeen,
+    TriggerCheckpoint,
+)
+from powerguard.core.turn import Turn
+
+MAX_TRIES = 3
+_LEAST_LIMIT_S = 2.0
+_PATIENCE = 4.0
+_LEAST_PATIENCE_S = 60.0
+
+
+def at_start(policy: Policy) -> tuple[Trainer, ...]:
+    """Return the configured trainers, presumed alive until one is found gone: its effector will find out."""
+    return tuple(
+        Trainer(name=t.name, conduct=t.conduct, checkpoint_s=t.checkpoint_s, disk=t.disk) for t in policy.trainers
+    )
+
+
+def _policy_of(policy: Policy, name: str) -> TrainerPolicy:
+    return next((t for t in policy.trainers if t.name == name), TrainerPolicy(name=name, conduct=Conduct.PAUSE))
+
+
+def _find(turn: Turn, name: str) -> Trainer | None:
+    return next((t for t in turn.state.trainers if t.name == name), None)
+
+
+def _put(turn: Turn, trainer: Trainer) -> None:
+    others = turn.state.trainers
+    if any(t.name == trainer.name for t in others):
+        turn.update(trainers=tuple(trainer if t.name == trainer.name else t for t in others))
+    else:
+        turn.update(trainers=(*others, trainer))
+
+
+def take_in(turn: Turn, event: TrainerSeen | CheckpointProgress | Done | Failed) -> None:
+    """Enter what a trainer says, or how an order to it ended."""
+    match event:
+        case TrainerSeen():
+            _take_in_seen(turn, event)
+        case CheckpointProgress():
+            trainer = _find(turn, event.trainer)
+            if trainer is not None and trainer.order == event.action_id:
+                eta_at_s = None if event.eta_s is None or event.eta_s < 0 else turn.now_s + event.eta_s
+                step = trainer.step if event.step is None else event.step
+                _put(turn, replace(trainer, eta_at_s=eta_at_s, paused=event.paused or trainer.paused, step=step))
+        case Done():
+            _take_in_done(turn, event)
+        case Failed():
+            _take_in_failed(turn, event)
+
+
+def _take_in_seen(turn: Turn, seen: TrainerSeen) -> None:
+    known = _find(turn, seen.trainer)
+    limits = _policy_of(turn.policy, seen.trainer)
+    if known is None:
+        if not seen.alive:
+            return
+        known = Trainer(name=seen.trainer, conduct=seen.conduct, checkpoint_s=limits.checkpoint_s)
+        turn.note("trainer_appeared", "first contact", trainer=seen.trainer, conduct=seen.conduct)
+    if known.alive and not seen.alive:
+        turn.note("trainer_gone", "no longer reachable", Level.WARNING, trainer=seen.trainer)
+    estimate_s = known.checkpoint_s
+    if seen.checkpoint_s is not None and seen.checkpoint_s > 0:
+        estimate_s = min(seen.checkpoint_s, limits.max_checkpoint_s)
+    durable_at_s = known.durable_at_s
+    if seen.durable_age_s is not None and seen.durable_age_s >= 0:
+        durable_at_s = max(turn.now_s - seen.durable_age_s, durable_at_s or 0.0)
+    _put(
+        turn,
+        replace(
+            known,
+            alive=seen.alive,
+            conduct=seen.conduct if seen.alive else known.conduct,
+            checkpoint_s=estimate_s,
+            disk=seen.disk or known.disk,
+            step=known.step if seen.step is None else seen.step,
+            step_s=max(0.0, seen.step_s),
+            paused=seen.paused and seen.alive,
+            durable_at_s=durable_at_s,
+            durable_step=known.durable_step if seen.durable_step is None else seen.durable_step,
+        ),
+    )
+
+
+def _take_in_done(turn: Turn, done: Done) -> None:
+    action = done.action
+    if not isinstance(action, TriggerCheckpoint) or (trainer := _find(turn, action.trainer)) is None:
+        return
+    detail = dict(done.detail)
+    step = detail.get("step")
+    step = step if isinstance(step, int) else trainer.step
+    fresh = replace(trainer, durable_at_s=turn.now_s, durable_step=step, step=step)
+    if trainer.order == action.id:
+        fresh = replace(fresh, order=None, eta_at_s=None, paused=trainer.paused or detail.get("paused") is True)
+        if _in_emergency(turn):
+            # One that joined an older checkpoint is not at the paused step: a second one, if there is time.
+            older = detail.get("at_paused_step") is False and action.after is not Conduct.CONTINUE
+            fresh = replace(fresh, durable=not older or trainer.tries >= MAX_TRIES or not _fits_again(turn, trainer))
+    _put(turn, fresh)
+    told = {name: value for name, value in done.detail if name in ("bytes", "verified", "paused", "path")}
+    because = "told by the trainer" if told.get("verified") is True else "told by the trainer, unverified"
+    turn.note(
+        "checkpoint_durable",
+        because,
+        Level.INFO,
+        **{"trainer": trainer.name, "step": step, "took_s": round(done.took_s, 3), **told},
+    )
+
+
+def _take_in_failed(turn: Turn, failed: Failed) -> None:
+    action = failed.action
+    if not isinstance(action, TriggerCheckpoint) or (trainer := _find(turn, action.trainer)) is None:
+        return
+    if trainer.order != action.id:
+        return
+    give_up = failed.timed_out or trainer.tries >= MAX_TRIES or not _fits_again(turn, trainer)
+    reason = failed.reason if _in_emergency(turn) and give_up else ""
+    _put(turn, replace(trainer, order=None, eta_at_s=None, failed=reason))
+
+
+def _in_emergency(turn: Turn) -> bool:
+    return isinstance(turn.state.phase, EmergencyCheckpoint | Holding)
+
+
+def _fits_again(turn: Turn, trainer: Trainer) -> bool:
+    """Say whether one more checkpoint of this trainer ends before the host must stop."""
+    outage = turn.outage
+    points = sums.table(turn.policy, turn.state.battery)
+    if outage is None or not points or turn.state.battery.left is None:
+        return True
+    tau_s = sums.tau_s(points, sums.load_of(turn.state.battery))
+    reff_s = sums.usable(turn.policy, turn.state.battery.left) * tau_s
+    return trainer.checkpoint_s + sums.stop_s(turn.policy, outage.grade, reserve_s=20.0) <= reff_s
+
+
+def order_limit_s(turn: Turn, now: Budget) -> float:
+    """Seconds that an emergency checkpoint may take: until the host must stop, and never without end."""
+    slowest_s = max((t.checkpoint_s for t in turn.state.trainers if t.alive), default=0.0)
+    patience_s = max(_PATIENCE * slowest_s, _LEAST_PATIENCE_S)
+    if now.reff_paused_s is None:
+        return min(patience_s, turn.policy.blind_s)
+    left_s = now.reff_paused_s - sums.stop_s(turn.policy, now.grade, reserve_s=20.0)
+    return max(_LEAST_LIMIT_S, min(left_s, patience_s))
+
+
+def order_all(turn: Turn, *, reason: str, after: Conduct | None, by_s: float) -> None:
+    """Order a checkpoint of every living trainer. after None: what each of them does by its own conduct."""
+    for trainer in turn.state.trainers:
+        if trainer.alive and not (after is Conduct.CONTINUE and trainer.order is not None):
+            _order(turn, trainer, reason=reason, after=trainer.conduct if after is None else after, by_s=by_s)
+
+
+def _order(turn: Turn, trainer: Trainer, *, reason: str, after: Conduct, by_s: float) -> None:
+    id_ = turn.order(
+        TriggerCheckpoint,
+        limit_s=max(_LEAST_LIMIT_S, by_s - turn.now_s),
+        trainer=trainer.name,
+        reason=reason,
+        after=after,
+        outage=turn.outage_id,
+    )
+    _put(
+        turn,
+        replace(
+            trainer,
+            order=id_,
+            ordered_at_s=turn.now_s,
+            eta_at_s=None,
+            told_pause=trainer.told_pause or after is not Conduct.CONTINUE,
+            tries=trainer.tries + 1,
+        ),
+    )
+    turn.note("checkpoint_ordered", reason, trainer=trainer.name, after=after, limit_s=round(by_s - turn.now_s, 3))
+
+
+def tend(turn: Turn, *, hold: bool, repeat_s: float) -> None:
+    """In the emergency and in a hold: order what is still owed, tell newcomers to pause, repeat for those who go on."""
+    for trainer in turn.state.trainers:
+        if not trainer.alive or trainer.order is not None or trainer.failed:
+            continue
+        owes = not trainer.durable
+        at_risk = (
+            hold
+            and trainer.conduct is Conduct.CONTINUE
+            and trainer.durable_at_s is not None
+            and turn.now_s - max(trainer.durable_at_s, trainer.ordered_at_s) >= repeat_s
+        )
+        if owes or at_risk:
+            limit_s = max(_LEAST_LIMIT_S, min(_PATIENCE * trainer.checkpoint_s, _LEAST_PATIENCE_S))
+            _order(turn, trainer, reason="on_battery", after=trainer.conduct, by_s=turn.now_s + limit_s)
+
+
+def all_settled(known: tuple[Trainer, ...]) -> bool:
+    """Every living trainer has its checkpoint, or has failed for good."""
+    return all(t.durable or t.failed or not t.alive for t in known)
+
+
+def settled_because(known: tuple[Trainer, ...]) -> str:
+    """Say it in words: who is durable and who is not."""
+    failed = [t.name for t in known if t.failed]
+    if failed:
+        return f"no checkpoint from {', '.join(failed)}; the older one stands"
+    return "every checkpoint is durable" if any(t.durable for t in known) else "no trainer is alive"
+
+
+def is_writing(known: tuple[Trainer, ...], now_s: float) -> bool:
+    """A checkpoint is being written and may still end: it is cheap now and valuable, so it is let finish."""
+    return any(
+        t.alive
+        and t.order is not None
+        and now_s < max(t.eta_at_s or 0.0, t.ordered_at_s + max(2 * t.checkpoint_s, 30.0))
+        for t in known
+    )
+
+
+def resume_all(turn: Turn) -> None:
+    """Utility is back, or the operator said so: everybody goes on, and who exited or died is started again."""
+    restart = False
+    for trainer in turn.state.trainers:
+        if trainer.alive and (trainer.paused or trainer.told_pause):
+            turn.order(ResumeTrainer, limit_s=10.0, trainer=trainer.name, outage=turn.outage_id)
+        elif not trainer.alive and trainer.told_pause:
+            restart = True
+    if restart:
+        turn.order(ResumeTraining, limit_s=30.0, outage=turn.outage_id)
+
+
+def forget_outage(turn: Turn) -> None:
+    """A new outage begins, or one ends: what was true in it is over."""
+    if isinstance(turn.state.phase, Recovery | Online) and not turn.state.trainers:
+        return
+    turn.update(
+        trainers=tuple(
+            replace(t, durable=False, failed="", tries=0, told_pause=False, paused=False) for t in turn.state.trainers
+        )
+    )

@@ -1,0 +1,227 @@
+"""One turn of the machine: the state so far, and the actions and notes that it has gathered.
+
+A `Turn` lives inside one `step` and is never seen outside, so `step` stays a function of its arguments.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from powerguard.core import budget as sums
+from powerguard.core import plan
+from powerguard.core.model import (
+    Action,
+    EmergencyCheckpoint,
+    Grade,
+    Holding,
+    Level,
+    Note,
+    Online,
+    Outage,
+    OutputSource,
+    Phase,
+    Policy,
+    Reading,
+    Recovery,
+    Scalar,
+    Shutdown,
+    State,
+    Step,
+)
+
+_GRADES = (Grade.FULL, Grade.SHORT, Grade.BARE)
+
+
+class Turn:
+    """What one event does, while it is being worked out. resumed: training has been started after a return."""
+
+    __slots__ = ("actions", "notes", "now_s", "policy", "resumed", "state")
+
+    def __init__(self, policy: Policy, state: State, now_s: float) -> None:
+        """Begin a turn at now_s; time never runs backwards for the account, whatever an event claims."""
+        self.policy = policy
+        self.state = state
+        self.now_s = max(now_s, state.battery.at_s)
+        self.actions: list[Action] = []
+        self.notes: list[Note] = []
+        self.resumed = False
+
+    def step(self) -> Step:
+        """Return what came of it."""
+        return Step(self.state, tuple(self.actions), tuple(self.notes))
+
+    def update(self, **changes: Any) -> None:  # noqa: ANN401 - the shape of dataclasses.replace
+        """Change fields of the state."""
+        self.state = replace(self.state, **changes)
+
+    def set_phase(self, phase: Phase) -> None:
+        """Set the phase."""
+        self.update(phase=phase)
+
+    @property
+    def outage(self) -> Outage | None:
+        """The outage that is open, if any."""
+        phase = self.state.phase
+        return None if isinstance(phase, Online) else phase.outage
+
+    @property
+    def outage_id(self) -> str:
+        """Id of the open outage, else ""."""
+        return "" if self.outage is None else self.outage.id
+
+    def set_outage(self, **changes: Any) -> None:  # noqa: ANN401 - the shape of dataclasses.replace
+        """Change fields of the open outage."""
+        phase = self.state.phase
+        if not isinstance(phase, Online):
+            self.set_phase(replace(phase, outage=replace(phase.outage, **changes)))
+
+    def aborted_by(self, outage: Outage) -> str:
+        """Return who aborted this outage's shutdown: it was noted on the way out of the old phase."""
+        return outage.aborted_by if self.outage is None else self.outage.aborted_by
+
+    def order(self, kind: type[Action], *, limit_s: float, **fields: Any) -> str:  # noqa: ANN401 - the fields of the kind
+        """Order an action that must end within limit_s; return its id, which no other action ever has."""
+        serial = self.state.serial + 1
+        id_ = f"{self.policy.boot_id[:8]}-{max(0, int(self.now_s * 1000)):x}-{serial}"
+        self.update(serial=serial)
+        self.actions.append(kind(id=id_, by_s=self.now_s + limit_s, **fields))
+        return id_
+
+    def note(self, event: str, because: str, level: Level = Level.INFO, /, **numbers: Scalar) -> None:
+        """Add a line to the story."""
+        self.notes.append(Note(event=event, because=because, level=level, numbers=tuple(numbers.items())))
+
+    def tell_once(self, name: str, because: str, *, holds: bool, level: Level = Level.WARNING) -> None:
+        """Tell a standing alarm when it begins, and its end when it ends."""
+        told = name in self.state.told
+        if holds and not told:
+            self.update(told=(*self.state.told, name))
+            self.note(f"{name}_raised", because, level)
+        elif told and not holds:
+            self.update(told=tuple(other for other in self.state.told if other != name))
+            self.note(f"{name}_cleared", because)
+
+    def standing_alarms(self, reading: Reading) -> None:
+        """Say what reduces protection, beforehand and once."""
+        feed = self.state.feed
+        source = reading.output_source
+        self.tell_once(
+            "unproven_battery",
+            "the UPS has said battery since first contact and nothing else supports it: not believed; look at it",
+            holds=feed.unproven_battery,
+            level=Level.ERROR,
+        )
+        self.tell_once(
+            "unprotected", f"output_source={source}", holds=source in (OutputSource.BYPASS, OutputSource.ECO)
+        )
+        self.tell_once(
+            "output_unknown",
+            f"output_source={source}: the UPS does not say where its output comes from",
+            holds=source in (OutputSource.UNKNOWN, OutputSource.OFF),
+            level=Level.ERROR,
+        )
+        self.tell_once("battery_worn", "the UPS wants its battery replaced", holds=reading.replace_battery)
+        self.tell_once("overload", "the UPS is overloaded", holds=reading.overload, level=Level.ERROR)
+        self.tell_once(
+            "fsd_at_first",
+            "FSD stood when we first looked: history on utility; clear it at the UPS's primary",
+            holds=feed.fsd_at_first,
+        )
+
+    def is_flapping(self, window_s: float, transfers: int) -> bool:
+        """Say whether utility comes and goes."""
+        return sum(1 for at_s in self.state.transfers if self.now_s - at_s <= window_s) >= transfers
+
+    def regrade(self) -> None:
+        """Choose the grade of the stop again, only downward, so that the checkpoint fits."""
+        outage = self.outage
+        if outage is None or isinstance(self.state.phase, Shutdown | Recovery):
+            return
+        now = plan.outage_budget(self.policy, self.state, self.now_s)
+        grade = outage.grade
+        if now.left is not None and now.tau_paused_s is not None:
+            grade = sums.choose_grade(
+                self.policy,
+                left=now.left,
+                tau_paused_s=now.tau_paused_s,
+                checkpoint=now.checkpoint_s,
+                at_most=grade,
+            )
+        cut_at_s = sums.power_off_at_s(self.state.feed)
+        if cut_at_s is not None:
+            grade = self._grade_before(cut_at_s, now.checkpoint_s, at_most=grade)
+        if grade is not outage.grade:
+            self.set_outage(grade=grade)
+            self.note("grade_lowered", "so that the checkpoint fits", Level.WARNING, old=outage.grade, new=grade)
+
+    def _grade_before(self, cut_at_s: float, checkpoint_s: float, *, at_most: Grade) -> Grade:
+        for grade in _GRADES[_GRADES.index(at_most) :]:
+            guard_s = 0.0 if grade is Grade.BARE else sums.CUT_GUARD_S
+            needed_s = checkpoint_s + sums.stop_s(self.policy, grade, reserve_s=0.0)
+            if self.now_s + needed_s <= cut_at_s - guard_s:
+                return grade
+        return Grade.BARE
+
+    def numbers(self) -> dict[str, Scalar]:
+        """Return the sums behind a decision, rounded for people."""
+        now = plan.outage_budget(self.policy, self.state, self.now_s)
+
+        def rounded(value: float | None) -> float | None:
+            return None if value is None else round(value, 3)
+
+        return {
+            "reff_now_s": rounded(now.reff_now_s),
+            "reff_paused_s": rounded(now.reff_paused_s),
+            "checkpoint_s": rounded(now.checkpoint_s),
+            "stop_s": rounded(now.stop_s),
+            "slack_s": rounded(now.slack_s),
+            "left": rounded(now.left),
+            "load": rounded(now.load_now),
+            "grade": now.grade,
+            "cut_in_s": rounded(now.cut_in_s),
+        }
+
+    def watch_load(self, phase: EmergencyCheckpoint | Holding) -> None:
+        """A pause that does not show in the load: what was promised to the battery does not happen."""
+        if phase.paused_load is None:
+            return
+        load = sums.load_of(self.state.battery)
+        high = self.now_s >= phase.settle_by_s and load > 1.15 * phase.paused_load + 0.02
+        self.tell_once(
+            "load_not_fallen",
+            f"training was paused, the load is still {100 * load:.0f} % (expected {100 * phase.paused_load:.0f} %)",
+            holds=high,
+            level=Level.ERROR,
+        )
+
+    def open_outage(self) -> None:
+        """Count the transfer and begin the outage's story."""
+        recent = tuple(at_s for at_s in self.state.transfers if self.now_s - at_s <= 3600.0)
+        self.update(transfers=(*recent[-15:], self.now_s), rearm_checkpoint_at_s=None)
+        reading = self.state.feed.reading
+        self.note(
+            "outage_began",
+            "battery" if reading is None else reading.source,
+            Level.WARNING,
+            outage=self.outage_id,
+            charge_pct=None if reading is None else reading.charge_pct,
+            load_pct=None if reading is None else reading.load_pct,
+            runtime_s=None if reading is None else reading.runtime_s,
+        )
+
+    def close_outage(self, old: Phase, because: str) -> None:
+        """End the outage's story: one line that sums it up."""
+        if isinstance(old, Online):
+            return
+        outcome = "ridden_through"
+        if isinstance(old, EmergencyCheckpoint | Holding):
+            outcome = "resumed_in_place"
+        elif isinstance(old, Recovery):
+            outcome = "clean_shutdown" if old.clean else "dirty"
+        self.note(
+            "outage_ended",
+            because,
+            outage=old.outage.id,
+            outcome=outcome,
+            lasted_s=round(self.now_s - old.outage.since_s, 3),
+            policy_verified=old.outage.policy_verified,
+        )
