@@ -1,0 +1,76 @@
+"""Cross-checks: the same for every family, between the fields of one answer."""
+
+from powerguard.profiles.draft import Draft
+
+_SHORTEST_ON_UTILITY_S = 30.0
+_RUNTIME_ZERO_CHARGE_PCT = 20.0
+_APART_SHARE = 0.25
+_APART_S = 60.0
+_LEAST_RATING_W = 100.0
+_REAL_LOAD_PCT = 5.0
+
+
+def cross_check(draft: Draft) -> None:
+    """Drop what contradicts the rest, and of two runtimes keep the cautious one."""
+    _check_charge(draft)
+    _check_runtime(draft)
+    _check_watts(draft)
+
+
+def _check_runtime(draft: Draft) -> None:
+    """Keep the first credible runtime; beyond rounding, the smallest of the credible ones.
+
+    Two MIBs of one card may disagree by rounding (9PX: 1132 s and 18 min); more than a quarter and a minute apart,
+    one of them is wrong, and the cautious one counts.
+    """
+    found: list[tuple[float, str]] = []
+    for value, told_by in draft.candidates.get("runtime_s", []):
+        why = _why_no_runtime(draft, value)
+        if why:
+            draft.reject("runtime_s", told_by, round(value), why)
+        else:
+            found.append((value, told_by))
+    draft.numbers.pop("runtime_s", None)
+    draft.provenance.pop("runtime_s", None)
+    if not found:
+        return
+    value, told_by = found[0]
+    least, by_least = min(found)
+    if value - least > _APART_SHARE * value + _APART_S:
+        draft.warnings.append(f"{told_by} says {value:g} s of runtime, {by_least} says {least:g} s: the smaller counts")
+        value, told_by = least, by_least
+    draft.numbers["runtime_s"], draft.provenance["runtime_s"] = value, told_by
+
+
+def _why_no_runtime(draft: Draft, runtime_s: float) -> str:
+    """Say why a runtime is not one, "" when it is. On battery a small value, and 0 at the end, are real.
+
+    Marathon cards say 0 min at 100 % on utility, others at any charge: 0 counts only beside a low battery, or a
+    charge of 20 % and less.
+    """
+    if not draft.on_battery:
+        return "" if runtime_s >= _SHORTEST_ON_UTILITY_S else "too short for a UPS that is not on battery"
+    if runtime_s > 0 or draft.low_battery:
+        return ""
+    charge_pct = draft.numbers.get("charge_pct")
+    at_the_end = charge_pct is not None and charge_pct <= _RUNTIME_ZERO_CHARGE_PCT
+    return "" if at_the_end else "0 with neither low battery nor a low charge"
+
+
+def _check_charge(draft: Draft) -> None:
+    """A charge of 0 beside a good runtime, off battery and with no low battery, is a gauge that is not there."""
+    if draft.numbers.get("charge_pct") != 0 or draft.on_battery or draft.low_battery:
+        return
+    if draft.numbers.get("runtime_s", 0) >= _SHORTEST_ON_UTILITY_S:
+        draft.drop("charge_pct", "0 beside a runtime and no low battery: not measured")
+
+
+def _check_watts(draft: Draft) -> None:
+    """Watts that make the rating absurd: 0 at a real load (not measured), or 1 at 27 % (kilowatts, Huawei)."""
+    watts, load_pct = draft.numbers.get("watts"), draft.numbers.get("load_pct")
+    if watts is None or load_pct is None:
+        return
+    if load_pct > 0 and watts == 0:
+        draft.drop("watts", f"0 at a load of {load_pct:g} %: not measured")
+    elif load_pct >= _REAL_LOAD_PCT and watts * 100 / load_pct < _LEAST_RATING_W:
+        draft.drop("watts", f"{watts:g} W at {load_pct:g} % would be a UPS of {watts * 100 / load_pct:.0f} W")

@@ -1,0 +1,110 @@
+"""Reading profile files: the packaged ones and a site's own, with every error at its file and line."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from powerguard import strictyaml
+from powerguard.profiles.schema import Profile
+
+SITE_FOLDER = Path("/etc/powerguard/profiles.d")
+
+
+class ProfileError(Exception):
+    """One or more profile files cannot be used; one line each: file:line:column: field: what, and what would be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profiles:
+    """All known families by name. problems: site files that were left out, one line each, for doctor and the log."""
+
+    by_name: dict[str, Profile]
+    problems: tuple[str, ...] = field(default=())
+
+    def ranked(self) -> tuple[Profile, ...]:
+        """Return all of them, most trusted first."""
+        return tuple(sorted(self.by_name.values(), key=lambda profile: (-profile.rank, profile.name)))
+
+
+def load_profiles(site_folder: Path | None = SITE_FOLDER) -> Profiles:
+    """Return the packaged profiles and the site's own (*.yaml); a site's file replaces a packaged one of its name.
+
+    A bad site file is left out and told in `problems`: a typing error must not take the working families away.
+    Raises ProfileError only for a packaged file, which would be a broken installation.
+    """
+    by_name = {profile.name: profile for profile in _packaged()}
+    problems: list[str] = []
+    if site_folder is not None and site_folder.is_dir():
+        read: dict[str, Path] = {}
+        for path in sorted(site_folder.glob("*.yaml")):
+            try:
+                profile = parse_profile(path.read_text(encoding="utf-8"), str(path))
+            except (OSError, UnicodeDecodeError) as error:
+                problems.append(f"{path}: cannot be read: {error}")
+            except ProfileError as error:
+                problems.append(str(error))
+            else:
+                if profile.name in read:
+                    problems.append(f"{path}: profile {profile.name} is already in {read[profile.name]}; left out")
+                    continue
+                read[profile.name] = path
+                by_name[profile.name] = profile
+    return Profiles(by_name, tuple(problems))
+
+
+def _packaged() -> Iterator[Profile]:
+    for file in resources.files("powerguard.profiles").iterdir():
+        if file.name.endswith(".yaml"):
+            yield parse_profile(file.read_text(encoding="utf-8"), file.name)
+
+
+def parse_profile(text: str, name: str) -> Profile:
+    """Return the profile of one file. Raises ProfileError with every mistake, each at its file:line:column."""
+    try:
+        document = strictyaml.load(text, name)
+    except strictyaml.StrictYamlError as error:
+        raise ProfileError(str(error)) from error
+    try:
+        # By way of JSON: strict, yet a list may become a tuple and a word an enum.
+        return Profile.model_validate_json(json.dumps(document.data))
+    except ValidationError as error:
+        lines = [_tell(document, problem["loc"], problem["type"], problem["msg"]) for problem in error.errors()]
+        raise ProfileError("\n".join(dict.fromkeys(lines))) from error
+
+
+def _tell(document: strictyaml.Document, loc: tuple[int | str, ...], kind: str, what: str) -> str:
+    path = _in_file(document.data, loc)
+    where = document.where_key(path) if kind == "extra_forbidden" else document.where(path)
+    if kind == "extra_forbidden":
+        what = "unknown key"
+    elif kind == "missing":
+        what = f"{loc[-1]} is missing"
+        path = path if path and path[-1] == loc[-1] else (*path, loc[-1])
+    dotted = ".".join(str(part) for part in path)
+    return f"{where}: {dotted + ': ' if dotted else ''}{what.removeprefix('Value error, ')}"
+
+
+def _in_file(data: object, loc: tuple[int | str, ...]) -> strictyaml.KeyPath:
+    """Return the part of pydantic's location that is in the file: number keys as numbers, its own marks left out."""
+    path: list[strictyaml.Key] = []
+    for part in loc:
+        if isinstance(data, dict):
+            key = part if part in data else _as_number(part)
+            if key not in data:
+                break
+            path.append(key)
+            data = data[key]
+        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+            path.append(part)
+            data = data[part]
+        else:
+            break
+    return tuple(path)
+
+
+def _as_number(part: int | str) -> int | str:
+    return int(part) if isinstance(part, str) and part.lstrip("-").isdigit() else part

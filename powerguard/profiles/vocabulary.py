@@ -1,0 +1,98 @@
+"""The closed lists that a profile is written with: fields, units, states. A word outside them is an error at load time."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """A yes-or-no thing that a device may tell. Any object that says yes is enough."""
+
+    ON_BATTERY = "on_battery"
+    LOW_BATTERY = "low_battery"
+    BATTERY_DEPLETED = "battery_depleted"
+    BATTERY_FAULT = "battery_fault"
+    BATTERY_MISSING = "battery_missing"
+    BATTERY_HOT = "battery_hot"
+    REPLACE_BATTERY = "replace_battery"
+    CHARGER_FAULT = "charger_fault"
+    INPUT_BAD = "input_bad"
+    OUTPUT_BAD = "output_bad"
+    OVERLOAD = "overload"
+    ON_BYPASS = "on_bypass"
+    BYPASS_BAD = "bypass_bad"
+    OUTPUT_OFF = "output_off"
+    UPS_OFF = "ups_off"
+    UPS_FAULT = "ups_fault"
+    FAN_FAULT = "fan_fault"
+    FUSE_FAULT = "fuse_fault"
+    GENERAL_FAULT = "general_fault"
+    AWAITING_POWER = "awaiting_power"
+    SHUTDOWN_PENDING = "shutdown_pending"
+    SHUTDOWN_IMMINENT = "shutdown_imminent"
+    SELF_TEST = "self_test"
+    CALIBRATION = "calibration"
+    COMM_LOST = "comm_lost"
+    """The card has lost the UPS behind it: every value it serves is frozen."""
+
+
+LOW = frozenset(
+    {
+        State.LOW_BATTERY,
+        State.BATTERY_DEPLETED,
+        # A faulty or missing battery may end at any moment: NUT counts both as low battery, and so do we.
+        State.BATTERY_FAULT,
+        State.BATTERY_MISSING,
+    }
+)
+REPLACE = frozenset({State.REPLACE_BATTERY, State.BATTERY_FAULT, State.BATTERY_MISSING})
+
+
+class Combine(StrEnum):
+    """How the rows of a table (the lines of a three-phase UPS) become one number."""
+
+    MAX = "max"
+    SUM = "sum"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One number of a reading. lowest, highest: outside of them no device tells the truth; combine: over lines."""
+
+    dimension: str
+    lowest: float
+    highest: float
+    combine: Combine = Combine.MAX
+
+
+NUMBERS = {
+    # 5 days: a real inverter plant says 100 h at 25 % load; 9999 min (6.9 days) and 65535 min are saturated counters.
+    "runtime_s": Field("time", 0, 5 * 86400),
+    "charge_pct": Field("share", 0, 100),
+    "load_pct": Field("share", 0, 250),
+    "watts": Field("power", 0, 5e6, Combine.SUM),
+    "on_battery_s": Field("time", 0, 5 * 86400),
+    "input_v": Field("voltage", 0, 600),
+    "battery_temp_c": Field("temperature", -30, 90),
+    "output_off_in_s": Field("time", 1, 86400),
+}
+
+UNITS = {
+    "s": ("time", 1.0),
+    "min": ("time", 60.0),
+    "min/10": ("time", 6.0),
+    "timeticks": ("time", 0.01),
+    "%": ("share", 1.0),
+    "%/10": ("share", 0.1),
+    "W": ("power", 1.0),
+    "kW": ("power", 1000.0),
+    "kW/10": ("power", 100.0),
+    "kW/100": ("power", 10.0),
+    "V": ("voltage", 1.0),
+    "V/10": ("voltage", 0.1),
+    "mV": ("voltage", 0.001),
+    "C": ("temperature", 1.0),
+    "C/10": ("temperature", 0.1),
+}
+
+WITNESSES = ("on_battery_s", "input_present", "alarms")
+"""What can support a bare "battery" from inside the same answer."""
