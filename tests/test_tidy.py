@@ -1,0 +1,323 @@
+"""The house rules that no linter knows, and the linters themselves, as tests."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[1]
+PRODUCT: Final = "powerguard"
+
+MADE: Final = {"build", "dist", "mutants", "node_modules", "__pycache__"}
+"""Folders that our own tools make; those that begin with a dot are left out too, but for .ci."""
+
+LONGEST_FILE: Final = 500
+LONGEST_FUNCTION: Final = 70
+
+LONG_FILES: Final[Mapping[str, str]] = {
+    "powerguard/core/model.py": "the border: every event, action and state on one page, and not one decision",
+}
+SWALLOWERS: Final[Mapping[str, str]] = {
+    "powerguard/daemon/attempt.py": "the one bulkhead: a bug in an effector must not stop the shutdown",
+    "powerguard/daemon/log.py": "a log line that cannot be written, or an error that cannot be shown, must not be one more",
+    "powerguard/effectors/bmc/worker.py": "a child process that answers whatever happens: pyghmi lets anything escape",
+}
+STARTERS: Final[Mapping[str, str]] = {
+    "powerguard/effectors/child.py": "the one way in which the daemon starts a program",
+    "powerguard/sim/*": "the demo starts its world",
+}
+WIRE_LIBRARIES: Final[Mapping[str, tuple[str, ...]]] = {
+    "pyghmi": ("powerguard/effectors/bmc*", "powerguard/sim/*"),
+    "pysnmp": ("powerguard/sources/snmp*", "powerguard/sim/*"),
+}
+CORE_IMPORTS: Final = {"collections", "dataclasses", "enum", "math", "types", "typing"}
+TRAINER_IMPORTS: Final = {"numpy", "torch", "xxhash"} | (set(sys.stdlib_module_names) - {"asyncio"})
+
+UNFINISHED: Final = re.compile(r"\b(?:TODO|FIXME|XXX|HACK|NotImplementedError)\b")
+FOREIGN: Final = re.compile(
+    r"(?<![\w.$}])/work(?:/|\b)|/tmp/pg/|pypi\.org|pythonhosted\.org|registry\.npmjs|\.pkg\.dev|deb\.debian\.org"
+)
+MOCKS: Final = {"mock", "MagicMock", "AsyncMock", "Mock", "mocker", "flexmock", "create_autospec"}
+SUBPROCESS: Final = re.compile(
+    r"^(?:subprocess\.\w+|asyncio\.create_subprocess_\w+|os\.(?:system|popen|fork|forkpty|posix_spawnp?|exec\w+|spawn\w+)"
+    r"|multiprocessing\.\w+)$"
+)
+
+
+# --- Finding -------------------------------------------------------------------------------------------------------
+
+
+def walk(folder: Path = ROOT) -> Iterator[Path]:
+    """Every file of the project, whether git knows it already or not."""
+    for entry in sorted(folder.iterdir()):
+        if entry.name in MADE or entry.name.endswith(".egg-info"):
+            continue
+        if entry.name.startswith(".") and entry.name not in {".ci", ".gitignore"}:
+            continue
+        if entry.is_dir():
+            yield from walk(entry)
+        elif entry.is_file():
+            yield entry
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def modules(top: str) -> list[Path]:
+    return [path for path in walk(ROOT / top) if path.suffix == ".py"]
+
+
+def allowed(name: str, patterns: Mapping[str, str] | tuple[str, ...]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def unfinished(name: str, source: str) -> Iterator[str]:
+    for number, line in enumerate(source.splitlines(), start=1):
+        if UNFINISHED.search(line):
+            yield f"{name}:{number}: unfinished: {line.strip()}"
+
+
+def foreign(name: str, source: str) -> Iterator[str]:
+    for number, line in enumerate(source.splitlines(), start=1):
+        if FOREIGN.search(line):
+            yield f"{name}:{number}: names the machine it was written on: {line.strip()}"
+
+
+def too_long(name: str, source: str) -> Iterator[str]:
+    lines = len(source.splitlines())
+    if lines > LONGEST_FILE and not allowed(name, LONG_FILES):
+        yield f"{name}: {lines} lines; split it at {LONGEST_FILE}"
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > LONGEST_FUNCTION:
+                yield f"{name}:{node.lineno}: {node.name} has {length} lines; split it at {LONGEST_FUNCTION}"
+
+
+def swallows(name: str, source: str) -> Iterator[str]:
+    if allowed(name, SWALLOWERS):
+        return
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ExceptHandler) and not reraises(node):
+            kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+            for kind in kinds:
+                if kind is None or dotted(kind).rpartition(".")[2] in {"Exception", "BaseException"}:
+                    yield f"{name}:{node.lineno}: catches everything; name what can fail here"
+        elif isinstance(node, ast.Call) and dotted(node.func) == "contextlib.suppress":
+            for argument in node.args:
+                if dotted(argument) in {"Exception", "BaseException"}:
+                    yield f"{name}:{node.lineno}: suppresses everything; name what can fail here"
+
+
+def reraises(handler: ast.ExceptHandler) -> bool:
+    """Tidying up and passing the error on swallows nothing."""
+    last = handler.body[-1]
+    return isinstance(last, ast.Raise) and last.exc is None
+
+
+def mocks(name: str, source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        found = ""
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            names = {alias.name.rpartition(".")[2] for alias in node.names} | {getattr(node, "module", None) or ""}
+            found = next(iter(names & (MOCKS | {"unittest.mock", "pytest_mock"})), "")
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.value.id in {"monkeypatch", "patcher"} and node.attr in {"setattr", "delattr"}:
+                found = f"{node.value.id}.{node.attr}"
+        elif isinstance(node, ast.Name) and node.id in MOCKS | {"patch"} and isinstance(node.ctx, ast.Load):
+            found = node.id
+        if found:
+            yield f"{name}:{node.lineno}: {found}: use a real peer, or a fake at one of our own ports"
+
+
+def starts_programs(name: str, source: str) -> Iterator[str]:
+    if allowed(name, STARTERS):
+        return
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and SUBPROCESS.match(dotted(node.func)):
+            yield f"{name}:{node.lineno}: {dotted(node.func)}: programs are started by powerguard.effectors.child"
+
+
+def imports(name: str, source: str) -> Iterator[tuple[int, str]]:
+    """Line and module of every import, those inside functions too."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                module = ".".join([*Path(name).parts[: -node.level], *filter(None, [node.module])])
+            else:
+                module = node.module or ""
+            for alias in node.names if module == PRODUCT else [None]:
+                yield node.lineno, module if alias is None else f"{module}.{alias.name}"
+
+
+def wrong_imports(name: str, source: str) -> Iterator[str]:
+    for line, module in imports(name, source):
+        top = module.partition(".")[0]
+        ours = top == PRODUCT
+        reason = ""
+        if name == f"{PRODUCT}/__init__.py":
+            reason = "the package itself imports nothing: hooks start in milliseconds"
+        elif name.startswith(f"{PRODUCT}/core/"):
+            if not (module.startswith("powerguard.core") if ours else top in CORE_IMPORTS):
+                reason = "the core imports only " + ", ".join(sorted(CORE_IMPORTS))
+        elif name.startswith(f"{PRODUCT}/trainer/"):
+            if ours and not module.startswith(("powerguard.trainer", "powerguard.wire")):
+                reason = "the trainer's library knows only powerguard.wire"
+            elif not ours and top not in TRAINER_IMPORTS:
+                reason = "the trainer's library stands on the standard library, xxhash and, where there is one, torch"
+        elif not allowed(name, WIRE_LIBRARIES.get(top, ("*",))):
+            reason = f"{top} belongs to " + " and ".join(WIRE_LIBRARIES[top])
+        if reason:
+            yield f"{name}:{line}: import of {module}: {reason}"
+
+
+def dotted(node: ast.AST | None) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+Finder = Callable[[str, str], Iterator[str]]
+
+
+def found_by(finder: Finder, paths: list[Path]) -> list[str]:
+    return [slip for path in paths for slip in finder(name_of(path), path.read_text(encoding="utf-8"))]
+
+
+# --- The tools -----------------------------------------------------------------------------------------------------
+
+TOOLS: Final = {
+    "ruff check": ("ruff", "check", "--quiet", "."),
+    "ruff format": ("ruff", "format", "--check", "--quiet", "."),
+    "mypy --strict": ("mypy", "--strict", "-p", "powerguard"),
+    "lint-imports": ("lint-imports", "--no-cache"),
+}
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_tool_has_nothing_to_say(tool: str) -> None:
+    """One verdict for everybody: what the tests accept, a reviewer need not look for."""
+    program, *arguments = TOOLS[tool]
+    argv = [str(Path(sys.executable).parent / program), *arguments]
+    told = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, f"{tool}\n{told.stdout}{told.stderr}"
+
+
+# --- The rules -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("finder", [too_long, swallows, starts_programs, wrong_imports], ids=lambda f: f.__name__)
+def test_product_keeps_the_rule(finder: Finder) -> None:
+    """Short functions, one bulkhead, one way to start a program, imports that point one way."""
+    assert found_by(finder, modules(PRODUCT)) == []
+
+
+def test_nothing_is_left_unfinished() -> None:
+    """What is not there yet is not half there."""
+    kept = ("powerguard/", "config/", "systemd/", "scripts/", "docs/", ".ci/")
+    assert found_by(unfinished, [path for path in texts() if name_of(path).startswith(kept)]) == []
+
+
+def test_project_speaks_of_itself_alone() -> None:
+    """No path and no host of the machine on which it was written."""
+    assert found_by(foreign, texts()) == []
+
+
+def test_tests_replace_nothing_behind_our_back() -> None:
+    """A patched test proves the patch."""
+    assert found_by(mocks, modules("tests")) == []
+
+
+def test_allowances_are_still_needed() -> None:
+    """An exception that outlived its file would let the next one through unseen."""
+    names = [name_of(path) for path in modules(PRODUCT)]
+    patterns = [*LONG_FILES, *SWALLOWERS, *STARTERS]
+    assert [pattern for pattern in patterns if not any(fnmatch(name, pattern) for name in names)] == []
+
+
+def test_scripts_can_be_run() -> None:
+    """A script that lost its mode fails only on the machine of whoever cloned it."""
+    scripts = [path for path in texts() if path.read_text(encoding="utf-8").startswith("#!")]
+    assert [name_of(path) for path in scripts if not os.access(path, os.X_OK)] == []
+    for path in scripts:
+        shell = path.read_text(encoding="utf-8").partition("\n")[0].rpartition("/")[2]
+        if shell in {"sh", "bash"}:
+            told = subprocess.run([shell, "-n", path], capture_output=True, text=True, check=False)
+            assert told.returncode == 0, told.stderr
+
+
+def texts() -> list[Path]:
+    """Every file that is text, less this one, which is full of what it looks for."""
+    return [path for path in walk() if path != Path(__file__) and b"\0" not in path.read_bytes()[:4096]]
+
+
+# --- The finders find ----------------------------------------------------------------------------------------------
+
+SLIPS: Final = [
+    (unfinished, "powerguard/a.py", "# TODO: later"),
+    (unfinished, "powerguard/a.py", "raise NotImplementedError"),
+    (foreign, "docs/a.md", "see /work/shared"),
+    (foreign, "docs/a.md", "https://pypi.org/simple"),
+    (too_long, "powerguard/a.py", "\n" * (LONGEST_FILE + 1)),
+    (too_long, "powerguard/a.py", "def f():\n" + "    x = 1\n" * LONGEST_FUNCTION),
+    (swallows, "powerguard/a.py", "try:\n    f()\nexcept Exception:\n    pass"),
+    (swallows, "powerguard/a.py", "try:\n    f()\nexcept (OSError, BaseException):\n    pass"),
+    (swallows, "powerguard/a.py", "try:\n    f()\nexcept:\n    pass"),
+    (swallows, "powerguard/a.py", "with contextlib.suppress(Exception):\n    f()"),
+    (mocks, "tests/test_a.py", "from unittest.mock import patch"),
+    (mocks, "tests/test_a.py", "from unittest import mock"),
+    (mocks, "tests/test_a.py", "def test(monkeypatch): monkeypatch.setattr(time, 'time', f)"),
+    (mocks, "tests/test_a.py", "def test(mocker): mocker.spy(a, 'b')"),
+    (starts_programs, "powerguard/daemon/a.py", "subprocess.run(['true'])"),
+    (starts_programs, "powerguard/cli/a.py", "os.execvp('true', ['true'])"),
+    (wrong_imports, "powerguard/__init__.py", "import os"),
+    (wrong_imports, "powerguard/core/a.py", "def f():\n    import time"),
+    (wrong_imports, "powerguard/core/a.py", "from powerguard.wire import x"),
+    (wrong_imports, "powerguard/core/a.py", "from ..clock import boottime_s"),
+    (wrong_imports, "powerguard/trainer/a.py", "from powerguard.core import model"),
+    (wrong_imports, "powerguard/trainer/a.py", "import aiohttp"),
+    (wrong_imports, "powerguard/effectors/host.py", "from pyghmi.ipmi import command"),
+    (wrong_imports, "powerguard/sources/nut.py", "import pysnmp.hlapi"),
+]
+
+
+@pytest.mark.parametrize(("finder", "name", "source"), SLIPS, ids=lambda value: getattr(value, "__name__", None))
+def test_slip_is_found(finder: Finder, name: str, source: str) -> None:
+    """A finder that finds nothing would keep every rule."""
+    assert len(list(finder(name, source))) == 1
+
+
+CLEAN: Final = [
+    (swallows, "powerguard/a.py", "try:\n    f()\nexcept (OSError, TimeoutError):\n    pass"),
+    (swallows, "powerguard/a.py", "try:\n    f()\nexcept BaseException:\n    g()\n    raise"),
+    (swallows, "powerguard/daemon/attempt.py", "try:\n    f()\nexcept Exception:\n    pass"),
+    (mocks, "tests/test_a.py", "def test(monkeypatch): monkeypatch.setenv('A', 'b')"),
+    (foreign, "docs/a.md", "the framework/workers do /works"),
+    (starts_programs, "powerguard/effectors/child.py", "asyncio.create_subprocess_exec('true')"),
+    (wrong_imports, "powerguard/core/a.py", "from powerguard.core.model import State\nimport math\nfrom .b import c"),
+    (wrong_imports, "powerguard/effectors/bmc_child.py", "import pyghmi.ipmi.command"),
+    (wrong_imports, "powerguard/sources/snmp.py", "import pysnmp.hlapi.v3arch.asyncio"),
+    (wrong_imports, "powerguard/daemon/http.py", "from aiohttp import web"),
+    (
+        wrong_imports,
+        "powerguard/trainer/store.py",
+        "import os\nfrom powerguard import wire\nfrom powerguard.wire import x",
+    ),
+]
+
+
+@pytest.mark.parametrize(("finder", "name", "source"), CLEAN, ids=lambda value: getattr(value, "__name__", None))
+def test_good_code_is_left_alone(finder: Finder, name: str, source: str) -> None:
+    """A finder that cries wolf would be switched off."""
+    assert list(finder(name, source)) == []
