@@ -1,0 +1,139 @@
+"""What is said to a BMC inside one session: blocking, without a library, so that every turn of it can be tested.
+
+It runs in the worker's process. Time comes in through `Pace`, the session through `Send`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from powerguard.effectors.bmc.ipmi import (
+    GET_CHASSIS_STATUS,
+    GET_POLICY_SUPPORT,
+    GET_RESTART_CAUSE,
+    ChassisStatus,
+    Command,
+    Failure,
+    PowerRestorePolicy,
+    ReplyError,
+    completion,
+    decode_support,
+    set_policy,
+)
+
+Send = Callable[[Command], tuple[int, bytes]]
+"""Sends one command; returns completion code and data. Raises BmcFailure."""
+
+READ_BACK_S = (0.0, 0.5, 2.0)
+"""Seconds after the set at which it is read back: some firmware stores it late."""
+BUSY_PAUSE_S = 0.3
+
+
+class BmcFailure(Exception):  # noqa: N818 - it is the failure's kind that callers ask for, as in `Failure`
+    """The BMC did not do it. failure: which way; the text says what was seen, not where and not what to do."""
+
+    def __init__(self, failure: Failure, text: str) -> None:
+        super().__init__(text)
+        self.failure = failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Time as the exchange sees it. by_s: no pause may end later than this moment of `clock`."""
+
+    clock: Callable[[], float]
+    sleep: Callable[[float], None]
+    by_s: float
+
+    def pause(self, seconds: float) -> bool:
+        """Wait, and say whether there was time for it."""
+        if self.clock() + seconds >= self.by_s:
+            return False
+        self.sleep(seconds)
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ensured:
+    """before, after: data of Get Chassis Status; changed: a set was sent and accepted."""
+
+    before: bytes
+    after: bytes
+    changed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """support, cause: data of the answers, None where the BMC refused the (optional) question."""
+
+    status: bytes
+    support: bytes | None
+    cause: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One session's worth of questions and orders."""
+
+    send: Send
+    pace: Pace
+
+    def ask(self, command: Command) -> bytes:
+        """Send one command, again while the BMC says that it is busy. Raises BmcFailure on any other refusal."""
+        while True:
+            code, data = self.send(command)
+            refused = completion(code)
+            if refused is None:
+                return data
+            failure, meaning = refused
+            if failure is not Failure.BUSY or not self.pace.pause(BUSY_PAUSE_S):
+                text = f"{command.name} refused with completion code 0x{code:02X} ({meaning}; IPMI 2.0 table 5-2)"
+                raise BmcFailure(failure, text)
+
+    def status(self) -> bytes:
+        """Return the data of Get Chassis Status, which is known to decode."""
+        data = self.ask(GET_CHASSIS_STATUS)
+        try:
+            ChassisStatus.decode(data)
+        except ReplyError as error:
+            raise BmcFailure(Failure.PROTOCOL, str(error)) from error
+        return data
+
+    def ensure(self, wanted: PowerRestorePolicy) -> Ensured:
+        """Read; set only if it differs; read back until it is so. Raises BmcFailure."""
+        before = self.status()
+        if ChassisStatus.decode(before).policy is wanted:
+            return Ensured(before=before, after=before, changed=False)
+        supported = decode_support(self.ask(set_policy(wanted)))
+        waited_s = 0.0
+        found = PowerRestorePolicy.UNKNOWN
+        for at_s in READ_BACK_S:
+            if at_s and not self.pace.pause(at_s - waited_s):
+                break
+            waited_s = at_s
+            after = self.status()
+            found = ChassisStatus.decode(after).policy
+            if found is wanted:
+                return Ensured(before=before, after=after, changed=True)
+        if supported is not None and wanted not in supported:
+            known = ", ".join(sorted(supported)) or "none"
+            raise BmcFailure(Failure.UNSUPPORTED, f"supports these power restore policies: {known}; not {wanted}")
+        raise BmcFailure(Failure.MISMATCH, f"acknowledged {wanted} but still reads {found} {waited_s:g} s later")
+
+    def probe(self, *, ask_support: bool) -> Probed:
+        """Read what is worth knowing before an outage. Changes nothing; only the status is not optional.
+
+        ask_support: also ask which policies there are, which is a form of the set command.
+        """
+        return Probed(
+            status=self.status(),
+            support=self._optional(GET_POLICY_SUPPORT) if ask_support else None,
+            cause=self._optional(GET_RESTART_CAUSE),
+        )
+
+    def _optional(self, command: Command) -> bytes | None:
+        try:
+            return self.ask(command)
+        except BmcFailure as refused:
+            if refused.failure in (Failure.UNSUPPORTED, Failure.PRIVILEGE, Failure.PROTOCOL):
+                return None
+            raise

@@ -1,0 +1,192 @@
+"""The few raw IPMI commands that we need, as bytes <-> values. No input, no output.
+
+IPMI = Intelligent Platform Management Interface Specification, second generation, v2.0, revision 1.1. A request is
+(network function, command, data); an answer is a completion code and data. All of ours belong to network function
+Chassis (00h) and ask for at most Operator privilege (appendix G), so no account of ours is ever an administrator.
+Answers are read leniently: boards and simulators cut bytes off and append some.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class PowerRestorePolicy(StrEnum):
+    """What the chassis does when AC returns. IPMI 2.0 section 28.2, byte 2, bits 6:5."""
+
+    ALWAYS_ON = "always-on"
+    """The only one that brings a host back that was powered off in order."""
+    ALWAYS_OFF = "always-off"
+    LAST_STATE = "last-state"
+    """After an orderly power-off the last state is "off", so the host stays off."""
+    UNKNOWN = "unknown"
+
+
+_POLICY_OF_BITS = {
+    0: PowerRestorePolicy.ALWAYS_OFF,
+    1: PowerRestorePolicy.LAST_STATE,
+    2: PowerRestorePolicy.ALWAYS_ON,
+    3: PowerRestorePolicy.UNKNOWN,
+}
+_BITS_OF_POLICY = {policy: bits for bits, policy in _POLICY_OF_BITS.items()}
+
+
+class RestartCause(StrEnum):
+    """Which layer powered the host on. IPMI 2.0 section 28.11, byte 2, bits 3:0."""
+
+    UNKNOWN = "unknown"
+    CHASSIS_CONTROL = "chassis-control"
+    RESET_BUTTON = "reset-button"
+    POWER_BUTTON = "power-button"
+    WATCHDOG = "watchdog"
+    OEM = "oem"
+    POLICY_ALWAYS_ON = "policy-always-on"
+    POLICY_LAST_STATE = "policy-last-state"
+    PEF_RESET = "pef-reset"
+    PEF_POWER_CYCLE = "pef-power-cycle"
+    SOFT_RESET = "soft-reset"
+    RTC_WAKE = "rtc-wake"
+
+
+_CAUSES = tuple(RestartCause)  # the order above is the order of the code points 0h to Bh
+
+
+class Failure(StrEnum):
+    """Why a BMC did not do what was asked; each asks something else of the operator."""
+
+    UNREACHABLE = "unreachable"
+    """No session: nothing answers the login."""
+    AUTH = "auth-failed"
+    """User or password refused. Never repeated: BMCs lock accounts."""
+    PRIVILEGE = "privilege"
+    UNSUPPORTED = "unsupported"
+    BUSY = "busy"
+    TIMEOUT = "timeout"
+    """There was a session, and then silence."""
+    MISMATCH = "verify-mismatch"
+    """Acknowledged, but it reads back as something else."""
+    PROTOCOL = "protocol-error"
+    """Anything that a correct BMC, or a correct library, does not do."""
+
+
+class ReplyError(ValueError):
+    """An answer too short to hold what was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One request. name: as the specification calls it."""
+
+    name: str
+    netfn: int
+    number: int
+    data: bytes = b""
+
+
+GET_CHASSIS_STATUS = Command("Get Chassis Status", 0x00, 0x01)
+GET_RESTART_CAUSE = Command("Get System Restart Cause", 0x00, 0x07)
+GET_POLICY_SUPPORT = Command("Set Power Restore Policy", 0x00, 0x06, b"\x03")
+"""011b: no change, only tell which policies are supported. IPMI 2.0 section 28.8."""
+
+
+def set_policy(policy: PowerRestorePolicy) -> Command:
+    """Set Power Restore Policy, IPMI 2.0 section 28.8. Raises ValueError for UNKNOWN."""
+    if policy is PowerRestorePolicy.UNKNOWN:
+        msg = "unknown is not a power restore policy that could be set"
+        raise ValueError(msg)
+    return Command("Set Power Restore Policy", 0x00, 0x06, bytes([_BITS_OF_POLICY[policy]]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChassisStatus:
+    """Get Chassis Status, IPMI 2.0 section 28.2.
+
+    ac_failed: the last power-down was a loss of AC; None when the answer ends before it.
+    raw: the answer's data, for the journal.
+    """
+
+    power_on: bool
+    policy: PowerRestorePolicy
+    power_overload: bool
+    power_interlock: bool
+    power_fault: bool
+    power_control_fault: bool
+    ac_failed: bool | None
+    raw: bytes
+
+    @classmethod
+    def decode(cls, data: bytes) -> "ChassisStatus":
+        """Read the data after the completion code. Raises ReplyError when there is none."""
+        if not data:
+            msg = "Get Chassis Status was answered without data (IPMI 2.0 section 28.2 wants 3 or 4 bytes)"
+            raise ReplyError(msg)
+        state = data[0]
+        return cls(
+            power_on=bool(state & 0x01),
+            power_overload=bool(state & 0x02),
+            power_interlock=bool(state & 0x04),
+            power_fault=bool(state & 0x08),
+            power_control_fault=bool(state & 0x10),
+            policy=_POLICY_OF_BITS[state >> 5 & 0x03],
+            ac_failed=bool(data[1] & 0x01) if len(data) > 1 else None,
+            raw=bytes(data),
+        )
+
+
+def decode_support(data: bytes) -> frozenset[PowerRestorePolicy] | None:
+    """Return the policies that the answer to Set Power Restore Policy says are supported; None when it says nothing."""
+    if not data:
+        return None
+    return frozenset(
+        policy
+        for bit, policy in _POLICY_OF_BITS.items()
+        if policy is not PowerRestorePolicy.UNKNOWN and data[0] & 1 << bit
+    )
+
+
+def decode_restart_cause(data: bytes) -> RestartCause:
+    """Return which layer powered the host on; UNKNOWN for an empty answer or a code point of the future."""
+    code = data[0] & 0x0F if data else 0
+    return _CAUSES[code] if code < len(_CAUSES) else RestartCause.UNKNOWN
+
+
+# IPMI 2.0 table 5-2: code -> (what it asks of us, what it says). Codes that no chassis command should ever answer are
+# listed too: an odd BMC must get a sentence, not a number.
+_COMPLETION_CODES: dict[int, tuple[Failure, str]] = {
+    0xC0: (Failure.BUSY, "node busy"),
+    0xC1: (Failure.UNSUPPORTED, "invalid command"),
+    0xC2: (Failure.UNSUPPORTED, "command invalid for this LUN"),
+    0xC3: (Failure.BUSY, "timed out inside the BMC"),
+    0xC4: (Failure.BUSY, "out of space"),
+    0xC5: (Failure.PROTOCOL, "reservation cancelled or invalid"),
+    0xC6: (Failure.PROTOCOL, "request data truncated"),
+    0xC7: (Failure.PROTOCOL, "request data length invalid"),
+    0xC8: (Failure.PROTOCOL, "request data field too long"),
+    0xC9: (Failure.UNSUPPORTED, "parameter out of range"),
+    0xCA: (Failure.PROTOCOL, "cannot return that many bytes"),
+    0xCB: (Failure.UNSUPPORTED, "requested record not present"),
+    0xCC: (Failure.UNSUPPORTED, "invalid data field in request"),
+    0xCD: (Failure.UNSUPPORTED, "command illegal for this record type"),
+    0xCE: (Failure.BUSY, "answer could not be provided"),
+    0xCF: (Failure.BUSY, "duplicated request"),
+    0xD0: (Failure.BUSY, "sensor data repository in update mode"),
+    0xD1: (Failure.BUSY, "device in firmware update mode"),
+    0xD2: (Failure.BUSY, "BMC initialisation in progress"),
+    0xD3: (Failure.BUSY, "destination unavailable"),
+    0xD4: (Failure.PRIVILEGE, "insufficient privilege or firmware firewall"),
+    0xD5: (Failure.UNSUPPORTED, "not supported in the present state"),
+    0xD6: (Failure.UNSUPPORTED, "sub-function disabled or unavailable"),
+    0xFF: (Failure.PROTOCOL, "unspecified error"),
+}
+
+
+def completion(code: int) -> tuple[Failure, str] | None:
+    """Say what a completion code means: None for success, else what it asks of us and its text (table 5-2)."""
+    if code == 0:
+        return None
+    if code in _COMPLETION_CODES:
+        return _COMPLETION_CODES[code]
+    if 0x01 <= code <= 0x7E:
+        return Failure.PROTOCOL, "device-specific code of the vendor"
+    if 0x80 <= code <= 0xBE:
+        return Failure.PROTOCOL, "command-specific code"
+    return Failure.PROTOCOL, "reserved code"

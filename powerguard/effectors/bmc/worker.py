@@ -1,0 +1,216 @@
+"""One IPMI operation in a process of its own: `python -m powerguard.effectors.bmc.worker`, JSON in, JSON out.
+
+pyghmi 1.6.19 cannot be bounded inside a long-lived process: a BMC that dies in mid-session holds it for 28 s, and after
+one failed login with str credentials that BMC is out of reach for the life of the process (measured; decision 0010).
+So each operation gets a process that ends itself at its deadline and is killed by the daemon if it does not.
+
+stdin: {"operation", "host", "port", "user", "password", "by_s"}; user and password are base64 of bytes and exist
+nowhere else, by_s is a moment of CLOCK_BOOTTIME. operation: "status"; "ensure"; "probe"; "look" (a probe that sends
+nothing but reads). stdout: one object, {"ok": true, ...} or {"ok": false, "failure", "text"}.
+"""
+
+import base64
+import json
+import os
+import resource
+import socket
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any, NoReturn
+
+from powerguard.clock import boottime_s
+from powerguard.effectors.bmc.exchange import BmcFailure, Exchange, Pace
+from powerguard.effectors.bmc.ipmi import Command, Failure, PowerRestorePolicy
+
+OPERATOR = 3
+"""Privilege level that is asked for (IPMI 2.0 table 22-18): enough for every command of ours."""
+
+# ASF presence ping (IPMI 2.0 section 13.2.3). Only used to learn at once that nothing listens on the port.
+_PING = b"\x06\x00\xff\x06\x00\x00\x11\xbe\x80\x00\x00\x00"
+
+# Texts of pyghmi.ipmi.private (IPMI 2.0 table 13-15) that tell us which way a login failed, in lower case.
+_LOGIN_TEXTS = (
+    ("incorrect password", Failure.AUTH),
+    ("unauthorized name", Failure.AUTH),
+    ("invalid integrity check value", Failure.AUTH),
+    ("rakp4 integrity code", Failure.AUTH),
+    ("unauthorized role", Failure.PRIVILEGE),
+    ("invalid role", Failure.PRIVILEGE),
+    ("privilege", Failure.PRIVILEGE),
+    ("privelege", Failure.PRIVILEGE),
+    ("insufficient resources", Failure.BUSY),
+    ("session no longer connected", Failure.UNREACHABLE),
+    ("timeout", Failure.UNREACHABLE),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One operation. The secrets stay out of every repr."""
+
+    operation: str
+    host: str
+    port: int
+    by_s: float
+    user: bytes = field(repr=False)
+    password: bytes = field(repr=False)
+
+    @classmethod
+    def read(cls, text: bytes) -> "Request":
+        """Decode a request. Raises ValueError, KeyError or TypeError."""
+        told = json.loads(text)
+        return cls(
+            operation=str(told["operation"]),
+            host=str(told["host"]),
+            port=int(told["port"]),
+            by_s=float(told["by_s"]),
+            user=base64.b64decode(told["user"]),
+            password=base64.b64decode(told["password"]),
+        )
+
+
+class Worker:
+    """The process: main thread in pyghmi, one thread watching the deadline, one listening for "port closed"."""
+
+    def __init__(self, stdout: int) -> None:
+        self._stdout = stdout
+        self._answering = threading.Lock()
+        self._answered = False
+        self._doing = "start"
+        self._in_session = False
+
+    def answer(self, answer: dict[str, Any]) -> None:
+        """Write the one answer; the first thread to have one wins."""
+        with self._answering:
+            if not self._answered:
+                self._answered = True
+                os.write(self._stdout, json.dumps(answer).encode())
+
+    def end(self, answer: dict[str, Any]) -> NoReturn:
+        """Answer and leave without joining pyghmi's threads."""
+        try:
+            self.answer(answer)
+        finally:
+            os._exit(0)
+
+    def fail(self, failure: Failure, text: str) -> NoReturn:
+        self.end({"ok": False, "failure": failure, "text": text})
+
+    def watch_deadline(self, by_s: float) -> None:
+        """Say what was being waited for, before the daemon has to kill us."""
+        while (left_s := by_s - boottime_s()) > 0:
+            time.sleep(left_s)
+        if self._in_session:
+            self.fail(Failure.TIMEOUT, f"answered the login, then fell silent during {self._doing}")
+        self.fail(Failure.UNREACHABLE, f"no answer while the {self._doing} was waiting")
+
+    def watch_port(self, request: Request) -> None:
+        """Listen for ICMP "port unreachable", which pyghmi's unconnected socket never hears."""
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(request.host, request.port, type=socket.SOCK_DGRAM)[
+                0
+            ]
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(address)
+                probe.send(_PING)
+                probe.recv(64)
+        except ConnectionRefusedError:
+            if not self._in_session:
+                self.fail(Failure.UNREACHABLE, "nothing listens on that UDP port")
+        except (OSError, UnicodeError):
+            return  # no route, no name: the login itself meets that too, and tells it
+
+    def run(self, request: Request) -> NoReturn:
+        """Carry the operation out within its deadline."""
+        threading.Thread(target=self.watch_deadline, args=[request.by_s], daemon=True).start()
+        self._doing = "start of the IPMI library"
+        threading.Thread(target=self.watch_port, args=[request], daemon=True).start()
+        session = self._log_in(request)
+
+        def send(command: Command) -> tuple[int, bytes]:
+            self._doing = command.name
+            return _send(session, command)
+
+        exchange = Exchange(send, Pace(clock=boottime_s, sleep=time.sleep, by_s=request.by_s))
+        if request.operation == "ensure":
+            answer = asdict(exchange.ensure(PowerRestorePolicy.ALWAYS_ON))
+        elif request.operation == "status":
+            answer = {"status": exchange.status()}
+        elif request.operation in ("probe", "look"):
+            answer = asdict(exchange.probe(ask_support=request.operation == "probe"))
+        else:
+            self.fail(Failure.PROTOCOL, f"no operation is called {request.operation!r}")
+        told = {key: value.hex() if isinstance(value, bytes) else value for key, value in answer.items()}
+        self.answer({"ok": True} | told)
+        session.ipmi_session.logout()  # frees the BMC's session slot; the answer is out, whatever comes of it
+        os._exit(0)
+
+    def _log_in(self, request: Request) -> Any:  # noqa: ANN401 - pyghmi has no types
+        from pyghmi.exceptions import IpmiException  # noqa: PLC0415 - 0.2 s, and the deadline is already watched
+        from pyghmi.ipmi.command import Command as Session  # noqa: PLC0415
+
+        self._doing = "login"
+        try:
+            # Bytes, never str: with str a session leaks and blocks the next one.
+            session = Session(
+                bmc=request.host,
+                userid=request.user,
+                password=request.password,
+                port=request.port,
+                privlevel=OPERATOR,
+            )
+        except IpmiException as error:
+            raise _login_failure(str(error)) from None
+        self._in_session = True
+        return session
+
+
+def _login_failure(text: str) -> BmcFailure:
+    """Classify what pyghmi raises from a login. It gives no text at all when nobody answered."""
+    if text in ("", "None"):
+        return BmcFailure(Failure.UNREACHABLE, "no answer to the login")
+    for part, failure in _LOGIN_TEXTS:
+        if part in text.lower():
+            return BmcFailure(failure, text)
+    return BmcFailure(Failure.PROTOCOL, text)
+
+
+def _send(session: Any, command: Command) -> tuple[int, bytes]:  # noqa: ANN401 - pyghmi has no types
+    from pyghmi.exceptions import IpmiException  # noqa: PLC0415 - already imported by the login
+
+    silent = f"answered the login, then fell silent during {command.name}"
+    try:
+        reply = session.raw_command(netfn=command.netfn, command=command.number, data=list(command.data))
+    except IpmiException:
+        raise BmcFailure(Failure.TIMEOUT, silent) from None
+    if reply is None or reply.get("error") == "timeout":
+        raise BmcFailure(Failure.TIMEOUT, silent)
+    return int(reply["code"]), bytes(reply["data"])
+
+
+def main() -> NoReturn:
+    """Read one request, carry it out, write one answer. Always ends with status 0 and an answer."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold the password
+    worker = Worker(os.dup(1))
+    os.dup2(2, 1)  # pyghmi prints complaints; stdout belongs to the answer
+    try:
+        request = Request.read(sys.stdin.buffer.read())
+    except (ValueError, KeyError, TypeError) as error:
+        worker.fail(Failure.PROTOCOL, f"request not understood ({type(error).__name__})")
+    try:
+        worker.run(request)
+    except BmcFailure as failed:
+        worker.fail(failed.failure, str(failed))
+    except socket.gaierror as error:
+        worker.fail(Failure.UNREACHABLE, f"the name does not resolve ({error.strerror})")
+    except Exception as error:  # noqa: BLE001 - pyghmi lets struct.error, TypeError and others escape (measured)
+        text = f"{type(error).__name__}: {error}"
+        for secret in (request.password, base64.b64encode(request.password)):
+            text = text.replace(secret.decode("utf-8", "replace"), "(password)")
+        worker.fail(Failure.PROTOCOL, text)
+
+
+if __name__ == "__main__":
+    main()
