@@ -26,7 +26,7 @@ LONG_FILES: Final[Mapping[str, str]] = {
 }
 SWALLOWERS: Final[Mapping[str, str]] = {
     "powerguard/daemon/attempt.py": "the one bulkhead: a bug in an effector must not stop the shutdown",
-    "powerguard/daemon/log.py": "a log line that cannot be written, or an error that cannot be shown, must not be one more",
+    "powerguard/daemon/log.py": "an error that cannot be shown must not become one more",
     "powerguard/effectors/bmc/worker.py": "a child process that answers whatever happens: pyghmi lets anything escape",
 }
 STARTERS: Final[Mapping[str, str]] = {
