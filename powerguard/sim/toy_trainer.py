@@ -1,0 +1,198 @@
+"""A trainer small enough to read: it really trains, serves the endpoint, checkpoints, pauses, resumes and restores.
+
+    python -m powerguard.sim.toy_trainer --socket /run/powerguard-trainers/toy.sock --dir /tmp/toy
+
+The model is a multi-layer perceptron of one hidden layer in pure Python that learns to tell two rings apart, by
+gradient descent with momentum, on batches drawn from its own random numbers. All of that is in its checkpoint, so a
+training that was killed and restored ends with the same bits as one that never was. `--mb` pads the checkpoint and
+`--mb-per-s` holds the write back, so that it takes as long as a large one.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from powerguard.trainer.endpoint import Endpoint, EndpointError
+from powerguard.trainer.guard import Guard
+from powerguard.trainer.store import CHUNK, FolderStore, SavedCheckpoint, StoreError
+from powerguard.wire import After, Phase
+
+_HIDDEN = 12
+_BATCH = 16
+_RATE = 0.05
+_MOMENTUM = 0.9
+_SEED = 20_240_501
+_PIECE = CHUNK // 4
+
+
+class Model:
+    """Two inputs, one hidden layer, one output: is the point on the inner ring or on the outer one?"""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        # Per hidden unit two input weights and a bias, then one output weight each, then the output's bias.
+        self._count = 4 * _HIDDEN + 1
+        self._weights = [self._random.gauss(0.0, 0.7) for _ in range(self._count)]
+        self._velocity = [0.0] * self._count
+        self.step = 0
+        self.loss = math.log(2.0)
+
+    def train(self) -> None:
+        """Learn from one batch."""
+        gradient = [0.0] * self._count
+        loss = 0.0
+        for _ in range(_BATCH):
+            inner = self._random.random() < 0.5
+            angle = self._random.uniform(0.0, 2.0 * math.pi)
+            radius = self._random.gauss(0.6 if inner else 1.4, 0.15)
+            loss += self._learn(radius * math.cos(angle), radius * math.sin(angle), float(inner), gradient)
+        for index in range(self._count):
+            self._velocity[index] = _MOMENTUM * self._velocity[index] - _RATE * gradient[index] / _BATCH
+            self._weights[index] += self._velocity[index]
+        self.loss = loss / _BATCH
+        self.step += 1
+
+    def _learn(self, x: float, y: float, target: float, gradient: list[float]) -> float:
+        """Add one point's gradient; return its loss (cross entropy)."""
+        weights = self._weights
+        out = 3 * _HIDDEN
+        hidden = [
+            math.tanh(weights[3 * unit] * x + weights[3 * unit + 1] * y + weights[3 * unit + 2])
+            for unit in range(_HIDDEN)
+        ]
+        logit = weights[-1] + sum(weights[out + unit] * hidden[unit] for unit in range(_HIDDEN))
+        guess = 1.0 / (1.0 + math.exp(-max(-30.0, min(30.0, logit))))
+        error = guess - target
+        gradient[-1] += error
+        for unit in range(_HIDDEN):
+            gradient[out + unit] += error * hidden[unit]
+            back = error * weights[out + unit] * (1.0 - hidden[unit] ** 2)
+            gradient[3 * unit] += back * x
+            gradient[3 * unit + 1] += back * y
+            gradient[3 * unit + 2] += back
+        return -math.log(guess if target else 1.0 - guess)
+
+    def to_json(self) -> bytes:
+        """Return everything that the next step depends on; floats in hexadecimal, so that no bit is lost."""
+        version, internal, gauss = self._random.getstate()
+        state = {
+            "step": self.step,
+            "loss": self.loss.hex(),
+            "weights": [value.hex() for value in self._weights],
+            "velocity": [value.hex() for value in self._velocity],
+            "random": [version, list(internal), None if gauss is None else gauss.hex()],
+        }
+        return json.dumps(state).encode()
+
+    def load(self, content: bytes) -> None:
+        """Take over a state as `to_json` gave it."""
+        state: dict[str, Any] = json.loads(content)
+        version, internal, gauss = state["random"]
+        self._random.setstate((version, tuple(internal), None if gauss is None else float.fromhex(gauss)))
+        self._weights = [float.fromhex(value) for value in state["weights"]]
+        self._velocity = [float.fromhex(value) for value in state["velocity"]]
+        self.loss = float.fromhex(state["loss"])
+        self.step = state["step"]
+
+
+def padding(mb: int, mb_per_s: float | None) -> Iterator[bytes]:
+    """Yield so many megabytes, no faster than told."""
+    began_s = time.perf_counter()
+    total = mb * 1_000_000
+    sent = 0
+    while sent < total:
+        piece = bytes(min(_PIECE, total - sent))
+        sent += len(piece)
+        if mb_per_s is not None:
+            time.sleep(max(0.0, began_s + sent / (mb_per_s * 1e6) - time.perf_counter()))
+        yield piece
+
+
+class Training:
+    """The loop, its store and its guard."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._store = FolderStore(options.dir, job=options.job)
+        self._model = Model(_SEED)
+        restored = self._store.restore()
+        if restored is not None:
+            self._model.load(restored.parts["state.json"])
+        self.guard = Guard(
+            self.save,
+            job=options.job,
+            conduct=After(options.conduct),
+            restored=None if restored is None else restored.saved,
+        )
+
+    def save(self, step: int) -> SavedCheckpoint:
+        """Write model, optimizer and random numbers, and the padding."""
+        state = self._model.to_json()
+        total = len(state) + self._options.mb * 1_000_000
+        parts: dict[str, Any] = {"state.json": [state]}
+        if self._options.mb:
+            parts["padding.bin"] = padding(self._options.mb, self._options.mb_per_s)
+
+        def progress(done: int, of: int | None) -> None:
+            self.guard.report(Phase.WRITING if of is None else Phase.COMMITTING, done, total)
+
+        return self._store.save(step, parts, progress)
+
+    def run(self) -> None:
+        """Train until the last step, if there is one; then save."""
+        options = self._options
+        try:
+            while options.steps is None or self._model.step < options.steps:
+                began_s = time.perf_counter()
+                self._model.train()
+                time.sleep(max(0.0, began_s + options.step_ms / 1000.0 - time.perf_counter()))
+                self.guard.step(self._model.step)
+                if options.every and self._model.step % options.every == 0:
+                    self.save(self._model.step)
+            self.save(self._model.step)
+        finally:
+            self.guard.close()
+            self._store.close()
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    described = argparse.ArgumentParser(prog="powerguard.sim.toy_trainer", description="A trainer for demos and tests.")
+    described.add_argument("--socket", type=Path, required=True, help="unix socket to serve the endpoint on")
+    described.add_argument("--dir", type=Path, required=True, help="folder for the checkpoints")
+    described.add_argument("--mb", type=int, default=0, help="pad the checkpoint by so many megabytes")
+    described.add_argument("--mb-per-s", type=float, help="write the padding no faster than this")
+    described.add_argument("--step-ms", type=float, default=20.0, help="a step takes at least this long")
+    described.add_argument("--steps", type=int, help="end after this step (default: train for ever)")
+    described.add_argument("--every", type=int, default=0, help="also save every so many steps (default: never)")
+    described.add_argument("--job", default="toy", help="name of the job")
+    described.add_argument("--conduct", choices=[*After], default="pause", help="what it is willing to do at most")
+    return described
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train; print one line when the endpoint is open, and an error if there is one."""
+    options = parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        training = Training(options)
+        with Endpoint(training.guard, options.socket):
+            print(f"ready {options.socket}", flush=True)
+            with contextlib.suppress(KeyboardInterrupt):
+                training.run()
+    except (StoreError, EndpointError, OSError) as error:
+        print(f"toy_trainer: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

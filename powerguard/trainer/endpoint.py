@@ -1,0 +1,339 @@
+"""The HTTP face of a Guard: `powerguard.trainer/v1` on a unix socket, and on a loopback port if asked. Stdlib only.
+
+It runs in threads of its own and is polite to the training: no busy waiting, at most 16 requests at a time, each with
+an end, each of bounded size, and none able to hold another up.
+"""
+
+import contextlib
+import hmac
+import io
+import json
+import os
+import re
+import secrets
+import socket
+import socketserver
+import stat
+import threading
+import time
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from powerguard.trainer.guard import Guard
+from powerguard.wire import (
+    CHECKPOINTS_PATH,
+    ENDED,
+    HEALTH_PATH,
+    MAX_BODY_BYTES,
+    METRICS_PATH,
+    PAUSE_PATH,
+    RESUME_PATH,
+    STATUS_PATH,
+    TRIGGER_PATH,
+    CheckpointStatus,
+    TriggerRequest,
+    WireError,
+    error_json,
+)
+
+MAX_WAIT_S = 30.0
+_REQUEST_S = 5.0
+_CONNECTIONS = 16
+_MAX_SOCKET_PATH = 107  # sun_path, less its final zero byte
+_WAIT = re.compile(r"\d{1,6}(\.\d{1,6})?")
+_BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+class EndpointError(Exception):
+    """The endpoint cannot be opened: what, where, what would be right."""
+
+
+class Endpoint:
+    """Serves one Guard until it is closed.
+
+    path: the unix socket, mode 0660: whoever may write to it may ask. The group comes from the folder (set-group-ID).
+    port: also listen on 127.0.0.1 (0: any free port, see `self.port`); that needs a token, which is never shown.
+    """
+
+    def __init__(self, guard: Guard, path: Path, *, port: int | None = None, token: bytes | None = None) -> None:
+        if port is not None and not token:
+            msg = f"port {port}: every local user can reach a TCP port, so it needs a token (the unix socket does not)"
+            raise EndpointError(msg)
+        self._path = path
+        self._servers: list[_UnixServer | _TcpServer] = []
+        self.port: int | None = None
+        try:
+            unix = _open_unix(path)
+            self._identity = path.stat().st_ino
+            self._servers.append(unix)
+            if port is not None:
+                tcp = _TcpServer(("127.0.0.1", port), _Handler)
+                self.port = int(tcp.server_address[1])
+                self._servers.append(tcp)
+        except OSError as error:
+            self.close()
+            msg = f"{path}: the endpoint cannot listen: {error.strerror or error}"
+            raise EndpointError(msg) from error
+        for server in self._servers:
+            server.guard = guard
+            server.token = token if server is not unix else None
+            threading.Thread(target=server.serve_forever, name="powerguard-endpoint", daemon=True).start()
+            server.serving = True
+
+    def close(self) -> None:
+        """Stop listening and remove the socket, if it is still ours."""
+        for server in self._servers:
+            if server.serving:
+                server.shutdown()
+            server.server_close()
+        if self._servers:
+            with contextlib.suppress(OSError):
+                if self._path.stat().st_ino == self._identity:
+                    self._path.unlink()
+        self._servers.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _open_unix(path: Path) -> "_UnixServer":
+    """Listen under another name, set the mode, and only then take the name: nobody sees a half-open endpoint."""
+    unborn = path.with_name(f".{secrets.token_hex(4)}")
+    longest = max(len(os.fsencode(path)), len(os.fsencode(unborn)))
+    if longest > _MAX_SOCKET_PATH:
+        msg = f"{path}: a unix socket's path has at most {_MAX_SOCKET_PATH} bytes, not {longest} (use a shorter folder)"
+        raise EndpointError(msg)
+    if path.exists():
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            msg = f"{path}: exists and is not a socket (choose another name)"
+            raise EndpointError(msg)
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(1.0)
+            if probe.connect_ex(str(path)) == 0:
+                msg = f"{path}: another trainer answers here (give each training its own socket)"
+                raise EndpointError(msg)
+    server = _UnixServer(str(unborn), _Handler)
+    try:
+        unborn.chmod(0o660)
+        unborn.rename(path)
+    except OSError:
+        server.server_close()
+        unborn.unlink(missing_ok=True)
+        raise
+    return server
+
+
+class _Bounded(socketserver.ThreadingMixIn):
+    """At most so many requests at a time; one more is told to come back."""
+
+    daemon_threads = True
+    block_on_close = False
+    guard: Guard
+    token: bytes | None = None
+    serving = False
+
+    def __init__(self, *args: Any) -> None:  # noqa: ANN401 - passes on whatever its sibling takes
+        self._slots = threading.BoundedSemaphore(_CONNECTIONS)
+        super().__init__(*args)
+
+    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - socketserver's signature
+        if self._slots.acquire(blocking=False):
+            super().process_request(request, client_address)
+            return
+        with contextlib.suppress(OSError):
+            request.setblocking(False)
+            request.send(_BUSY)
+        self.shutdown_request(request)  # type: ignore[attr-defined]
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as above
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as above
+        """Say nothing: a peer that hangs up or trickles is its own problem."""
+
+
+class _UnixServer(_Bounded, socketserver.UnixStreamServer):
+    request_queue_size = 32
+
+
+class _TcpServer(_Bounded, socketserver.TCPServer):
+    request_queue_size = 32
+    allow_reuse_address = True
+
+
+class _Deadlined(io.RawIOBase):
+    """Reads a socket until a moment, however slowly the bytes trickle in."""
+
+    def __init__(self, connection: socket.socket, until_s: float) -> None:
+        self._connection = connection
+        self._until_s = until_s
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - any writable buffer
+        left_s = self._until_s - time.perf_counter()
+        if left_s <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left_s)
+        return self._connection.recv_into(buffer)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One request, one answer, connection closed."""
+
+    server: _UnixServer | _TcpServer
+    protocol_version = "HTTP/1.1"
+    server_version = "powerguard-trainer"
+    sys_version = ""
+    timeout = _REQUEST_S
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = io.BufferedReader(_Deadlined(self.connection, time.perf_counter() + _REQUEST_S))
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's signature
+        """Log nothing: the training's output is its own."""
+
+    def do_GET(self) -> None:
+        parts = urlsplit(self.path)
+        if parts.path == HEALTH_PATH:
+            self._send(HTTPStatus.OK, b'{"status": "ok"}')
+        elif not self._allowed():
+            pass
+        elif parts.path == STATUS_PATH:
+            self._send(HTTPStatus.OK, self.server.guard.status().to_json())
+        elif parts.path == METRICS_PATH:
+            self._send(HTTPStatus.OK, metrics(self.server.guard), kind="text/plain; version=0.0.4; charset=utf-8")
+        elif (name := _checkpoint_name(parts.path)) is not None:
+            text = (parse_qs(parts.query).get("wait") or ["0"])[0]
+            wait_s = min(float(text), MAX_WAIT_S) if _WAIT.fullmatch(text) else 0.0
+            self._send_checkpoint(name, self.server.guard.checkpoint(name, wait_s=wait_s))
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, f"no such route: {parts.path}")
+
+    def do_POST(self) -> None:
+        path = urlsplit(self.path).path
+        body = self._body() if self._allowed() else None
+        if body is None:
+            return
+        if path in (TRIGGER_PATH, CHECKPOINTS_PATH):
+            # Any POST is a wish for a checkpoint: `curl -X POST` without a body is one by an operator.
+            request = TriggerRequest.parse(body) if body.strip() else TriggerRequest(id=f"op-{secrets.token_hex(8)}")
+            if isinstance(request, WireError):
+                self._refuse(HTTPStatus.BAD_REQUEST, request.reason)
+                return
+            status = self.server.guard.trigger(request)
+            code = HTTPStatus.OK if status.phase in ENDED else HTTPStatus.ACCEPTED
+            self._send(code, status.to_json(), location=f"{CHECKPOINTS_PATH}/{request.id}")
+        elif path == PAUSE_PATH:
+            self._send(HTTPStatus.OK, self.server.guard.pause().to_json())
+        elif path == RESUME_PATH:
+            self._send(HTTPStatus.OK, self.server.guard.resume().to_json())
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, f"no such route: {path}")
+
+    def do_DELETE(self) -> None:
+        name = _checkpoint_name(urlsplit(self.path).path)
+        if not self._allowed():
+            return
+        if name is None:
+            self._refuse(HTTPStatus.NOT_FOUND, f"no such route: {self.path}")
+        else:
+            self._send_checkpoint(name, self.server.guard.cancel(name))
+
+    def _allowed(self) -> bool:
+        """Compare the bearer token in constant time, where one is needed."""
+        token = self.server.token
+        if token is None:
+            return True
+        given = self.headers.get("Authorization", "").encode("utf-8", "replace")
+        if hmac.compare_digest(given, b"Bearer " + token):
+            return True
+        self._refuse(
+            HTTPStatus.UNAUTHORIZED, "needs the header `Authorization: Bearer TOKEN` with this trainer's token"
+        )
+        return False
+
+    def _body(self) -> bytes | None:
+        """Read the body; None when it was refused."""
+        length = self.headers.get("Content-Length", "0")
+        if self.headers.get("Transfer-Encoding") is not None or not re.fullmatch(r"\d{1,18}", length):
+            self._refuse(HTTPStatus.LENGTH_REQUIRED, "needs a Content-Length in digits")
+        elif int(length) > MAX_BODY_BYTES:
+            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body of {length} bytes (at most {MAX_BODY_BYTES})")
+        else:
+            return self.rfile.read(int(length))
+        return None
+
+    def _send_checkpoint(self, name: str, status: CheckpointStatus | None) -> None:
+        if status is None:
+            self._refuse(HTTPStatus.NOT_FOUND, "no such checkpoint (a trainer that was restarted knows no old ones)")
+            return
+        self._send(HTTPStatus.OK, status.to_json())
+        if status.phase in ENDED:
+            self.server.guard.tell(name)
+
+    def _refuse(self, code: HTTPStatus, reason: str) -> None:
+        self._send(code, error_json(reason))
+
+    def _send(
+        self, code: HTTPStatus, body: bytes, *, location: str | None = None, kind: str = "application/json"
+    ) -> None:
+        self.close_connection = True
+        self.connection.settimeout(_REQUEST_S)
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Connection", "close")
+        if location is not None:
+            self.send_header("Location", location)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def _checkpoint_name(path: str) -> str | None:
+    prefix, _, name = path.rpartition("/")
+    return unquote(name) if prefix == CHECKPOINTS_PATH and name else None
+
+
+def metrics(guard: Guard) -> bytes:
+    """Return the trainer's figures in the Prometheus text format."""
+    status = guard.status()
+    job = json.dumps(status.job)
+    lines = [
+        "# HELP powerguard_trainer_paused Training stands still on request (1) or not (0).",
+        "# TYPE powerguard_trainer_paused gauge",
+        f"powerguard_trainer_paused{{job={job}}} {int(status.paused)}",
+        "# HELP powerguard_trainer_checkpoints_total Checkpoints that were asked for, by how they ended.",
+        "# TYPE powerguard_trainer_checkpoints_total counter",
+        *(
+            f'powerguard_trainer_checkpoints_total{{job={job},result="{result}"}} {count}'
+            for result, count in guard.results().items()
+        ),
+    ]
+    gauges: list[tuple[str, str, float | None]] = [
+        ("step", "Last training step that ended.", status.step),
+        ("step_seconds", "Median duration of a training step.", status.step_time_p50_s),
+        ("step_age_seconds", "Time since the last step ended.", status.last_step_age_s),
+    ]
+    if status.last_committed is not None:
+        gauges.append(("durable_step", "Step of the newest durable checkpoint.", status.last_committed.step))
+        gauges.append(("durable_age_seconds", "Age of the newest durable checkpoint.", status.last_committed.age_s))
+    if status.estimate is not None:
+        gauges.append(("checkpoint_bytes", "Size of a checkpoint.", status.estimate.bytes))
+        gauges.append(("checkpoint_seconds", "What a checkpoint is expected to take.", status.estimate.seconds))
+    for name, text, value in gauges:
+        if value is not None:
+            full = f"powerguard_trainer_{name}"
+            lines += [f"# HELP {full} {text}", f"# TYPE {full} gauge", f"{full}{{job={job}}} {value}"]
+    return ("\n".join(lines) + "\n").encode()

@@ -1,0 +1,71 @@
+"""One checkpoint that somebody asked for, from the first request to its end."""
+
+from dataclasses import dataclass
+
+from powerguard.wire import ENDED, After, CheckpointStatus, Phase, TriggerRequest, escalated
+
+
+@dataclass(slots=True, kw_only=True)
+class Operation:
+    """A checkpoint in the making. Owned by a Guard and touched under its lock only.
+
+    deadline_at_s: the tightest deadline of all who asked, on the guard's clock; None when nobody set one.
+    began_s, ended_s: when its bytes began and when it ended. told: an asker has read how it ended.
+    """
+
+    id: str
+    after: After
+    deadline_at_s: float | None = None
+    phase: Phase = Phase.WAITING_STEP
+    step: int | None = None
+    bytes_done: int | None = None
+    bytes_total: int | None = None
+    path: str = ""
+    manifest_digest: str = ""
+    error: str = ""
+    began_s: float | None = None
+    told: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Nothing will change any more."""
+        return self.phase in ENDED
+
+    def join(self, request: TriggerRequest, after: After, now_s: float) -> None:
+        """Let one more asker in: the tighter deadline wins, and what comes after it only escalates."""
+        if self.ended:
+            return
+        self.after = escalated(self.after, after)
+        if request.deadline_s is not None:
+            deadline_at_s = now_s + request.deadline_s
+            self.deadline_at_s = deadline_at_s if self.deadline_at_s is None else min(self.deadline_at_s, deadline_at_s)
+
+    def eta_s(self, now_s: float, usual_s: float | None) -> float | None:
+        """Seconds until durable: from the pace of this write, else from `usual_s`, what a checkpoint usually takes."""
+        if self.ended:
+            return None
+        if self.began_s is None:
+            return usual_s
+        spent_s = now_s - self.began_s
+        if self.bytes_done and self.bytes_total and spent_s > 0:
+            return max(0.0, spent_s * (self.bytes_total - self.bytes_done) / self.bytes_done)
+        return None if usual_s is None else max(0.0, usual_s - spent_s)
+
+    def status(self, now_s: float, *, paused_step: int | None, usual_s: float | None) -> CheckpointStatus:
+        """Return what an asker is told."""
+        return CheckpointStatus(
+            id=self.id,
+            phase=self.phase,
+            after=self.after,
+            step=self.step,
+            paused=paused_step is not None,
+            paused_step=paused_step,
+            deadline_s=None if self.deadline_at_s is None else max(0.0, self.deadline_at_s - now_s),
+            eta_s=self.eta_s(now_s, usual_s),
+            bytes_done=self.bytes_done,
+            bytes_total=self.bytes_total,
+            path=self.path,
+            manifest_digest=self.manifest_digest,
+            durable=self.phase is Phase.COMMITTED,
+            error=self.error,
+        )
