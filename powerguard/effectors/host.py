@@ -1,0 +1,158 @@
+"""The effector `host`: has this host powered off by its deadline, and training started after a return.
+
+The daemon has no right to power anything off. It writes one word to a FIFO that only its user can write to; behind
+it stands `powerguard-off`, a root program that needs neither this daemon nor D-Bus afterwards (docs/guides/power-off.md).
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from powerguard.clock import Clock, boot_id, boottime_s
+from powerguard.core.model import Action, Detail, PowerOff, ResumeTraining
+from powerguard.effectors.base import EffectorError
+from powerguard.effectors.child import Spawn, run_child
+from powerguard.effectors.host_options import OFF_FIFO, HostOptions, ResumeOptions
+
+COMMAND_LIMIT_S: Final = 5.0
+"""For a site's own power-off command, which only gives an order and does not wait for its end."""
+
+RESUME_LIMIT_S: Final = 10.0
+NOT_LISTENING: Final = "powerguard-off.socket is not listening: systemctl enable --now powerguard-off.socket"
+
+
+class HostEffector:
+    """Carries out PowerOff and ResumeTraining. Twice is as good as once: a later word never puts a deadline off."""
+
+    def __init__(
+        self,
+        options: HostOptions,
+        *,
+        armed: bool,
+        resume: ResumeOptions | None = None,
+        spawn: Spawn = run_child,
+        clock: Clock = boottime_s,
+        boot: Callable[[], str] = boot_id,
+    ) -> None:
+        """Set up, without touching anything. armed: False where the settings say `mode: dry-run`: then it records."""
+        self._options = options
+        self._armed = armed
+        self._resume = ResumeOptions() if resume is None else resume
+        self._spawn = spawn
+        self._clock = clock
+        self._boot = boot
+
+    async def carry_out(self, action: Action) -> Detail:
+        """Give the order and return at once; nothing here waits for the shutdown.
+
+        Detail: `dry_run` (bool), `via` (fifo, command, systemctl or nothing) and, for PowerOff, `deadline_s`: seconds
+        until the power is cut whatever still runs. Raises EffectorError when the order could not be given.
+        """
+        match action:
+            case PowerOff(force_after_s=force_after_s):
+                return await self._power_off(min(max(force_after_s, 0.0), self._options.force_after_s))
+            case ResumeTraining():
+                return await self._resume_training()
+            case _:
+                msg = f"host: cannot carry out {type(action).__name__}: only PowerOff and ResumeTraining"
+                raise EffectorError(msg)
+
+    async def _power_off(self, deadline_s: float) -> Detail:
+        told: Detail = (("deadline_s", deadline_s),)
+        if not self._armed or self._options.kind == "dry-run":
+            return (("dry_run", True), ("via", "nothing"), *told)
+        if self._options.kind == "command":
+            argv = [word.replace("{deadline_s}", str(int(deadline_s))) for word in self._options.command]
+            await self._run(argv, limit_s=COMMAND_LIMIT_S, right="host.command must give the order and return")
+            return (("dry_run", False), ("via", "command"), *told)
+        refuse_under_test(self._options.fifo)
+        word = f"off {self._boot()} {int(self._clock() + deadline_s)}\n"
+        write_word(self._options.fifo, word.encode("ascii"))
+        return (("dry_run", False), ("via", "fifo"), *told)
+
+    async def _resume_training(self) -> Detail:
+        if not self._armed or self._options.kind == "dry-run":
+            return (("dry_run", True), ("via", "nothing"))
+        if self._resume.command:
+            await self._run(self._resume.command, limit_s=RESUME_LIMIT_S, right="see resume.command in the settings")
+            return (("dry_run", False), ("via", "command"))
+        if os.environ.get("POWERGUARD_UNDER_TEST") and self._spawn is run_child:
+            msg = "host: refused under test: would start units of this machine; inject spawn or set resume.command"
+            raise EffectorError(msg)
+        target = self._resume.target
+        await self._run(
+            ["systemctl", "start", "--no-block", "--no-ask-password", target],
+            limit_s=RESUME_LIMIT_S,
+            right=f"is {target} installed, and does a polkit rule let this user start it (systemd/powerguard.rules)?",
+        )
+        return (("dry_run", False), ("via", "systemctl"))
+
+    async def _run(self, argv: Sequence[str], *, limit_s: float, right: str) -> None:
+        try:
+            ended = await self._spawn(argv, limit_s=limit_s)
+        except OSError as error:
+            msg = f"{argv[0]}: cannot be started: {error.strerror or error}; {right}"
+            raise EffectorError(msg) from error
+        if ended.timed_out:
+            msg = f"{argv[0]}: did not return within {limit_s:g} s; {right}"
+            raise EffectorError(msg)
+        if ended.returncode != 0:
+            said = ended.stderr.decode("utf-8", "replace").strip().splitlines()
+            msg = f"{argv[0]}: exit status {ended.returncode}: {said[-1][:200] if said else 'it said nothing'}; {right}"
+            raise EffectorError(msg)
+
+
+def refuse_under_test(fifo: str) -> None:
+    """Raise EffectorError where a test would power off the machine that it runs on."""
+    if os.environ.get("POWERGUARD_UNDER_TEST") and os.path.realpath(fifo) == os.path.realpath(OFF_FIFO):
+        msg = f"host: refused under test: {fifo} powers this machine off; set host.fifo to a FIFO of the test's own"
+        raise EffectorError(msg)
+
+
+def open_word(path: str) -> int:
+    """Open the FIFO for writing, without ever waiting, and make sure that root or we made it.
+
+    Raises EffectorError: nobody listens, no FIFO, somebody else's, or not ours to write to.
+    """
+    try:
+        fifo = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in {errno.ENOENT, errno.ENXIO}:
+            msg = f"{path}: {NOT_LISTENING}"
+        elif error.errno == errno.EACCES:
+            msg = f"{path}: user {os.geteuid()} may not write here: only powerguard may (SocketUser=powerguard)"
+        elif error.errno == errno.ELOOP:
+            msg = f"{path}: is a symbolic link, must be the FIFO of powerguard-off.socket itself"
+        else:
+            msg = f"{path}: {error.strerror}; {NOT_LISTENING}"
+        raise EffectorError(msg) from error
+    found = os.fstat(fifo)
+    if not stat.S_ISFIFO(found.st_mode):
+        os.close(fifo)
+        msg = f"{path}: is not a FIFO; {NOT_LISTENING}"
+        raise EffectorError(msg)
+    if found.st_uid not in {0, os.geteuid()} or found.st_mode & 0o022:
+        os.close(fifo)
+        msg = (
+            f"{path}: owner {found.st_uid} and mode {stat.S_IMODE(found.st_mode):04o}: others could write here;"
+            " must be owned by root or by this user, mode 0200 (systemctl restart powerguard-off.socket)"
+        )
+        raise EffectorError(msg)
+    return fifo
+
+
+def write_word(path: str, word: bytes) -> None:
+    """Write one word, whole or not at all (PIPE_BUF), without ever waiting. Raises EffectorError."""
+    fifo = open_word(path)
+    try:
+        os.write(fifo, word)
+    except OSError as error:
+        if error.errno == errno.EAGAIN:
+            msg = f"{path}: full: powerguard-off does not read (systemctl status powerguard-off.service)"
+        else:
+            msg = f"{path}: {error.strerror}; {NOT_LISTENING}"
+        raise EffectorError(msg) from error
+    finally:
+        os.close(fifo)

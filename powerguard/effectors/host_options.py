@@ -1,0 +1,57 @@
+"""Settings of the effector `host`: how this host is powered off, and how training is started again."""
+
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from powerguard.options import Options
+
+OFF_FIFO: Final = "/run/powerguard-off/word"
+"""Where powerguard-off.socket listens (systemd/powerguard-off.socket)."""
+
+
+class HostOptions(Options):
+    """How the host is powered off.
+
+    kind: systemd writes a word to the root helper powerguard-off; command runs a program of the site's own; dry-run
+        only records.
+    force_after_s: seconds from the order until everything that still runs is killed and the power is cut, within 10
+        seconds more. Longer than a usual stop of this host, and 30 s shorter than what the UPS gives.
+    command: for kind command only. `{deadline_s}` in it becomes the whole seconds that are left; it must not wait
+        for the shutdown to end.
+    fifo: for kind systemd only; differs from the default in tests and in unusual layouts.
+    """
+
+    kind: Literal["systemd", "command", "dry-run"] = "systemd"
+    force_after_s: float = Field(default=110, ge=10, le=3600, examples=[110])
+    command: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list, examples=[["/usr/local/sbin/site-power-off", "--within", "{deadline_s}"]]
+    )
+    fifo: str = Field(default=OFF_FIFO, pattern=r"^/", examples=[OFF_FIFO])
+
+    @model_validator(mode="after")
+    def _command_goes_with_its_kind(self) -> Self:
+        if self.kind == "command" and not self.command:
+            msg = "kind command needs command: a list of words, such as [/usr/local/sbin/site-power-off]"
+            raise ValueError(msg)
+        if self.kind != "command" and self.command:
+            msg = f"command is for kind command only, and kind is {self.kind}: set kind: command, or remove command"
+            raise ValueError(msg)
+        return self
+
+
+class ResumeOptions(Options):
+    """What starts training after a return from power-off, once power and battery allow it.
+
+    target: a systemd unit that is started; the polkit rule that comes with powerguard allows the default one.
+    command: run in its place; empty to start the target.
+    """
+
+    target: str = Field(
+        default="powerguard-resume.target",
+        pattern=r"^[A-Za-z0-9:_.@\\-]+\.(target|service)$",
+        examples=["powerguard-resume.target"],
+    )
+    command: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list, examples=[["/usr/local/bin/start-training"]]
+    )

@@ -1,0 +1,303 @@
+"""The root helper `powerguard-off` as a plain process: it alone stands between a word and a dark host.
+
+It reads from a FIFO in a temporary folder and finds our own small tools in place of systemctl, sync, kill and sysrq,
+so that nothing can happen to this machine; the real ones are out of its reach (POWERGUARD_UNDER_TEST).
+"""
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from powerguard.clock import boot_id, boottime_s
+
+PROGRAM = Path(__file__).parents[2] / "systemd" / "powerguard-off"
+STARTED = "systemctl start --no-block --job-mode=replace-irreversibly poweroff.target"
+FORCED = "systemctl poweroff --force --force"
+RECORDING_TOOL = '#!/bin/bash\necho "${0##*/} $*" >>"${0%/*}/calls"\n'
+
+
+class Helper:
+    """powerguard-off under test, its FIFO and the tools that it finds."""
+
+    def __init__(self, folder: Path) -> None:
+        """Lay out a FIFO and four tools that record how they are called."""
+        self.folder = folder
+        self.tools = folder / "tools"
+        self.calls_file = self.tools / "calls"
+        self.log_file = folder / "log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.tools.mkdir()
+        for name in ("systemctl", "sync", "kill", "sysrq"):
+            self.tool(name, "")
+        os.mkfifo(folder / "word")
+        self.fifo = os.open(folder / "word", os.O_RDWR)
+
+    def tool(self, name: str, script: str) -> None:
+        """Make a tool that records its call and then runs the script."""
+        path = self.tools / name
+        path.write_text(RECORDING_TOOL + script + "\n", encoding="ascii")
+        path.chmod(0o755)
+
+    def start(self, **environment: str) -> None:
+        """Start it as systemd does: the FIFO, open both ways, is its standard input."""
+        settings = {"POWERGUARD_UNDER_TEST": "1", "POWERGUARD_OFF_TOOLS": str(self.tools), **environment}
+        with self.log_file.open("ab") as log:
+            self.process = subprocess.Popen(
+                ["/bin/bash", PROGRAM],
+                stdin=self.fifo,
+                stdout=log,
+                stderr=log,
+                env={name: value for name, value in settings.items() if value},
+                start_new_session=True,
+            )
+
+    def say(self, word: str) -> None:
+        """Write one word with its end of line."""
+        os.write(self.fifo, word.encode() + b"\n")
+
+    def off(self, in_s: float) -> None:
+        """Say a right word."""
+        self.say(f"off {boot_id()} {int(boottime_s() + in_s)}")
+
+    @property
+    def calls(self) -> list[str]:
+        """Every tool called so far, with its arguments."""
+        return self.calls_file.read_text(encoding="ascii").splitlines() if self.calls_file.exists() else []
+
+    @property
+    def log(self) -> str:
+        """Everything logged so far."""
+        return self.log_file.read_text(encoding="ascii")
+
+    def ended_within(self, limit_s: float) -> int:
+        """Wait for its end."""
+        assert self.process is not None
+        return self.process.wait(timeout=limit_s)
+
+    def running(self) -> bool:
+        """Say whether it still listens."""
+        return self.process is not None and self.process.poll() is None
+
+    def close(self) -> None:
+        """End it, and every child it left behind."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(timeout=5)
+        os.close(self.fifo)
+
+
+@pytest.fixture
+def helper() -> Iterator[Helper]:
+    """Give a helper that is not started yet."""
+    folder = Path(tempfile.mkdtemp(prefix="pg off ", dir="/tmp"))
+    helper = Helper(folder)
+    yield helper
+    helper.close()
+    shutil.rmtree(folder)
+
+
+def until(what: Callable[[], bool], limit_s: float = 5.0) -> None:
+    """Wait for another process to have got there."""
+    end_s = time.monotonic() + limit_s
+    while not what():
+        assert time.monotonic() < end_s, "did not happen in time"
+        time.sleep(0.02)
+
+
+def test_a_word_starts_the_power_off_at_once_and_forces_it_at_the_deadline(helper: Helper) -> None:
+    """The orderly way first, the hard way not before the deadline and not long after it."""
+    helper.start()
+    helper.off(in_s=3)
+    until(lambda: STARTED in helper.calls, 2)
+    said_s = time.monotonic()
+    assert helper.calls == [STARTED]
+    assert helper.ended_within(15) == 0
+    assert 1.0 <= time.monotonic() - said_s <= 3 + 10
+    assert [call for call in helper.calls if call in {STARTED, FORCED, "sync ", "sysrq o"}] == [
+        STARTED,
+        "sync ",
+        FORCED,
+        "sysrq o",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("word", "because"),
+    [
+        ("", "not a word"),
+        ("off", "not a word"),
+        ("on {boot} {now}", "not a word"),
+        ("OFF {boot} {now}", "not a word"),
+        ("off {boot} {now} please", "not a word"),
+        ("off {boot}  {now}", "not a word"),
+        ("off {boot} -5", "not a word"),
+        ("off {boot} {now}.5", "not a word"),
+        ("off {boot} 010", "not a word"),
+        ("off {boot} 99999999999999999999", "not a word"),
+        ("off {boot} $(reboot)", "not a word"),
+        ("off {boot} a[$(reboot)]", "not a word"),
+        ("off 00000000-0000-0000-0000-000000000000 {now}", "meant for another boot"),
+        ("off {boot} {long_ago}", "stale"),
+        ("off {boot} {far}", "away; at most"),
+        ("off {boot} {now}" + " " * 300, "not a word"),
+        ("\x1b]0;owned\x07", "not a word"),
+    ],
+)
+def test_anything_but_a_right_word_is_refused_and_logged(helper: Helper, word: str, because: str) -> None:
+    """A stale, replayed, torn or hostile word must not take a host down, nor keep the right one from being heard."""
+    now = int(boottime_s())
+    helper.start()
+    helper.say(word.format(boot=boot_id(), now=now, long_ago=max(0, now - 61), far=now + 7300))
+    until(lambda: "refused" in helper.log)
+    assert because in helper.log
+    assert "\x1b" not in helper.log
+    assert helper.calls == []
+    assert helper.running()
+    helper.off(in_s=60)
+    until(lambda: STARTED in helper.calls)
+
+
+def test_a_later_word_brings_the_deadline_forward(helper: Helper) -> None:
+    """The battery fell faster than thought: the second word counts, and the order is not given twice."""
+    helper.start()
+    helper.off(in_s=600)
+    until(lambda: STARTED in helper.calls)
+    helper.off(in_s=0)
+    assert helper.ended_within(12) == 0
+    assert helper.calls.count(STARTED) == 1
+    assert FORCED in helper.calls
+
+
+def test_a_later_word_cannot_put_the_deadline_off(helper: Helper) -> None:
+    """A daemon that was restarted and gives its order again must not win time that the battery does not have."""
+    helper.start()
+    helper.off(in_s=2)
+    helper.off(in_s=600)
+    assert helper.ended_within(14) == 0
+    assert "deadline stays" in helper.log
+
+
+def test_two_words_in_one_write_are_both_heard(helper: Helper) -> None:
+    """A pipe may hand over several words at once."""
+    helper.start()
+    now = int(boottime_s())
+    helper.say(f"off {boot_id()} {now + 600}\noff {boot_id()} {now}")
+    assert helper.ended_within(12) == 0
+
+
+def test_garbage_without_end_does_not_hold_the_deadline_up(helper: Helper) -> None:
+    """A writer gone mad keeps the FIFO full; the deadline comes all the same."""
+    helper.start()
+    helper.off(in_s=2)
+    until(lambda: STARTED in helper.calls)
+    flood = subprocess.Popen(["/bin/bash", "-c", "while :; do printf x; sleep 0.01; done"], stdout=helper.fifo)
+    try:
+        assert helper.ended_within(14) == 0
+    finally:
+        flood.kill()
+        flood.wait(timeout=5)
+    assert FORCED in helper.calls
+
+
+def test_a_sync_that_hangs_is_left_behind(helper: Helper) -> None:
+    """A dead disk keeps sync for ever; the power is cut without it."""
+    helper.tool("sync", "exec sleep 300")
+    helper.start()
+    helper.off(in_s=0)
+    said_s = time.monotonic()
+    assert helper.ended_within(12) == 0
+    assert time.monotonic() - said_s <= 10.5
+    assert "sync did not end within 4 s" in helper.log
+    assert FORCED in helper.calls
+    assert "sysrq o" in helper.calls
+
+
+def test_a_systemctl_that_hangs_costs_three_seconds_and_no_more(helper: Helper) -> None:
+    """Without systemctl PID 1 is asked by signal, and the deadline still ends it."""
+    helper.tool("systemctl", "exec sleep 300")
+    helper.start()
+    helper.off(in_s=1)
+    until(lambda: "kill -s RTMIN+4 1" in helper.calls, 4.5)
+    assert helper.ended_within(14) == 0
+    assert "sysrq o" in helper.calls
+
+
+def test_a_systemctl_that_fails_is_asked_again_at_the_next_word(helper: Helper) -> None:
+    """Twice is as good as once: a first order that came to nothing does not spoil the second."""
+    helper.tool("systemctl", "exit 1")
+    helper.start()
+    helper.off(in_s=60)
+    until(lambda: "kill -s RTMIN+4 1" in helper.calls)
+    helper.tool("systemctl", "")
+    helper.off(in_s=60)
+    until(lambda: helper.calls.count(STARTED) == 2)
+    until(lambda: "poweroff.target started" in helper.log)
+
+
+def test_units_that_still_stop_at_the_deadline_are_killed_by_name(helper: Helper) -> None:
+    """Kill what hangs, and only that, so that the rest may still end in order."""
+    helper.tool(
+        "systemctl",
+        'if [[ $1 == list-units ]]; then printf "%s\\n" "slow.service loaded deactivating stop-sigterm slow" '
+        '"session-3.scope loaded deactivating stop-sigterm s"; fi',
+    )
+    helper.start()
+    helper.off(in_s=0)
+    assert helper.ended_within(12) == 0
+    assert "systemctl kill --signal=KILL -- slow.service session-3.scope" in helper.calls
+
+
+def test_it_survives_the_shutdown_that_it_started(helper: Helper) -> None:
+    """systemd-shutdown sends SIGTERM to everything, and the log goes away; the deadline does not."""
+    helper.start()
+    helper.off(in_s=3)
+    until(lambda: STARTED in helper.calls)
+    assert helper.process is not None
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
+        os.kill(helper.process.pid, number)
+    assert helper.ended_within(14) == 0
+    assert FORCED in helper.calls
+
+
+def test_the_end_of_the_fifo_does_not_end_the_deadline(helper: Helper) -> None:
+    """Should the FIFO be closed under it, it waits by the clock alone, without spinning."""
+    helper.tool("systemctl", "")
+    script = f"echo off {boot_id()} {int(boottime_s()) + 3} | /bin/bash {shlex.quote(str(PROGRAM))}"
+    environment = {"POWERGUARD_UNDER_TEST": "1", "POWERGUARD_OFF_TOOLS": str(helper.tools)}
+    began_s = time.monotonic()
+    ended = subprocess.run(["/bin/bash", "-c", script], env=environment, capture_output=True, timeout=20, check=False)
+    assert ended.returncode == 0
+    assert 2.0 <= time.monotonic() - began_s <= 13
+    assert FORCED in helper.calls
+
+
+def test_recording_does_nothing(helper: Helper) -> None:
+    """A rehearsal writes down what would be done, with its time, and touches no tool."""
+    record = helper.folder / "record"
+    helper.start(POWERGUARD_OFF_RECORD=str(record))
+    helper.off(in_s=1)
+    assert helper.ended_within(10) == 0
+    done = [line.split(" ", 1)[1] for line in record.read_text(encoding="ascii").splitlines()]
+    assert done[0] == STARTED
+    assert {"sync", FORCED, "sysrq o"} <= set(done)
+    assert helper.calls == []
+
+
+def test_under_test_it_refuses_to_act_for_real(helper: Helper) -> None:
+    """Neither a record nor tools: then no word is obeyed."""
+    helper.start(POWERGUARD_OFF_TOOLS="")
+    helper.off(in_s=0)
+    until(lambda: "refused under test" in helper.log)
+    time.sleep(0.5)
+    assert helper.running()
+    assert "powering off" not in helper.log
