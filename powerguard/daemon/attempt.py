@@ -1,0 +1,128 @@
+"""The bulkhead: whatever an effector does, the loop gets an outcome, in time."""
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from powerguard.clock import Clock
+from powerguard.core.model import Action, Detail, Done, Failed
+from powerguard.daemon.log import describe
+from powerguard.effectors.base import Effector, EffectorError
+
+log = structlog.get_logger()
+
+GRACE_S = 0.25
+"""How long a cancelled effector may clean up before it is left behind."""
+
+
+@dataclass(slots=True)
+class Strays:
+    """Effectors that swallowed their cancellation and still run somewhere; held, so that nothing collects them.
+
+    total: how many there have been; `running` holds those that have not ended yet.
+    """
+
+    total: int = 0
+    running: set[asyncio.Task["_Result"]] = field(default_factory=set)
+
+    def take(self, task: asyncio.Task["_Result"]) -> None:
+        """Keep a task that did not end when it was told to."""
+        self.total += 1
+        self.running.add(task)
+        task.add_done_callback(self.running.discard)
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What an effector did: exactly one of the two."""
+
+    detail: Detail | None = None
+    error: BaseException | None = None
+
+
+async def attempt(
+    effector: Effector, action: Action, *, clock: Clock, strays: Strays, grace_s: float = GRACE_S
+) -> Done | Failed:
+    """Carry out one action before `action.by_s`, and say how it went. Raises nothing but CancelledError.
+
+    It returns at the latest grace_s after the deadline, even if the effector swallows its cancellation. An effector
+    that blocks the event loop's thread cannot be bounded from here: effectors must not.
+    A group of exceptions, an effector that cancels itself and one that calls sys.exit() are failures like any other.
+    """
+    began_s = clock()
+    limit_s = action.by_s - began_s
+    if not limit_s > 0:  # also NaN
+        return _failed(action, clock, began_s, f"not started: its deadline passed {-limit_s:.1f} s ago", timed_out=True)
+    # No asyncio.timeout: it waits for as long as the effector takes to clean up. No TaskGroup, for the same reason.
+    task = asyncio.get_running_loop().create_task(_carry_out(effector, action), name=f"action {action.id}")
+    try:
+        await asyncio.wait((task,), timeout=None if math.isinf(limit_s) else limit_s)
+        timed_out = not task.done()
+        if timed_out:
+            task.cancel()
+            await asyncio.wait((task,), timeout=grace_s)
+    except asyncio.CancelledError:
+        task.cancel()
+        try:
+            await asyncio.wait((task,), timeout=grace_s)
+        finally:
+            if not task.done():
+                strays.take(task)
+        raise
+    if timed_out:
+        reason = f"timed out after {clock() - began_s:.1f} s"
+        if not task.done():
+            strays.take(task)
+            reason += f", and did not stop within {grace_s:g} s more (left behind)"
+            log.warning(
+                "action_left_behind", action_id=action.id, action=type(action).__name__, running=len(strays.running)
+            )
+        return _failed(action, clock, began_s, reason, timed_out=True)
+    return _outcome(task, action, clock, began_s)
+
+
+async def _carry_out(effector: Effector, action: Action) -> _Result:
+    """Turn every end but our own cancellation into a value: a SystemExit in a task would end the daemon's loop."""
+    try:
+        return _Result(detail=await effector.carry_out(action))
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the one bulkhead: a bug in an effector must not stop the shutdown
+        return _Result(error=error)
+
+
+def _outcome(task: asyncio.Task[_Result], action: Action, clock: Clock, began_s: float) -> Done | Failed:
+    if task.cancelled():
+        return _failed(action, clock, began_s, "the effector cancelled itself")
+    result = task.result()
+    error = result.error
+    if error is None and not _is_detail(result.detail):
+        error = TypeError(f"the effector returned a {type(result.detail).__name__}, not (name, number or string) pairs")
+    if error is None:
+        now_s = clock()
+        return Done(at_s=now_s, action=action, took_s=now_s - began_s, detail=result.detail or ())
+    if isinstance(error, EffectorError):
+        return _failed(action, clock, began_s, describe(error).removeprefix(f"{type(error).__name__}: "))
+    log.error("action_failed", action_id=action.id, action=type(action).__name__, exc_info=error)
+    return _failed(action, clock, began_s, describe(error))
+
+
+def _failed(
+    action: Action, clock: Callable[[], float], began_s: float, reason: str, *, timed_out: bool = False
+) -> Failed:
+    now_s = clock()
+    return Failed(at_s=now_s, action=action, took_s=now_s - began_s, reason=reason, timed_out=timed_out)
+
+
+def _is_detail(detail: object) -> bool:
+    """Tell whether detail can be journalled."""
+    return isinstance(detail, tuple) and all(
+        isinstance(pair, tuple) and len(pair) == 2 and type(pair[0]) is str and _is_scalar(pair[1]) for pair in detail
+    )
+
+
+def _is_scalar(value: object) -> bool:
+    return value is None or type(value) in (str, int, bool) or (type(value) is float and math.isfinite(value))
