@@ -2,19 +2,20 @@
 
 `decode` takes the profiles that fit a device, most trusted first, and whatever the device answered. Every number goes
 through the same gates: a type, the profile's sentinels, a window of what is believable; then `checks` compares the
-fields with each other. Whatever falls is listed in `Decoded.rejected` with its reason: `powerguard snmp probe` shows it.
+fields with each other. Whatever falls is listed with its reason in `Decoded.rejected`.
 """
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 from powerguard.core.model import OutputSource, Reading
 from powerguard.profiles.checks import cross_check
 from powerguard.profiles.draft import Draft, Rejected
 from powerguard.profiles.schema import Condition, NumberSource, Profile, Scalar
 from powerguard.profiles.values import Answer, Missing, Oid, below, parts
-from powerguard.profiles.vocabulary import LOW, NUMBERS, REPLACE, UNITS, Combine, State
+from powerguard.profiles.vocabulary import NUMBERS, REPLACE, UNITS, Combine, State
 
 Answers = Mapping[str, Answer]
 
@@ -169,6 +170,11 @@ def _lines(
     return [value for value in values if value is not None]
 
 
+def _quietly(name: str, source: NumberSource, _oid: str, raw: Answer) -> float | None:
+    """Convert once more, without telling a second time what was not believed."""
+    return _convert(name, source, raw)[0]
+
+
 def _convert(name: str, source: NumberSource, raw: Answer) -> tuple[float | None, str]:
     """Return the value in our unit, or None and why; "" when there is simply nothing."""
     if isinstance(raw, Missing):
@@ -253,9 +259,7 @@ def _decode_input(profiles: Sequence[Profile], answers: Answers, draft: Draft) -
     for profile in profiles:
         for source in profile.numbers.get("input_v", []):
             if source.object == told_by and source.column is not None:
-                volts = _lines(
-                    profile, source, answers, lambda _oid, raw, known=source: _convert("input_v", known, raw)[0]
-                )
+                volts = _lines(profile, source, answers, partial(_quietly, "input_v", source))
     there = [volt >= _INPUT_THERE_V for volt in volts]
     if all(there) or (any(there) and draft.output_source is not OutputSource.BATTERY):
         draft.input_present = True

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
@@ -15,7 +15,7 @@ SITE_FOLDER = Path("/etc/powerguard/profiles.d")
 
 
 class ProfileError(Exception):
-    """One or more profile files cannot be used; one line each: file:line:column: field: what, and what would be right."""
+    """A profile file cannot be used; one line for each mistake: file:line:column: field: what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Profiles:
     """All known families by name. problems: site files that were left out, one line each, for doctor and the log."""
 
     by_name: dict[str, Profile]
-    problems: tuple[str, ...] = field(default=())
+    problems: tuple[str, ...] = ()
 
     def ranked(self) -> tuple[Profile, ...]:
         """Return all of them, most trusted first."""

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 from powerguard.core.model import OutputSource
 from powerguard.options import Options
 from powerguard.profiles.values import Oid
-from powerguard.profiles.vocabulary import NUMBERS, UNITS, WITNESSES, State
+from powerguard.profiles.vocabulary import NUMBERS, UNITS, WITNESSES, State, Witness
 
 _ABSOLUTE = r"(0|1|2)(\.(0|[1-9][0-9]{0,9})){1,126}"
 _RELATIVE = r"(\.(0|[1-9][0-9]{0,9})){1,126}"
@@ -57,7 +57,7 @@ class NumberSource(Options):
     oid: OidText | None = None
     column: OidText | None = None
     unit: Annotated[str, AfterValidator(_known_unit)]
-    none: list[Number | Span] = []
+    none: list[Number | Span] = Field(default_factory=list)
     valid: Span | None = None
     text: bool = False
     lines: Literal["input", "output"] | None = None
@@ -126,21 +126,21 @@ class Lines(Options):
 class Match(Options):
     """Hints to who made the card. Only hints: probing decides."""
 
-    sys_object_ids: list[OidText] = []
-    sys_descr: list[str] = []
+    sys_object_ids: list[OidText] = Field(default_factory=list)
+    sys_descr: list[str] = Field(default_factory=list)
 
 
 class Probe(Options):
     """What a device must answer believably for the profile to be its own: all of all_of and one of any_of."""
 
     all_of: list[str] = Field(min_length=1)
-    any_of: list[str] = []
+    any_of: list[str] = Field(default_factory=list)
 
 
 class OnBattery(Options):
     """Which parts of the same answer may support a bare "battery"; leave out one that this family gets wrong."""
 
-    confirm_by: list[Literal["on_battery_s", "input_present", "alarms"]] = list(WITNESSES)
+    confirm_by: list[Witness] = Field(default_factory=lambda: list(WITNESSES))
 
 
 class Profile(Options):
@@ -158,12 +158,12 @@ class Profile(Options):
     probe: Probe
     lines: Lines = Lines()
     output_source: list[OutputSourceSource] = Field(min_length=1)
-    numbers: dict[str, list[NumberSource]] = {}
-    states: dict[State, list[StateSource]] = {}
-    flag_strings: list[FlagString] = []
+    numbers: dict[str, list[NumberSource]] = Field(default_factory=dict)
+    states: dict[State, list[StateSource]] = Field(default_factory=dict)
+    flag_strings: list[FlagString] = Field(default_factory=list)
     alarm_table: AlarmTable | None = None
     on_battery: OnBattery = OnBattery()
-    controls: dict[str, None] = Field(default={}, max_length=0)
+    controls: dict[str, None] = Field(default_factory=dict, max_length=0)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -1,7 +1,8 @@
-"""The closed lists that a profile is written with: fields, units, states. A word outside them is an error at load time."""
+"""The closed lists that a profile is written with: fields, units, states. Another word is an error at load time."""
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 
 class State(StrEnum):
@@ -94,5 +95,6 @@ UNITS = {
     "C/10": ("temperature", 0.1),
 }
 
-WITNESSES = ("on_battery_s", "input_present", "alarms")
+Witness = Literal["on_battery_s", "input_present", "alarms"]
+WITNESSES: tuple[Witness, ...] = ("on_battery_s", "input_present", "alarms")
 """What can support a bare "battery" from inside the same answer."""
