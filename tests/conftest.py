@@ -39,3 +39,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for program, tests in sorted(missing.items()):
             terminalreporter.line(f"{program}: {tests} tests skipped")
         terminalreporter.line("scripts/test-peers gets them (as root it installs Debian packages).")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rewrite-scenarios", action="store_true", help="write the answers of tests/scenarios anew")

@@ -128,11 +128,13 @@ def account(policy: Policy, battery: Battery, feed: Feed, reading: Reading, *, d
     if used is None:
         used = health * (0.5 if charge is None else 1.0 - charge)
     elif charge is not None and not draining:
-        used = max(used, health * (1.0 - charge))
+        # Nobody was there while the host was off; the charge told now bounds what that time can have put back.
+        used = max(used - health * battery.away_s / policy.recharge_s, health * (1.0 - charge), 0.0)
     battery = replace(
         battery,
         at_s=reading.at_s,
         used=used,
+        away_s=0.0,
         charged=battery.charged if charge is None else health * charge,
         load=averaged,
         step_at_s=step_at_s,
@@ -291,6 +293,17 @@ def choose_grade(
     grades = (Grade.FULL, Grade.SHORT, Grade.BARE)
     for grade in grades[grades.index(at_most) :]:
         if fits(policy, left=left, tau_paused_s=tau_paused_s, checkpoint=checkpoint, grade=grade):
+            return grade
+    return Grade.BARE
+
+
+def grade_within(policy: Policy, reff_s: float | None, *, at_most: Grade) -> Grade:
+    """Return the most orderly stop that ends within `reff_s`, without a reserve; None: nothing is known, at_most."""
+    if reff_s is None:
+        return at_most
+    grades = (Grade.FULL, Grade.SHORT, Grade.BARE)
+    for grade in grades[grades.index(at_most) :]:
+        if stop_s(policy, grade, reserve_s=0.0) <= reff_s:
             return grade
     return Grade.BARE
 

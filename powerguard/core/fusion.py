@@ -100,7 +100,7 @@ def _supply(feed: Feed, reading: Reading) -> Feed:
     if claim is Supply.BATTERY and feed.supply is not Supply.BATTERY:
         witness = supports_battery(reading)
         if not witness and feed.supply is Supply.UTILITY:
-            witness = _repeats(last, reading)
+            witness = _repeats(feed, reading)
         elif not witness and first_charge_pct is not None and reading.charge_pct is not None:
             witness = "charge_pct" if first_charge_pct - reading.charge_pct >= _CHARGE_FALL_PCT else ""
         if witness:
@@ -131,11 +131,11 @@ def _supply(feed: Feed, reading: Reading) -> Feed:
     )
 
 
-def _repeats(last: Reading | None, reading: Reading) -> str:
+def _repeats(feed: Feed, reading: Reading) -> str:
     """A second reading in a row that says battery, after one that did not."""
-    if last is None or last.output_source is not OutputSource.BATTERY or last.testing or last.calibrating:
+    if not feed.suspect or feed.reading is None:
         return ""
-    return "second_reading" if reading.at_s - last.at_s >= SECOND_READING_S else ""
+    return "second_reading" if reading.at_s - feed.reading.at_s >= SECOND_READING_S else ""
 
 
 def _battery_since_s(feed: Feed, reading: Reading) -> float:

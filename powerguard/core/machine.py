@@ -381,22 +381,25 @@ def _cause_commit(turn: Turn) -> tuple[Cause | None, str]:
 def _move(turn: Turn, cause: Cause, because: str) -> None:
     old = turn.state.phase
     target = TABLE[type(old), cause]
+    told = len(turn.notes)
     _leave(turn, cause, because)
     turn.set_phase(_enter(turn, old, target, because))
-    numbers = turn.numbers()
+    # The story is told in its own order: the move first, then what it brought about.
+    consequences, turn.notes[told:] = turn.notes[told:], []
+    if isinstance(old, Online):
+        turn.open_outage()
     turn.note(
         "phase_changed",
         because,
-        Level.WARNING if target is not Online else Level.INFO,
-        old=phase_name(old),
-        new=phase_name(target),
-        cause=cause.value,
-        **numbers,
+        Level.INFO if target is Online else Level.WARNING,
+        **{"old": phase_name(old), "new": phase_name(target), "cause": cause.value, **turn.numbers()},
     )
-    if isinstance(old, Online):
-        turn.open_outage()
-    elif target is Online:
+    turn.notes.extend(consequences)
+    if target is Online:
         turn.close_outage(old, because)
+        if not plan.gate_open(turn.policy, turn.state, turn.now_s):
+            turn.update(rearm_checkpoint_at_s=turn.now_s + GUARD_CHECKPOINT_S)
+            turn.note("guard_started", "the charge would not survive a second outage", Level.WARNING)
 
 
 def _leave(turn: Turn, cause: Cause, because: str) -> None:
@@ -405,9 +408,6 @@ def _leave(turn: Turn, cause: Cause, because: str) -> None:
         trainers.resume_all(turn)
     if cause is Cause.ABORTED:
         turn.set_outage(aborted_by=because)
-    if cause is Cause.UTILITY_STABLE and not plan.gate_open(turn.policy, turn.state, turn.now_s):
-        turn.update(rearm_checkpoint_at_s=turn.now_s + GUARD_CHECKPOINT_S)
-        turn.note("guard_started", "the charge would not survive a second outage", Level.WARNING)
 
 
 def _enter(turn: Turn, old: Phase, target: type[Phase], because: str) -> Phase:
@@ -431,7 +431,8 @@ def _enter(turn: Turn, old: Phase, target: type[Phase], because: str) -> Phase:
             due_at_s=old.due_at_s,
         )
     turn.set_phase(EmergencyCheckpoint(outage=outage, began_s=began_s, because=because))
-    turn.regrade()
+    if sums.power_off_at_s(turn.state.feed) is not None:
+        turn.regrade()
     load = sums.load_of(turn.state.battery)
     predicted = sums.paused_load(turn.policy, turn.state.trainers, load)
     slowest_s = max((t.step_s for t in turn.state.trainers if t.alive), default=0.0)
@@ -470,7 +471,11 @@ def _new_outage(turn: Turn) -> Outage:
 
 def _latch(turn: Turn, outage: Outage, because: str) -> Shutdown:
     """The commit point. The return is armed and the disks are synced first, both bounded; then the power-off."""
-    policy, grade = turn.policy, outage.grade
+    policy = turn.policy
+    # A load that never fell, a gauge that jumped: what was chosen when there was more time may not fit any more.
+    sums_now = plan.outage_budget(policy, turn.state, turn.now_s)
+    grade = sums.grade_within(policy, sums_now.reff_s, at_most=outage.grade)
+    outage = replace(outage, grade=grade)
     bare = grade is Grade.BARE
     prepare_s = min(policy.bmc_limit_s, 2.0) if bare else policy.bmc_limit_s
     ids = (

@@ -429,6 +429,7 @@ class Battery:
     health: share of a new battery's energy that a full charge holds.
     tau_point: (load, seconds) of a full battery derived from a reading on utility, where there is no table.
     low_load: load when low battery rose: its seconds count at that load.
+    away_s: wall seconds for which the host was off; they may have recharged it, if the charge says so too.
     """
 
     at_s: float = 0.0
@@ -443,6 +444,7 @@ class Battery:
     health: float = 0.75
     tau_point: tuple[float, float] | None = None
     low_load: float | None = None
+    away_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from powerguard.core.model import (
     Online,
     Phase,
     Policy,
+    PowerOff,
     Recovery,
     Shutdown,
     State,
@@ -64,8 +65,12 @@ def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
     )
     phase = turn.state.phase
     if isinstance(phase, Shutdown):
+        # The word may or may not have been written: it is ordered anew, with what is left of its deadline.
+        again = [action for action in again if not isinstance(action, PowerOff)]
         ids = {action.id for action in again}
-        turn.set_phase(replace(phase, waiting=tuple(id_ for id_ in phase.waiting if id_ in ids)))
+        waiting = tuple(id_ for id_ in phase.waiting if id_ in ids)
+        again_at_s = phase.again_at_s if phase.ordered else now_s
+        turn.set_phase(replace(phase, waiting=waiting, again_at_s=again_at_s))
     elif isinstance(phase, Recovery) and phase.asked in expired:
         turn.set_phase(replace(phase, asked=None))
     if not isinstance(phase, Online):
@@ -97,8 +102,9 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
     if maintenance is not None:
         until_s = maintenance.until_s + shift_s
         maintenance = replace(maintenance, until_s=until_s) if until_s > now_s else None
-    # What was used stays used: nobody was there to see it come back. It recharges from here on.
-    battery = Battery(at_s=now_s, used=old.battery.used, health=old.battery.health, tau_point=old.battery.tau_point)
+    battery = Battery(
+        away_s=gap_s, at_s=now_s, used=old.battery.used, health=old.battery.health, tau_point=old.battery.tau_point
+    )
     state = State(
         phase=Online(),
         feed=Feed(since_s=now_s),

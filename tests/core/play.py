@@ -1,0 +1,302 @@
+"""A small language for outages, so that a story is read and written as text.
+
+    policy table=50:540,75:360,100:240 trainer=llm:pause:20
+    auto policy sync poweroff resume checkpoint=20
+    0..5 utility load=75 charge=100 runtime=360
+    6..60 battery load=75 charge=100-0.2 runtime=360-1      # "100-0.2": from 100, 0.2 less each second
+    40 restart                                             # kill and start the daemon, same boot
+    70 reboot gap=300                                      # the host was away for 300 s
+
+Every line with a time is one event, or one a second (`6..60`). After each event the orders whose `auto` answer is due
+are answered. What came of it is told as text: the notes, the orders, and the phase at the end.
+"""
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from powerguard.core.machine import phase_name, step
+from powerguard.core.model import (
+    Abort,
+    Action,
+    CheckpointNow,
+    CheckpointProgress,
+    Conduct,
+    Done,
+    EnsurePolicy,
+    Event,
+    Failed,
+    ForeignStop,
+    OutputSource,
+    Policy,
+    PollNow,
+    PowerOff,
+    Reading,
+    ResumeTrainer,
+    ResumeTraining,
+    SetMaintenance,
+    SourceFailed,
+    State,
+    Step,
+    SyncFilesystems,
+    Tick,
+    TrainerPolicy,
+    TrainerSeen,
+    TriggerCheckpoint,
+)
+from powerguard.core.plain import from_plain, to_plain
+from powerguard.core.recovery import Stored, restore
+
+KINDS: dict[str, type[Action]] = {
+    "policy": EnsurePolicy,
+    "sync": SyncFilesystems,
+    "poweroff": PowerOff,
+    "resume": ResumeTraining,
+    "trainer_resume": ResumeTrainer,
+    "checkpoint": TriggerCheckpoint,
+    "poll": PollNow,
+}
+_NOTED = ("reff_paused_s", "stop_s", "checkpoint_s", "grade", "outcome", "lasted_s", "away_s", "trainer", "after")
+
+
+def make_policy(words: list[str]) -> Policy:
+    """Read `policy` words: table=, trainer=name:conduct:seconds[:disk] (repeatable), and any field of Policy."""
+    fields: dict[str, Any] = {}
+    trainers = []
+    for word in words:
+        key, _, value = word.partition("=")
+        if key == "table":
+            points = (pair.split(":") for pair in value.split(","))
+            fields["runtime_table"] = tuple((float(load) / 100, float(seconds)) for load, seconds in points)
+        elif key == "trainer":
+            name, conduct, seconds, *disk = value.split(":")
+            trainers.append(
+                TrainerPolicy(
+                    name=name, conduct=Conduct(conduct), checkpoint_s=float(seconds), disk=disk[0] if disk else ""
+                )
+            )
+        elif key == "boot_id":
+            fields[key] = value
+        else:
+            fields[key] = float(value)
+    return Policy(**{"boot_id": "boot-one", "ups": "ups", "trainers": tuple(trainers), **fields})
+
+
+@dataclass
+class Told:
+    """What a story came to. lines: notes and orders as text; actions: all that was ordered."""
+
+    state: State
+    lines: list[str] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+
+    @property
+    def phase(self) -> str:
+        return phase_name(self.state.phase)
+
+    def ordered(self, kind: type[Action]) -> list[Action]:
+        return [action for action in self.actions if isinstance(action, kind)]
+
+
+class Player:
+    """Plays a story through the real `step`, with every state going through the journal's own plain form."""
+
+    def __init__(self) -> None:
+        self.policy = make_policy([])
+        self.now_s = 0.0
+        self.open: list[tuple[float, Action]] = []
+        self.auto: dict[str, float] = {}
+        self.told: Told | None = None
+
+    def play(self, text: str) -> Told:
+        for raw in text.splitlines():
+            line = raw.partition("#")[0].strip()
+            if line:
+                self.line(line)
+        assert self.told is not None
+        return self.told
+
+    def line(self, line: str) -> None:
+        word, *rest = line.split()
+        if word == "policy":
+            self.policy = make_policy(rest)
+            return
+        if word == "auto":
+            self.auto = {k: float(v or 0.1) for k, _, v in (w.partition("=") for w in rest)}
+            return
+        start, _, end = word.partition("..")
+        at_s = float(start)
+        first_s = at_s
+        while at_s <= float(end or start) + 1e-9:
+            self._answer(until_s=at_s)
+            self._event(at_s, rest[0], rest[1:], at_s - first_s)
+            at_s += 1.0
+        self._answer(until_s=at_s - 1.0)
+
+    def _state(self) -> State:
+        if self.told is None:
+            self.told = Told(restore(self.policy, None, self.now_s).state)
+        return self.told.state
+
+    def _answer(self, until_s: float) -> None:
+        """Give the `auto` answers that are due by now, in their order."""
+        while True:
+            due = [(at + self._delay(a), a) for at, a in self.open if self._delay(a) >= 0]
+            due = [(when, a) for when, a in due if when <= until_s]
+            if not due:
+                return
+            when, action = min(due, key=lambda pair: pair[0])
+            self._done(when, action, {})
+
+    def _delay(self, action: Action) -> float:
+        name = next(name for name, kind in KINDS.items() if isinstance(action, kind))
+        if name == "checkpoint" and isinstance(action, TriggerCheckpoint) and action.trainer in self.auto:
+            return self.auto[action.trainer]
+        return self.auto.get(name, -1.0)
+
+    def _done(self, at_s: float, action: Action, detail: dict[str, Any]) -> None:
+        self.open = [(at, a) for at, a in self.open if a.id != action.id]
+        if isinstance(action, EnsurePolicy):
+            detail = {"policy": "always-on", "verified": True, **detail}
+        if isinstance(action, TriggerCheckpoint):
+            paused = action.after is not Conduct.CONTINUE
+            detail = {"step": 1000, "verified": True, "at_paused_step": paused, "paused": paused, **detail}
+        self.send(Done(at_s=at_s, action=action, took_s=0.1, detail=tuple(detail.items())))
+
+    def _pending(self, name: str, trainer: str = "") -> Action:
+        kind = KINDS[name]
+        for _, action in self.open:
+            if isinstance(action, kind) and (not trainer or getattr(action, "trainer", "") == trainer):
+                return action
+        msg = f"no {name} is open"
+        raise AssertionError(msg)
+
+    def _event(self, at_s: float, verb: str, words: list[str], into_s: float) -> None:  # noqa: C901 - a list of words
+        self.now_s = at_s
+        if verb in tuple(OutputSource):
+            self.send(self._reading(at_s, verb, words, into_s))
+            return
+        given = dict(w.partition("=")[::2] for w in words if "=" in w)
+        plain = [w for w in words if "=" not in w]
+        match verb:
+            case "tick":
+                self.send(Tick(at_s=at_s))
+            case "lost":
+                self.send(SourceFailed(at_s=at_s, ups="ups", source="snmp", reason=" ".join(plain), lost=True))
+            case "trainer":
+                self.send(self._seen(at_s, plain[0], given))
+            case "progress":
+                action = self._pending("checkpoint", plain[0])
+                eta_s = float(given["eta"]) if "eta" in given else None
+                self.send(
+                    CheckpointProgress(
+                        at_s=at_s,
+                        trainer=plain[0],
+                        action_id=action.id,
+                        stage="writing",
+                        eta_s=eta_s,
+                        paused="paused" in plain,
+                    )
+                )
+            case "durable":
+                detail = {"at_paused_step": False} if "older" in plain else {}
+                self._done(at_s, self._pending("checkpoint", plain[0]), detail)
+            case "failed":
+                name, trainer = (plain[0], "") if plain[0] in KINDS else ("checkpoint", plain[0])
+                action = self._pending(name, trainer)
+                self.open = [(at, a) for at, a in self.open if a.id != action.id]
+                reason = " ".join(w for w in plain[1:] if w != "timeout") or "refused"
+                self.send(Failed(at_s=at_s, action=action, took_s=0.1, reason=reason, timed_out="timeout" in plain))
+            case "done":
+                self._done(at_s, self._pending(plain[0]), {})
+            case "abort":
+                self.send(Abort(at_s=at_s, who="alice"))
+            case "maintenance":
+                self.send(SetMaintenance(at_s=at_s, until_s=at_s + float(plain[0]), reason="works", who="alice"))
+            case "checkpoint_now":
+                self.send(CheckpointNow(at_s=at_s, who="alice"))
+            case "sigterm":
+                self.send(ForeignStop(at_s=at_s, host_stopping="host" in plain))
+            case "restart" | "reboot":
+                self._restart(at_s, verb, given)
+            case _:
+                msg = f"unknown word {verb!r}"
+                raise AssertionError(msg)
+
+    def _reading(self, at_s: float, source: str, words: list[str], into_s: float) -> Reading:
+        fields: dict[str, Any] = {}
+        names = {"load": "load_pct", "charge": "charge_pct", "runtime": "runtime_s", "on_battery": "on_battery_s"}
+        names |= {"off_in": "output_off_in_s"}
+        for word in words:
+            key, _, value = word.partition("=")
+            key = names.get(key, key)
+            if not value:
+                fields[key] = True
+            elif value in ("true", "false"):
+                fields[key] = value == "true"
+            else:
+                sign = "-" if "-" in value[1:] else "+"
+                base, _, slope = value.partition(sign) if value[0] != "-" else (value, "", "")
+                fields[key] = float(base) + (-1 if sign == "-" else 1) * float(slope or 0) * into_s
+                if key != "on_battery_s":
+                    fields[key] = max(0.0, fields[key])
+        return Reading(at_s=at_s, ups="ups", source="snmp", output_source=OutputSource(source), **fields)
+
+    def _seen(self, at_s: float, name: str, given: dict[str, str]) -> TrainerSeen:
+        return TrainerSeen(
+            at_s=at_s,
+            trainer=name,
+            alive=given.get("alive", "true") == "true",
+            conduct=Conduct(given.get("conduct", "pause")),
+            checkpoint_s=float(given["checkpoint_s"]) if "checkpoint_s" in given else None,
+            paused=given.get("paused") == "true",
+        )
+
+    def _restart(self, at_s: float, verb: str, given: dict[str, str]) -> None:
+        old = self._state()
+        new_boot = verb == "reboot"
+        in_flight = tuple(action for _, action in self.open)
+        self.open = []
+        before_s, boot = self.last_s, self.policy.boot_id
+        if new_boot:
+            self.policy = replace(self.policy, boot_id="boot-" + given.get("id", "two"))
+        gap = float(given["gap"]) if "gap" in given else None
+        stored = Stored(state=old, boot_id=boot, at_s=before_s, gap_s=gap, in_flight=() if new_boot else in_flight)
+        self._tell(at_s, restore(self.policy, stored, at_s))
+
+    def send(self, event: Event) -> Step:
+        state = self._state()
+        self.last_s = event.at_s
+        answer = step(self.policy, state, event)
+        assert step(self.policy, state, event) == answer, "same state and event, same answer"
+        self._tell(event.at_s, answer)
+        return answer
+
+    def _tell(self, at_s: float, answer: Step) -> None:
+        assert self.told is not None
+        kept = from_plain(json.loads(json.dumps(to_plain(answer.state))), State)
+        assert kept == answer.state, "the journal keeps a state whole"
+        self.told.state = kept
+        for note in answer.notes:
+            numbers = " ".join(f"{k}={_short(v)}" for k, v in note.numbers if k in _NOTED and v is not None)
+            if note.event == "phase_changed":
+                old, new = dict(note.numbers)["old"], dict(note.numbers)["new"]
+                numbers = f"{old} -> {new} {numbers}"
+            self.told.lines.append(f"{at_s:g} {note.event} because={note.because!r} {numbers}".rstrip())
+        for action in answer.actions:
+            shown = {k: getattr(action, k, None) for k in ("trainer", "after", "grade", "force_after_s")}
+            text = " ".join(f"{k}={_short(v)}" for k, v in shown.items() if v is not None)
+            limit_s = action.by_s - at_s
+            self.told.lines.append(f"{at_s:g} ! {type(action).__name__} within={limit_s:.3g}s {text}".rstrip())
+            self.told.actions.append(action)
+            if not isinstance(action, PollNow):
+                self.open.append((at_s, action))
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def play(*lines: str) -> Told:
+    """Play a story given line by line."""
+    return Player().play("\n".join(lines))
