@@ -1,0 +1,304 @@
+"""Asks trainers for checkpoints, lets them go on, and keeps an eye on them in between."""
+
+import asyncio
+import os
+import re
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import structlog
+
+from powerguard.clock import Clock
+from powerguard.core.model import (
+    Action,
+    CheckpointProgress,
+    Conduct,
+    Detail,
+    ResumeTrainer,
+    TrainerSeen,
+    TriggerCheckpoint,
+)
+from powerguard.effectors.base import EffectorError
+from powerguard.effectors.child import Spawn, run_child
+from powerguard.effectors.trainer.checkpoint import CheckpointRun
+from powerguard.effectors.trainer.conduct import BACKOFF_S
+from powerguard.effectors.trainer.options import MAX_SOCKET_PATH, TrainerOptions
+from powerguard.effectors.trainer.peer import Answer, GoneError, Peer, PeerError, StrangerError
+from powerguard.wire import RESUME_PATH, STATUS_PATH, After, TrainerStatus, WireError, clean_text
+
+Publish = Callable[[TrainerSeen | CheckpointProgress], None]
+
+MAX_DISCOVERED = 64
+_SOCKET_NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,63})\.sock")
+_ORDER = (After.CONTINUE, After.PAUSE, After.EXIT)
+_log = structlog.get_logger("powerguard.trainer")
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One trainer and what was last told of it. fault: told once, when it changes."""
+
+    peer: Peer
+    found: bool
+    seen: TrainerSeen | None = None
+    fault: str = ""
+
+
+class TrainerEffector:
+    """Carries out TriggerCheckpoint and ResumeTrainer, for configured trainers and those found by their sockets.
+
+    publish: takes TrainerSeen and CheckpointProgress; never blocks. discover_dir: where trainers put their sockets;
+    None: only configured ones count. discover_uids: whose sockets there are believed; root's and our own always are.
+    """
+
+    def __init__(
+        self,
+        options: Sequence[TrainerOptions],
+        *,
+        clock: Clock,
+        publish: Publish,
+        discover_dir: Path | None = None,
+        discover_uids: Sequence[int] = (),
+        spawn: Spawn = run_child,
+    ) -> None:
+        self._clock = clock
+        self._publish = publish
+        self._discover_dir = None if discover_dir is None else discover_dir.absolute()
+        self._discover_uids = frozenset({0, os.geteuid(), *discover_uids})
+        self._spawn = spawn
+        self._strangers: set[str] = set()
+        self._watched: dict[str, _Watched] = {}
+        for option in options:
+            uids = None if option.uids is None else frozenset(option.uids)
+            self._watched[option.name] = _Watched(Peer(option, uids=uids), found=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all trainers known now, configured and found."""
+        return tuple(self._watched)
+
+    async def carry_out(self, action: Action) -> Detail:
+        """Ask for a checkpoint and see it through to durable, or let training go on. Raises EffectorError.
+
+        The caller cancels it at `action.by_s`; it ends by itself a little before that.
+        """
+        match action:
+            case TriggerCheckpoint(trainer=name):
+                watched = self._find(name)
+                run = CheckpointRun(
+                    peer=watched.peer,
+                    action=action,
+                    clock=self._clock,
+                    publish=self._publish,
+                    gone=lambda: self._tell(watched, self._absent(watched)),
+                    spawn=self._spawn,
+                )
+                return await run.run()
+            case ResumeTrainer(trainer=name):
+                return await self._resume(self._find(name))
+            case _:
+                pass
+        msg = f"{type(action).__name__} is nothing that a trainer can do"
+        raise EffectorError(msg)
+
+    async def watch(self, every_s: float = 5.0) -> None:
+        """Look at all trainers every so often, until cancelled."""
+        while True:
+            await self.look()
+            # Trainers cannot call us: looking again is the only way to hear of one.
+            await asyncio.sleep(every_s)  # noqa: TID251
+
+    async def look(self) -> None:
+        """Look once: find sockets, ask every trainer for its status, publish what it says. Ends within 6 s."""
+        await self._discover()
+        async with asyncio.TaskGroup() as group:
+            for watched in self._watched.values():
+                group.create_task(self._look_at(watched))
+
+    async def close(self) -> None:
+        """Let go of all connections."""
+        for watched in self._watched.values():
+            await watched.peer.close()
+
+    def _find(self, name: str) -> _Watched:
+        watched = self._watched.get(name)
+        if watched is None:
+            msg = f"no trainer {name!r} (known: {', '.join(self._watched) or 'none'})"
+            raise EffectorError(msg)
+        return watched
+
+    # --- Going on -------------------------------------------------------------------------------------------------
+
+    async def _resume(self, watched: _Watched) -> Detail:
+        """Tell a trainer to go on; one that knows no such thing never stood still for us."""
+        peer = watched.peer
+        what = ""
+        for pause_s in (0.0, *BACKOFF_S):
+            await asyncio.sleep(pause_s)  # noqa: TID251 - between two tries there is nothing to await
+            answer = await peer.call("POST", RESUME_PATH, body=b"{}")
+            if isinstance(answer, GoneError | StrangerError):
+                if isinstance(answer, GoneError):
+                    self._tell(watched, self._absent(watched))
+                raise EffectorError(str(answer))
+            if isinstance(answer, PeerError):
+                what = str(answer)
+                continue
+            if answer.status in (404, 405, 501):
+                return (("native", False), ("resumed", False))
+            status = TrainerStatus.parse(answer.body)
+            if 200 <= answer.status < 300:
+                if not isinstance(status, TrainerStatus):
+                    return (("native", False), ("resumed", True))
+                return (("native", True), ("resumed", not status.paused), ("step", status.step))
+            what = f"{peer.options.url}: POST {RESUME_PATH} answered {answer.status}"
+            if answer.status < 500 and answer.status != 429:
+                break
+        msg = f"{what} (expected 200; training may still stand: POST {RESUME_PATH} by hand)"
+        raise EffectorError(msg)
+
+    # --- Looking --------------------------------------------------------------------------------------------------
+
+    async def _look_at(self, watched: _Watched) -> None:
+        peer = watched.peer
+        answer = await peer.call("GET", STATUS_PATH)
+        if isinstance(answer, PeerError):
+            self._fault(watched, str(answer))
+            stranger = isinstance(answer, StrangerError)
+            if isinstance(answer, GoneError) or (stranger and not watched.found):
+                self._tell(watched, self._absent(watched))  # nobody there, or nobody whom we could ask
+            elif not stranger:
+                self._tell(watched, self._silent(watched))
+            return
+        status = TrainerStatus.parse(answer.body) if answer.status == 200 else None
+        if isinstance(status, TrainerStatus):
+            peer.native = True
+            self._fault(watched, "")
+            self._tell(watched, seen(peer.options, status, self._clock()))
+            return
+        if answer.status in (404, 405, 501):
+            peer.native = False
+            self._fault(watched, "")
+        elif answer.status in (401, 403):
+            peer.forget_token()
+            self._fault(watched, f"{peer.options.url}: refuses our token (HTTP {answer.status}; check `token`)")
+        else:
+            reason = status.reason if isinstance(status, WireError) else f"HTTP {answer.status}"
+            self._fault(watched, f"{peer.options.url}: GET {STATUS_PATH}: {answer.fault or reason}")
+        self._tell(watched, self._silent(watched))
+
+    def _absent(self, watched: _Watched) -> TrainerSeen:
+        return TrainerSeen(
+            at_s=self._clock(),
+            trainer=watched.peer.options.name,
+            alive=False,
+            disk=watched.peer.options.disk,
+        )
+
+    def _silent(self, watched: _Watched) -> TrainerSeen:
+        """Somebody is there who says nothing (new) of himself: what he last said stands; a dumb one continues."""
+        if watched.seen is not None and watched.seen.alive:
+            return replace(watched.seen, at_s=self._clock())
+        options = watched.peer.options
+        return TrainerSeen(at_s=self._clock(), trainer=options.name, alive=True, disk=options.disk)
+
+    def _tell(self, watched: _Watched, news: TrainerSeen) -> None:
+        watched.seen = news
+        self._publish(news)
+
+    def _fault(self, watched: _Watched, fault: str) -> None:
+        """Log a fault when it begins, changes or ends."""
+        if fault == watched.fault:
+            return
+        watched.fault = fault
+        name = watched.peer.options.name
+        if fault:
+            _log.warning("trainer_unreachable", trainer=name, because=fault)
+        else:
+            _log.info("trainer_reachable", trainer=name, url=watched.peer.options.url)
+
+    # --- Finding --------------------------------------------------------------------------------------------------
+
+    async def _discover(self) -> None:
+        if self._discover_dir is None:
+            return
+        configured = {watched.peer.options.socket_path for watched in self._watched.values() if not watched.found}
+        sockets = {name: path for name, path in _sockets(self._discover_dir).items() if path not in configured}
+        async with asyncio.TaskGroup() as group:
+            for name, path in sockets.items():
+                if name not in self._watched:
+                    options = TrainerOptions(name=name, url=f"unix:{path}")
+                    group.create_task(self._admit(_Watched(Peer(options, uids=self._discover_uids), found=True)))
+                elif not self._watched[name].found:
+                    self._ignore(path, f"the settings have another trainer {name!r} (rename this socket)")
+        for name, watched in list(self._watched.items()):
+            if watched.found and name not in sockets and not watched.peer.calls:
+                del self._watched[name]
+                self._tell(watched, self._absent(watched))
+                await watched.peer.close()
+
+    async def _admit(self, watched: _Watched) -> None:
+        """Take a found socket in once it has answered: until then, nobody has proved whose it is."""
+        answer = await watched.peer.call("GET", STATUS_PATH)
+        path = str(watched.peer.options.socket_path)
+        if isinstance(answer, Answer):
+            self._strangers.discard(path)
+            self._watched[watched.peer.options.name] = watched
+            return
+        if not isinstance(answer, GoneError):  # what a dead trainer left behind is no news
+            self._ignore(path, str(answer))
+        await watched.peer.close()
+
+    def _ignore(self, path: str, reason: str) -> None:
+        if path not in self._strangers and len(self._strangers) < MAX_DISCOVERED:
+            self._strangers.add(path)
+            _log.warning("trainer_ignored", socket=path, because=reason)
+
+
+def seen(options: TrainerOptions, status: TrainerStatus, at_s: float) -> TrainerSeen:
+    """Translate a trainer's word into an event, clamped: no claim of a trainer can bring a shutdown nearer.
+
+    It does what the settings ask, but no more than it is willing to; it needs what it says, but never more than
+    `max_checkpoint_s`.
+    """
+    after = min(After(options.after), status.conduct, key=_ORDER.index)
+    needs_s: float | None = None
+    if status.estimate is not None:
+        needs_s = status.estimate.seconds
+        if needs_s is None and status.estimate.bytes is not None and status.estimate.write_bw_p10:
+            needs_s = status.estimate.bytes / (0.8 * status.estimate.write_bw_p10)
+    last = status.last_committed
+    return TrainerSeen(
+        at_s=at_s,
+        trainer=options.name,
+        alive=True,
+        conduct=Conduct(after.value),
+        checkpoint_s=None if needs_s is None else min(needs_s, options.max_checkpoint_s),
+        disk=options.disk,
+        step=status.step,
+        step_s=min(status.step_time_p95_s or 0.0, options.max_checkpoint_s),
+        paused=status.paused,
+        durable_step=None if last is None else last.step,
+        durable_age_s=None if last is None else last.age_s,
+    )
+
+
+def _sockets(folder: Path) -> dict[str, str]:
+    """Names and paths of the sockets in a folder: at most 64, in order, symbolic links not followed."""
+    found: dict[str, str] = {}
+    try:
+        with os.scandir(folder) as entries:
+            for count, entry in enumerate(entries):
+                if count >= 100 * MAX_DISCOVERED:  # the folder is open to all users: one may have filled it
+                    break
+                match = _SOCKET_NAME.fullmatch(entry.name)
+                if (
+                    match
+                    and len(os.fsencode(entry.path)) <= MAX_SOCKET_PATH
+                    and stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
+                ):
+                    found[match[1]] = entry.path
+    except OSError as error:
+        _log.debug("trainers_not_listed", folder=str(folder), because=clean_text(error.strerror or str(error)))
+    return dict(sorted(found.items())[:MAX_DISCOVERED])

@@ -1,0 +1,109 @@
+"""What the settings say of one trainer, and of those that are found by their sockets."""
+
+import ipaddress
+from typing import Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from powerguard.options import Options, Secret
+
+MAX_SOCKET_PATH = 107
+DEFAULT_CHECKPOINT_S = 60.0
+
+
+class TrainerOptions(Options):
+    """One trainer that is reached over HTTP, on a unix socket or a TCP port."""
+
+    kind: Literal["http"] = Field(default="http", description="How it is reached.")
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
+        description="What it is called in logs and metrics.",
+        examples=["llm"],
+    )
+    url: str = Field(
+        description="unix:/path/to.sock, or http://host:port.",
+        examples=["unix:/run/powerguard-trainers/llm.sock", "http://127.0.0.1:5000"],
+    )
+    token: Secret | None = Field(default=None, description="Bearer token. Required unless the host is this one.")
+    after: Literal["pause", "exit", "continue"] = Field(
+        default="pause", description="What it is asked to do once its emergency checkpoint is durable."
+    )
+    checkpoint_s: float | None = Field(
+        default=None, gt=0, le=86400, description="Seconds a checkpoint takes, until it has been measured."
+    )
+    max_checkpoint_s: float = Field(
+        default=600.0, gt=0, le=86400, description="The most that it may claim to need; also how long a mute one gets."
+    )
+    size_bytes: int | None = Field(
+        default=None, gt=0, description="Size of a checkpoint, where checkpoint_s is unknown."
+    )
+    write_bytes_per_s: float | None = Field(
+        default=None, gt=0, description="What its disk writes, to go with size_bytes."
+    )
+    disk: str = Field(default="", description="Trainers with the same word share a disk: their checkpoints add up.")
+    checkpoint_dir: str | None = Field(
+        default=None, pattern="^/", description="Where its checkpoints lie, if it cannot tell by itself."
+    )
+    uids: list[int] | None = Field(
+        default=None, description="User ids that may serve the unix socket. Unset: anyone who can, with these settings."
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        if url.startswith("unix:"):
+            path = url.removeprefix("unix:")
+            if not path.startswith("/") or len(path.encode()) > MAX_SOCKET_PATH or "\0" in path:
+                msg = f"needs an absolute path of at most {MAX_SOCKET_PATH} bytes after unix:"
+                raise ValueError(msg)
+            return url
+        try:
+            parts = urlsplit(url)
+            sound = parts.scheme == "http" and parts.hostname and parts.port and parts.path in ("", "/")
+        except ValueError:
+            sound = False
+        else:
+            sound = sound and not (parts.query or parts.fragment or parts.username or parts.password)
+        if not sound:
+            msg = "must be unix:/path/to.sock or http://host:port, without path, user or password"
+            raise ValueError(msg)
+        return url.rstrip("/")
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.token is None and not self.is_local:
+            msg = "a trainer on another host needs a token (token: {credential: NAME})"
+            raise ValueError(msg)
+        if (self.size_bytes is None) != (self.write_bytes_per_s is None):
+            msg = "size_bytes and write_bytes_per_s go together"
+            raise ValueError(msg)
+        if self.seed_s > self.max_checkpoint_s:
+            msg = f"a checkpoint of {self.seed_s:.0f} s is longer than max_checkpoint_s ({self.max_checkpoint_s:.0f})"
+            raise ValueError(msg)
+        return self
+
+    @property
+    def socket_path(self) -> str | None:
+        """Path of the unix socket; None where it is a TCP port."""
+        return self.url.removeprefix("unix:") if self.url.startswith("unix:") else None
+
+    @property
+    def is_local(self) -> bool:
+        """It can only be on this host: a unix socket or a loopback address."""
+        if self.socket_path is not None:
+            return True
+        host = urlsplit(self.url).hostname or ""
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return host == "localhost"
+
+    @property
+    def seed_s(self) -> float:
+        """Seconds a checkpoint needs before anything has been measured: as told, else twice size over bandwidth."""
+        if self.checkpoint_s is not None:
+            return self.checkpoint_s
+        if self.size_bytes is not None and self.write_bytes_per_s is not None:
+            return 2.0 * self.size_bytes / self.write_bytes_per_s
+        return min(DEFAULT_CHECKPOINT_S, self.max_checkpoint_s)

@@ -1,0 +1,201 @@
+"""One trainer's HTTP endpoint, as the daemon may safely talk to it: every wait and every size has an end.
+
+Connecting takes at most 1 s, the headers 2 s, the body 2 s and 64 KiB. No redirect is followed, no cookie kept, no
+proxy of the environment used, nothing decompressed. On a unix socket the other end's user is checked before the
+first byte (and so the token) is sent.
+"""
+
+import asyncio
+import errno
+import socket
+import struct
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.tracing import Trace
+
+from powerguard.effectors.trainer.options import TrainerOptions
+from powerguard.options import SecretError
+from powerguard.wire import MAX_BODY_BYTES, clean_text
+
+CONNECT_S = 1.0
+HEADERS_S = 2.0
+BODY_S = 2.0
+_GONE = frozenset({errno.ECONNREFUSED, errno.ENOENT, errno.ENOTSOCK, errno.ENOTDIR})
+
+
+class PeerError(Exception):
+    """A call that brought no answer. The text says what and where."""
+
+
+class GoneError(PeerError):
+    """Nobody listens: no such socket, or the connection is refused."""
+
+
+class HungError(PeerError):
+    """Somebody listens, and says nothing in time."""
+
+
+class BrokenError(PeerError):
+    """What came is no HTTP, or the connection was cut."""
+
+
+class StrangerError(PeerError):
+    """The socket is served by a user whom the settings do not allow, or our own token cannot be had."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """An answer. fault: why the body is not whole ("" if it is); the status counts all the same."""
+
+    status: int
+    location: str | None
+    retry_after: str | None
+    body: bytes
+    fault: str = ""
+
+
+class Peer:
+    """One trainer. native: it has spoken `powerguard.trainer/v1`; None until we know."""
+
+    def __init__(self, options: TrainerOptions, *, uids: frozenset[int] | None) -> None:
+        self.options = options
+        self.native: bool | None = None
+        self.calls = 0
+        self._uids = uids
+        self._session: aiohttp.ClientSession | None = None
+        self._token: bytes | None = None
+        self._base = "http://trainer" if options.socket_path is not None else options.url
+
+    async def call(
+        self, method: str, path: str, *, body: bytes | None = None, headers_s: float = HEADERS_S
+    ) -> Answer | PeerError:
+        """Send one request. Faults of the peer come back as values, so that callers may wait for several at once."""
+        self.calls += 1
+        try:
+            async with asyncio.timeout(CONNECT_S + headers_s) as patience:
+                headers = self._headers()
+                async with self._open().request(
+                    method, f"{self._base}{path}", data=body, headers=headers, allow_redirects=False
+                ) as response:
+                    patience.reschedule(None)
+                    content, fault = await _read(response)
+                    return Answer(
+                        status=response.status,
+                        location=response.headers.get("Location"),
+                        retry_after=response.headers.get("Retry-After"),
+                        body=content,
+                        fault=fault,
+                    )
+        except PeerError as error:
+            return error
+        except TimeoutError:
+            return HungError(f"{self.options.url}: no answer to {method} {path} within {CONNECT_S + headers_s:.1f} s")
+        except SecretError as error:
+            return StrangerError(f"{self.options.url}: our token cannot be read: {error}")
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return self._translated(error, method, path)
+        finally:
+            self.calls -= 1
+
+    async def close(self) -> None:
+        """Let go of the session."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def forget_token(self) -> None:
+        """Read the token again next time: it was refused, and may have been changed since."""
+        self._token = None
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if self.options.token is not None:
+            if self._token is None:
+                self._token = self.options.token.read()
+            headers["Authorization"] = f"Bearer {self._token.decode('ascii', 'replace')}"
+        return headers
+
+    def _open(self) -> aiohttp.ClientSession:
+        """Return the session; made late, because it belongs to the running loop."""
+        if self._session is None:
+            path = self.options.socket_path
+            connector: aiohttp.BaseConnector = (
+                aiohttp.TCPConnector(force_close=True, limit=8, use_dns_cache=False)
+                if path is None
+                else _CheckedUnixConnector(path, self._uids)
+            )
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=False,
+                auto_decompress=False,
+            )
+        return self._session
+
+    def _translated(self, error: Exception, method: str, path: str) -> PeerError:
+        cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+        number = cause.errno if isinstance(cause, OSError) else None
+        if number in _GONE:
+            return GoneError(f"{self.options.url}: nobody listens there ({errno.errorcode[number or 0]})")
+        if number == errno.EAGAIN:  # the listen queue of a unix socket is full: its owner does not accept any more
+            return HungError(f"{self.options.url}: does not accept connections")
+        if number in (errno.EACCES, errno.EPERM):
+            return StrangerError(f"{self.options.url}: we may not connect (let our group write to the socket)")
+        # Only the kind of the error is told: its text may hold what the peer sent, and headers that we sent.
+        kind = f"{type(error).__name__}" + (f" {errno.errorcode.get(number, number)}" if number else "")
+        return BrokenError(f"{self.options.url}: {method} {path} got no whole answer ({clean_text(kind, 80)})")
+
+
+class _CheckedUnixConnector(aiohttp.UnixConnector):
+    """Looks at who listens before anything is sent. aiohttp offers no public place between connecting and sending."""
+
+    def __init__(self, path: str, uids: frozenset[int] | None) -> None:
+        super().__init__(path, force_close=True, limit=8)
+        self._uids = uids
+
+    async def _create_connection(
+        self,
+        req: aiohttp.ClientRequest,
+        traces: list[Trace],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's signature
+    ) -> ResponseHandler:
+        connection = await super()._create_connection(req, traces, timeout)
+        if self._uids is not None:
+            uid = _peer_uid(connection.transport)
+            if uid not in self._uids:
+                connection.close()
+                allowed = ", ".join(map(str, sorted(self._uids)))
+                msg = f"unix:{self.path}: served by uid {uid}, who is not allowed to (allowed: {allowed})"
+                raise StrangerError(msg)
+        return connection
+
+
+def _peer_uid(transport: asyncio.Transport | None) -> int | None:
+    """Return the user id of who called listen(). unix(7), SO_PEERCRED: pid, uid, gid."""
+    sock = None if transport is None else transport.get_extra_info("socket")
+    if sock is None:
+        return None
+    layout = struct.Struct("3i")
+    uid: int = layout.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size))[1]
+    return uid
+
+
+async def _read(response: aiohttp.ClientResponse) -> tuple[bytes, str]:
+    """Read the body within its bounds; the second value says why it is not whole."""
+    content = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in response.content.iter_any():
+                content += chunk
+                if len(content) > MAX_BODY_BYTES:
+                    response.close()
+                    return b"", f"its answer is longer than {MAX_BODY_BYTES} bytes"
+    except TimeoutError:
+        response.close()
+        return b"", f"its answer did not end within {BODY_S:.0f} s"
+    except (aiohttp.ClientError, OSError):
+        return b"", "its answer was cut short"
+    return bytes(content), ""
