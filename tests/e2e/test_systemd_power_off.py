@@ -1,0 +1,201 @@
+"""powerguard-off under a real systemd, in a container that is really powered off, as fast as promised.
+
+What keeps an ordinary `systemctl poweroff` for half a minute or for 90 s is all there: a delay lock, a unit whose stop
+hangs, and a process that ignores SIGTERM and belongs to no unit any more.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.peers.nspawn import Container
+
+pytestmark = [pytest.mark.vm, pytest.mark.root, pytest.mark.peer("systemd-nspawn", "mmdebstrap", "nsenter")]
+
+SYSTEMD = Path(__file__).parents[2] / "systemd"
+UNITS = "/etc/systemd/system"
+WORD = "/run/powerguard-off/word"
+HARD_S = 10.0
+"""The promise of docs/guides/power-off.md: the power is cut this long after the deadline at the latest."""
+
+SLACK_S = 5.0
+"""For booting and measuring on a busy machine."""
+
+BINDS = {
+    f"{UNITS}/powerguard-off.socket": SYSTEMD / "powerguard-off.socket",
+    f"{UNITS}/powerguard-off.service": SYSTEMD / "powerguard-off.service",
+    f"{UNITS}/powerguard-resume.target": SYSTEMD / "powerguard-resume.target",
+    f"{UNITS}/powerguard.service": SYSTEMD / "powerguard.service",
+    "/usr/lib/powerguard/powerguard-off": SYSTEMD / "powerguard-off",
+    "/usr/lib/sysusers.d/powerguard.conf": SYSTEMD / "powerguard.sysusers.conf",
+    "/usr/lib/tmpfiles.d/powerguard.conf": SYSTEMD / "powerguard.tmpfiles.conf",
+    "/etc/polkit-1/rules.d/50-powerguard.rules": SYSTEMD / "powerguard.rules",
+}
+
+# The daemon's own unit with its whole sandbox; in place of the daemon a shell that does what it is told.
+STAND_IN = """[Service]
+Type=exec
+WatchdogSec=0
+ExecStart=
+ExecStart=/bin/bash -c 'touch /var/lib/powerguard/alive; while :; do read -r order <> /run/powerguard/orders; \
+eval "$order"; done'
+ExecStartPre=/bin/mkfifo /run/powerguard/orders
+"""
+DELAY_LOCK = """[Service]
+ExecStart=/usr/bin/systemd-inhibit --what=shutdown --mode=delay --who=test --why=test sleep infinity
+"""
+PATIENT_LOGIND = """[Login]
+InhibitDelayMaxSec=30
+"""
+HANGS_IN_STOP = """[Service]
+ExecStart=/bin/sleep infinity
+ExecStop=/bin/sleep 300
+TimeoutStopSec=90
+"""
+LEAVES_A_STUBBORN_PROCESS = """[Service]
+ExecStart=/bin/bash -c '(trap "" TERM HUP INT; while :; do sleep 1; done) & exec sleep infinity'
+KillMode=process
+"""
+FILES = {
+    f"{UNITS}/powerguard.service.d/stand-in.conf": STAND_IN,
+    f"{UNITS}/delay-lock.service": DELAY_LOCK,
+    "/etc/systemd/logind.conf.d/patient.conf": PATIENT_LOGIND,
+    f"{UNITS}/hangs.service": HANGS_IN_STOP,
+    f"{UNITS}/stubborn.service": LEAVES_A_STUBBORN_PROCESS,
+    f"{UNITS}/foreign.service": "[Service]\nExecStart=/bin/sleep infinity\n",
+}
+
+
+@contextmanager
+def host(*units: str, files: Mapping[str, str] = FILES) -> Iterator[Container]:
+    """Boot a host, install powerguard as the guide says, and start some units."""
+    with Container(binds=BINDS, files=files) as container:
+        container.check("systemd-sysusers")
+        container.check("systemd-tmpfiles", "--create", "powerguard.conf")
+        container.check("systemctl", "enable", "--now", "powerguard-off.socket")
+        if units:
+            container.check("systemctl", "start", *units)
+        yield container
+
+
+def word(container: Container, in_s: float) -> str:
+    """A right word: the boot's own id, and its own clock."""
+    boot = container.check("cat", "/proc/sys/kernel/random/boot_id").strip()
+    up_s = float(container.check("cat", "/proc/uptime").split()[0])
+    return f"off {boot} {int(up_s + in_s)}"
+
+
+def say(container: Container, text: str, user: str = "powerguard") -> int:
+    """Write one line to the FIFO as a user; return the exit status."""
+    script = 'printf "%s\\n" "$1" > "$2"'
+    argv = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "timeout", "5"]
+    return container.run(*argv, "bash", "-c", script, "bash", text, WORD).returncode
+
+
+def test_a_delay_lock_does_not_hold_the_power_off_up() -> None:
+    """Thirty seconds on a stock Debian with `systemctl poweroff`; with a word, an orderly stop in seconds."""
+    with host("delay-lock.service") as container:
+        locks = container.check("busctl", "call", "org.freedesktop.login1", "/org/freedesktop/login1",
+                                "org.freedesktop.login1.Manager", "ListInhibitors")  # fmt: skip
+        assert '"delay"' in locks
+        assert say(container, word(container, in_s=60)) == 0
+        took_s = container.off_within(60)
+        assert "forcing the power-off" not in container.console
+    print(f"orderly, with a delay lock held: {took_s:.1f} s")
+    assert took_s < 15
+
+
+def test_a_unit_that_hangs_in_its_stop_is_killed_at_the_deadline() -> None:
+    """TimeoutStopSec=90 against a deadline of 8 s: the deadline wins, and not before it is due."""
+    with host("delay-lock.service", "hangs.service") as container:
+        assert say(container, word(container, in_s=8)) == 0
+        took_s = container.off_within(60)
+    print(f"a unit that hangs, deadline 8 s: {took_s:.1f} s")
+    assert 6 < took_s < 8 + HARD_S + SLACK_S
+
+
+def test_a_process_that_ignores_sigterm_does_not_outlive_the_deadline() -> None:
+    """systemd-shutdown itself waits 90 s for it, when no unit is left that could be killed."""
+    with host("stubborn.service") as container:
+        assert say(container, word(container, in_s=8)) == 0
+        took_s = container.off_within(120)
+    print(f"a process that ignores SIGTERM, deadline 8 s: {took_s:.1f} s")
+    assert 6 < took_s < 8 + HARD_S + SLACK_S
+
+
+def test_everything_at_once_and_a_second_word_that_is_earlier() -> None:
+    """The first word leaves ten minutes; the second, once the shutdown is under way, leaves none."""
+    with host("delay-lock.service", "hangs.service", "stubborn.service") as container:
+        assert say(container, word(container, in_s=600)) == 0
+        time.sleep(4)
+        assert container.on
+        assert container.run("systemctl", "is-system-running").stdout.strip() == "stopping"
+        assert say(container, word(container, in_s=0)) == 0
+        took_s = container.off_within(60)
+    print(f"second word, deadline now: {took_s:.1f} s")
+    assert took_s < HARD_S + SLACK_S
+
+
+def test_a_shutdown_of_somebody_else_gets_our_deadline_too() -> None:
+    """upsmon or a person was first, and hangs: the word still starts the helper, and the deadline is enforced."""
+    with host("hangs.service") as container:
+        container.check("systemctl", "start", "--no-block", "reboot.target")
+        time.sleep(2)
+        assert container.on
+        assert say(container, word(container, in_s=2)) == 0
+        took_s = container.off_within(60)
+    print(f"within somebody else's shutdown, deadline 2 s: {took_s:.1f} s")
+    assert took_s < 2 + HARD_S + SLACK_S
+
+
+def test_wrong_words_and_wrong_users_are_refused() -> None:
+    """A stale boot id, garbage, and every other user: the host stays on, and listens for the right word."""
+    with host() as container:
+        right = word(container, in_s=0)
+        stale = f"off 11111111-2222-3333-4444-555555555555 {right.split()[2]}"
+        assert say(container, stale) == 0
+        assert say(container, "off now") == 0
+        assert say(container, right, user="nobody") != 0
+        assert container.check("stat", "--format=%F %a %U", WORD).strip() == "fifo 200 powerguard"
+        assert container.check("stat", "--format=%a %U", "/run/powerguard-off").strip() == "755 root"
+        time.sleep(2)
+        log = container.check("journalctl", "--unit=powerguard-off.service", "--output=cat")
+        assert "meant for another boot" in log
+        assert "not a word" in log
+        assert container.on
+        assert say(container, right) == 0
+        container.off_within(30)
+
+
+def test_the_daemons_sandbox_leaves_it_what_it_needs() -> None:
+    """Strict as it is: it can say the word, start what trains, keep its state, and nothing beyond."""
+    with host("powerguard.service", "foreign.service") as container:
+
+        def order(command: str) -> str:
+            container.check("bash", "-c", 'printf "%s\\n" "$1" > /run/powerguard/orders', "bash",
+                            f"({command}) > /run/powerguard/answer.new 2>&1; echo $? >> /run/powerguard/answer.new;"
+                            " mv /run/powerguard/answer.new /run/powerguard/answer")  # fmt: skip
+            for _ in range(100):
+                answer = container.run("bash", "-c", "cat /run/powerguard/answer && rm /run/powerguard/answer")
+                if answer.returncode == 0:
+                    return answer.stdout
+                time.sleep(0.1)
+            raise AssertionError(container.check("systemctl", "status", "--no-pager", "powerguard.service"))
+
+        assert order("id -un; grep CapBnd /proc/self/status").split() == ["powerguard", "CapBnd:", "0" * 16, "0"]
+        assert order("cat /proc/sys/kernel/random/boot_id /proc/uptime >/dev/null").strip() == "0"
+        assert order("chgrp powerguard-admin /run/powerguard/orders").strip() == "0"
+        assert "Read-only file system" in order("touch /usr/x /etc/x /opt/x")
+        assert "Read-only file system" in order("touch /etc/powerguard/x")
+        assert "Permission denied" in order("ls /etc/powerguard/secrets")
+        start = "systemctl start --no-block --no-ask-password"
+        assert order(f"{start} powerguard-resume.target").split()[-1] == "0"
+        assert container.run("systemctl", "is-active", "powerguard-resume.target").stdout.strip() == "active"
+        assert order("systemctl stop --no-ask-password foreign.service").split()[-1] != "0"
+        assert order(f"{start} poweroff.target").split()[-1] != "0"
+        assert container.check("stat", "--format=%a", "/run/powerguard-trainers").strip() == "1777"
+        assert order(f"echo {word(container, in_s=60)} > {WORD}").strip() == "0"
+        assert container.off_within(60) < 20
