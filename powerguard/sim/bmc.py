@@ -32,6 +32,7 @@ _POLICY_OF_BITS: Final[dict[int, PowerRestorePolicy]] = {
 }
 _BITS_OF_POLICY: Final = {policy: bits for bits, policy in _POLICY_OF_BITS.items()}
 _EVERY_POLICY: Final = 0b111
+_USER_LEVEL: Final = 2
 _START_LIMIT_S: Final = 20.0
 _TURN_S: Final = 0.05
 """pyghmi's server can miss a wake-up; it looks again after so long."""
@@ -44,6 +45,7 @@ class Faults:
     refuse: completion code with which every Set Power Restore Policy is refused, such as 0xC1 (IPMI 2.0 table 5-2).
     busy: so many commands are first answered with 0xC0 (node busy).
     lie: a set is acknowledged and not stored. delay_s: every command takes so long. dead: no packet is answered.
+    user_level: the account may only log in at level User, and its RAKP message 1 is refused with 0Ah (table 13-15).
     """
 
     refuse: int | None = None
@@ -51,6 +53,7 @@ class Faults:
     lie: bool = False
     delay_s: float = 0.0
     dead: bool = False
+    user_level: bool = False
 
 
 class SimBmcError(Exception):
@@ -239,10 +242,12 @@ def _make_server(chassis: _Chassis, user: str, password: str, port: int) -> Any:
         """Says so when it does not know a user (RAKP status 0Dh), where stock pyghmi falls silent."""
 
         def _got_rakp1(self, data: Any) -> None:  # noqa: ANN401
-            if self.authdata.get(bytes(data[28:]).decode("utf-8", "replace")) is not None:
+            known = self.authdata.get(bytes(data[28:]).decode("utf-8", "replace")) is not None
+            too_much = chassis.faults.user_level and data[24] & 0x0F > _USER_LEVEL
+            if known and not too_much:
                 super()._got_rakp1(data)
                 return
-            refusal = bytearray([data[0], 0x0D, 0, 0]) + self.clientsessionid
+            refusal = bytearray([data[0], 0x0A if known else 0x0D, 0, 0]) + self.clientsessionid
             self.send_payload(refusal, 0x13, retry=False)  # RAKP message 2, IPMI 2.0 table 13-16
 
     class Server(Bmc):  # type: ignore[misc]  # pyghmi has no types

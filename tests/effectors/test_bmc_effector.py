@@ -1,0 +1,382 @@
+"""The effector against a simulated BMC, dead ones, and a bad worker: bounded, explicit, and silent on secrets."""
+
+import asyncio
+import base64
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from powerguard.core.model import PollNow
+from powerguard.effectors.bmc.effector import BACK_OFF_S, BmcEffector, BmcError
+from powerguard.effectors.bmc.ipmi import Failure
+from powerguard.effectors.bmc.options import BmcOptions
+from powerguard.effectors.child import Ended, run_child
+from powerguard.options import Secret
+from powerguard.sim.bmc import Faults, SimBmc
+from tests.peers.ipmi import ENSURE, free_udp_port, keep_secret, options
+
+USER, PASSWORD = "powerguard", "Owl-Trap-Nine-42"
+
+
+@pytest.fixture
+def blackhole() -> Iterator[int]:
+    """A UDP port that takes everything and answers nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as hole:
+        hole.bind(("127.0.0.1", 0))
+        yield hole.getsockname()[1]
+
+
+def workers() -> list[int]:
+    """Process ids of our own IPMI workers that still live."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with suppress(OSError):
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            mine = int(parent) == os.getpid() and state != "Z"
+            if mine and b"powerguard.effectors.bmc.worker" in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+def shown_to_everybody(pid: int) -> list[bytes]:
+    """Arguments and environment of a process, as /proc shows them."""
+    return [Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ")]
+
+
+async def until(true: Callable[[], object], limit_s: float = 5.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while not true():  # noqa: ASYNC110 - a process table tells nobody when it changes
+            await asyncio.sleep(0.01)
+
+
+def effector(tmp_path: Path, port: int, *, limit_s: float = 5.0, password: str = PASSWORD) -> BmcEffector:
+    return BmcEffector(options(tmp_path, port, USER, password), limit_s=limit_s)
+
+
+async def failure_of(bmc: BmcEffector) -> BmcError:
+    with pytest.raises(BmcError) as caught:
+        await bmc.carry_out(ENSURE)
+    return caught.value
+
+
+async def test_the_policy_is_set_once_and_verified(tmp_path: Path) -> None:
+    """Last state becomes always-on, read back; the second time nothing is written."""
+    async with SimBmc(USER, PASSWORD, policy="last-state") as bmc:
+        mine = effector(tmp_path, bmc.port)
+        first = dict(await mine.carry_out(ENSURE))
+        assert isinstance(first.pop("latency_s"), float)
+        assert first == {
+            "policy": "always-on",
+            "verified": True,
+            "before": "last-state",
+            "changed": True,
+            "power_on": True,
+            "ac_failed": False,
+            "engine": "ipmi-lan",
+        }
+        second = dict(await mine.carry_out(ENSURE))
+        assert (second["before"], second["changed"], second["verified"]) == ("always-on", False, True)
+        assert bmc.heard == ["status", "set always-on", "status", "status"]
+        assert bmc.policy == "always-on"
+
+
+async def test_observe_never_writes(tmp_path: Path) -> None:
+    """The wrong policy is an alarm, the right one is verified, and no set command is sent, not even to ask."""
+    async with SimBmc(USER, PASSWORD, policy="always-off") as bmc:
+        observer = BmcEffector(options(tmp_path, bmc.port, USER, PASSWORD, observe=True))
+        told = await failure_of(observer)
+        assert "is always-off, so this host stays off" in str(told)
+        assert (await observer.probe(5.0)).supported is None
+        assert set(bmc.heard) == {"status", "cause"}
+        await effector(tmp_path, bmc.port).carry_out(ENSURE)
+        seen = dict(await observer.carry_out(ENSURE))
+        assert (seen["verified"], seen["changed"]) == (True, False)
+        assert bmc.heard.count("set always-on") == 1
+
+
+async def test_no_bmc_is_said_not_hidden() -> None:
+    """Kind none is an alarm: nobody makes sure that the host comes back."""
+    mine = BmcEffector(BmcOptions(kind="none"))
+    assert "nobody makes sure that this host powers on" in str(await failure_of(mine))
+    with pytest.raises(BmcError, match="nobody makes sure"):
+        await mine.status(1.0)
+
+
+async def test_only_its_own_action_is_carried_out() -> None:
+    """A wiring mistake of ours is a bug, not an expected failure."""
+    with pytest.raises(TypeError, match="not PollNow"):
+        await BmcEffector(BmcOptions(kind="none")).carry_out(PollNow(id="p-1", by_s=1.0, ups="rack-a"))
+
+
+@pytest.mark.parametrize(
+    ("faults", "failure", "told"),
+    [
+        (Faults(refuse=0xC1), Failure.UNSUPPORTED, "0xC1 (invalid command; IPMI 2.0 table 5-2); this board cannot"),
+        (Faults(refuse=0xCC), Failure.UNSUPPORTED, "0xCC"),
+        (Faults(refuse=0xD4), Failure.PRIVILEGE, "needs privilege level Operator"),
+        (Faults(user_level=True), Failure.PRIVILEGE, "Unauthorized role or privilege level requested in RAKP2"),
+        (Faults(refuse=0xFF), Failure.PROTOCOL, "0xFF"),
+        (Faults(refuse=0xC0), Failure.BUSY, "asked again at the next check"),
+        (Faults(lie=True), Failure.MISMATCH, "acknowledged always-on but still reads last-state"),
+        (Faults(dead=True), Failure.UNREACHABLE, "no answer"),
+    ],
+)
+async def test_a_fault_is_told_with_where_and_what_would_be_right(
+    tmp_path: Path, faults: Faults, failure: Failure, told: str
+) -> None:
+    """Each failure names the BMC, what was seen and what to do; the BMC keeps what it had."""
+    async with SimBmc(USER, PASSWORD, faults=faults) as bmc:
+        limit_s = 3.5 if faults.lie else 1.5
+        error = await failure_of(effector(tmp_path, bmc.port, limit_s=limit_s))
+        assert error.failure is failure
+        assert str(error).startswith(f"BMC 127.0.0.1 port {bmc.port}: ")
+        assert told in str(error)
+        assert "\n" not in str(error)
+        assert bmc.policy == "last-state"
+
+
+async def test_a_busy_bmc_is_asked_again_within_the_limit(tmp_path: Path) -> None:
+    """Busy three times, then verified."""
+    async with SimBmc(USER, PASSWORD, faults=Faults(busy=3)) as bmc:
+        assert dict(await effector(tmp_path, bmc.port).carry_out(ENSURE))["verified"] is True
+        assert bmc.heard.count("busy") == 3
+
+
+async def test_a_refused_login_is_tried_once_and_then_left_alone(tmp_path: Path) -> None:
+    """BMCs lock accounts: ten minutes of rest, told; a corrected password is tried at once."""
+    now_s = 1000.0
+    async with SimBmc(USER, PASSWORD) as bmc:
+        wrong = options(tmp_path, bmc.port, USER, "not-the-password")
+        mine = BmcEffector(wrong, clock=lambda: now_s)
+        first = await failure_of(mine)
+        assert first.failure is Failure.AUTH
+        assert "not tried again for 10 minutes" in str(first)
+        now_s += BACK_OFF_S - 1
+        again = await failure_of(mine)
+        assert again.failure is Failure.AUTH
+        assert "login was refused 599 s ago" in str(again)
+        assert "another 1 s" in str(again)
+        now_s += 1
+        assert "not tried again for 10 minutes" in str(await failure_of(mine))
+        keep_secret(tmp_path / "bmc-password", PASSWORD)
+        assert dict(await mine.carry_out(ENSURE))["verified"] is True
+        unknown = BmcEffector(options(tmp_path, bmc.port, "somebody", PASSWORD))
+        assert (await failure_of(unknown)).failure is Failure.AUTH
+
+
+async def test_a_closed_port_is_told_at_once(tmp_path: Path) -> None:
+    """The host's refusal (ICMP) is believed; pyghmi alone takes 5 s to notice."""
+    began_s = time.perf_counter()
+    error = await failure_of(effector(tmp_path, free_udp_port()))
+    assert error.failure is Failure.UNREACHABLE
+    assert "nothing listens on that UDP port" in str(error)
+    assert time.perf_counter() - began_s < 4.0
+
+
+async def test_a_blackhole_ends_within_the_limit_and_the_loop_stays_awake(tmp_path: Path, blackhole: int) -> None:
+    """While a dead BMC is waited for everything else goes on, and the worker is gone afterwards."""
+    worst_s = 0.0
+    loop = asyncio.get_running_loop()
+
+    async def watch() -> None:
+        nonlocal worst_s
+        while True:
+            before_s = loop.time()
+            await asyncio.sleep(0.01)
+            worst_s = max(worst_s, loop.time() - before_s - 0.01)
+
+    watcher = loop.create_task(watch())
+    began_s = loop.time()
+    error = await failure_of(effector(tmp_path, blackhole, limit_s=1.5))
+    took_s = loop.time() - began_s
+    watcher.cancel()
+    assert error.failure is Failure.UNREACHABLE
+    assert "no answer while the login was waiting" in str(error)
+    assert took_s < 2.5
+    assert worst_s < 0.25
+    assert workers() == []
+
+
+async def test_a_name_that_does_not_resolve_is_unreachable(tmp_path: Path) -> None:
+    """RFC 2606: .invalid never resolves."""
+    given = options(tmp_path, 623, USER, PASSWORD).model_copy(update={"host": "bmc.invalid"})
+    assert (await failure_of(BmcEffector(given, limit_s=3.0))).failure is Failure.UNREACHABLE
+
+
+async def test_a_caller_that_gives_up_kills_the_worker(tmp_path: Path, blackhole: int) -> None:
+    """The action's deadline is earlier than our own limit: nothing is left behind."""
+    mine = effector(tmp_path, blackhole)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await mine.carry_out(ENSURE)
+    await until(lambda: not workers(), limit_s=2.0)
+
+
+async def test_a_stopped_worker_is_killed(tmp_path: Path, blackhole: int) -> None:
+    """A worker that cannot end itself (here: SIGSTOP) is ended from outside."""
+    mine = effector(tmp_path, blackhole, limit_s=1.5)
+    async with asyncio.TaskGroup() as group:
+        failing = group.create_task(failure_of(mine))
+        await until(workers)
+        os.kill(workers()[0], signal.SIGSTOP)
+    assert failing.result().failure is Failure.TIMEOUT
+    assert "killed at its limit of 1.5 s" in str(failing.result())
+    assert workers() == []
+
+
+async def test_a_bmc_that_falls_silent_in_mid_session(tmp_path: Path) -> None:
+    """pyghmi alone holds on for 28 s; here it is told in time, with the command that it was waiting for."""
+    async with SimBmc(USER, PASSWORD, faults=Faults(delay_s=0.3)) as bmc:
+        mine = effector(tmp_path, bmc.port, limit_s=2.0)
+        async with asyncio.TaskGroup() as group:
+            failing = group.create_task(failure_of(mine))
+            await bmc.wait_until(lambda: "status" in bmc.heard)
+            os.kill(bmc.pid, signal.SIGSTOP)
+        assert failing.result().failure is Failure.TIMEOUT
+        assert "fell silent during Get Chassis Status" in str(failing.result())
+        os.kill(bmc.pid, signal.SIGCONT)
+        await bmc.set_faults(Faults())
+        assert dict(await effector(tmp_path, bmc.port).carry_out(ENSURE))["verified"] is True
+
+
+async def test_a_failure_spoils_nothing_that_follows(tmp_path: Path) -> None:
+    """In one process pyghmi never reaches a BMC again that it once failed to log in to; ours does, 20 times of 20."""
+    async with SimBmc(USER, PASSWORD, faults=Faults(dead=True)) as bmc:
+        mine = effector(tmp_path, bmc.port, limit_s=1.0)
+        assert (await failure_of(mine)).failure is Failure.UNREACHABLE
+        await bmc.set_faults(Faults())
+        for _ in range(20):
+            assert (await mine.status(5.0)).power_on
+
+
+async def test_the_password_is_nowhere_to_be_seen(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Not in arguments, environment, output or logs while it runs, nor in errors, tracebacks and reprs after."""
+    secrets = [PASSWORD, base64.b64encode(PASSWORD.encode()).decode(), PASSWORD.encode().hex()]
+    seen: list[bytes] = []
+
+    async def spawn(
+        argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
+    ) -> Ended:
+        seen.append(repr((argv, env)).encode())
+        ended = await run_child(argv, limit_s=limit_s, stdin=stdin, env=env)
+        seen.extend([ended.stdout, ended.stderr])
+        return ended
+
+    async with SimBmc(USER, PASSWORD, faults=Faults(delay_s=0.3, refuse=0xC1)) as bmc:
+        given = options(tmp_path, bmc.port, USER, PASSWORD)
+        mine = BmcEffector(given, spawn=spawn)
+        async with asyncio.TaskGroup() as group:
+            failing = group.create_task(failure_of(mine))
+            await bmc.wait_until(lambda: "status" in bmc.heard)
+            looked_at = [*workers(), bmc.pid]
+            assert len(looked_at) == 2
+            for pid in looked_at:
+                seen.extend(shown_to_everybody(pid))
+    error = failing.result()
+    seen.extend(text.encode() for text in (repr(error), "".join(traceback.format_exception(error))))
+    seen.extend(text.encode() for text in (repr(given), repr(mine), caplog.text))
+    assert b"powerguard.effectors.bmc.worker" in b"".join(seen)
+    for secret in secrets:
+        assert all(secret.encode() not in place for place in seen)
+
+
+@pytest.mark.parametrize(
+    ("ended", "told"),
+    [
+        (Ended(returncode=1, stdout=b"", stderr=b"ModuleNotFoundError: pyghmi"), "ended with status 1 and no answer"),
+        (Ended(returncode=0, stdout=b"[1]", stderr=b""), "no answer"),
+        (Ended(returncode=0, stdout=b"\xff\xfe", stderr=b""), "no answer"),
+        (Ended(returncode=0, stdout=b'{"ok": false, "failure": "new-kind", "text": "?"}', stderr=b""), "no answer"),
+        (Ended(returncode=0, stdout=b'{"ok": true}', stderr=b""), "without data"),
+        (Ended(returncode=0, stdout=b'{"ok": true, "before": "41", "after": "zz"}', stderr=b""), "without data"),
+        (Ended(returncode=0, stdout=b'{"ok": true, "before": "01", "after": "01"}', stderr=b""), "reads always-off"),
+    ],
+)
+async def test_nothing_that_a_worker_says_is_taken_for_verified_unless_it_is(
+    tmp_path: Path, ended: Ended, told: str
+) -> None:
+    """Only bytes of a chassis status that say always-on count; the rest is an error of one line."""
+
+    async def spawn(
+        argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
+    ) -> Ended:
+        return ended
+
+    error = await failure_of(BmcEffector(options(tmp_path, 623, USER, PASSWORD), spawn=spawn))
+    assert told in str(error)
+    assert error.failure in (Failure.PROTOCOL, Failure.MISMATCH)
+
+
+async def test_a_worker_that_cannot_be_started_is_told(tmp_path: Path) -> None:
+    """No process, no memory: an error of one line, not a traceback."""
+
+    async def spawn(
+        argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
+    ) -> Ended:
+        raise OSError(12, "Cannot allocate memory")
+
+    error = await failure_of(BmcEffector(options(tmp_path, 623, USER, PASSWORD), spawn=spawn))
+    assert "cannot be started (Cannot allocate memory)" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("mode", "password", "told"),
+    [
+        (0o644, "x", "others can read"),
+        (0o600, "", "is empty"),
+        (0o600, "x" * 21, "21 bytes"),
+        (None, "x", "No such file"),
+    ],
+)
+async def test_an_unusable_password_is_told_before_anything_is_sent(
+    tmp_path: Path, mode: int | None, password: str, told: str
+) -> None:
+    """Missing, empty, readable by others, longer than the protocol has room for."""
+    given = options(tmp_path, 623, USER, password)
+    path = tmp_path / "bmc-password"
+    if mode is None:
+        path.unlink()
+    else:
+        path.chmod(mode)
+    assert told in str(await failure_of(BmcEffector(given)))
+
+
+async def test_a_password_on_a_disk_that_hangs_holds_nothing_up(tmp_path: Path) -> None:
+    """A FIFO that nobody writes to blocks like a hung disk; the limit holds, and the thread is let go afterwards."""
+    path = tmp_path / "hung"
+    os.mkfifo(path, mode=0o600)
+    hung = options(tmp_path, 623, USER, PASSWORD).model_copy(update={"password": Secret(file=str(path))})
+    try:
+        assert "not read within 0.5 s" in str(await failure_of(BmcEffector(hung, limit_s=0.5)))
+    finally:
+        await asyncio.to_thread(path.write_bytes, b"late")
+
+
+async def test_the_ipmi_library_stays_out_of_the_daemon() -> None:
+    """Settings and effector import no pyghmi: 24 MB and threads belong into the worker alone (measured)."""
+    modules = "powerguard.effectors.bmc.effector, powerguard.effectors.bmc.options"
+    code = f"import sys, {modules}; print([name for name in sys.modules if name.startswith('pyghmi')])"
+    ended = await run_child([sys.executable, "-c", code], limit_s=20.0)
+    assert (ended.returncode, ended.stdout.strip()) == (0, b"[]")
+
+
+async def test_the_worker_answers_nonsense_with_a_protocol_error() -> None:
+    """Its stdin may hold anything; its answer is always one object, and it quotes nothing of a request."""
+    from powerguard.effectors.bmc.effector import WORKER
+
+    for nonsense in (b"", b"[]", b'{"operation": "status", "password": "c2VjcmV0"}', b"\xff"):
+        ended = await run_child(WORKER, limit_s=10.0, stdin=nonsense)
+        told = json.loads(ended.stdout)
+        assert (ended.returncode, told["ok"], told["failure"]) == (0, False, "protocol-error")
+        assert b"c2VjcmV0" not in ended.stdout + ended.stderr
