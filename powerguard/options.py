@@ -21,8 +21,20 @@ class SecretError(Exception):
 class Secret(Options):
     """Where a secret is kept: a systemd credential, or a file that nobody else can read. Never the secret itself."""
 
-    credential: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.-]+$", examples=["snmp-auth"])
-    file: str | None = Field(default=None, examples=["/etc/powerguard/secrets/snmp-auth"])
+    credential: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}$",  # no slash and no "..": it is a name in a folder
+        description="Name of a systemd credential (LoadCredential= of powerguard.service).",
+        examples=["snmp-auth"],
+        json_schema_extra={"x-wanted": "a name of letters, digits, dots and dashes"},
+    )
+    file: str | None = Field(
+        default=None,
+        pattern=r"^/[^\x00]{1,4095}$",
+        description="Absolute path of a file that only its owner can read (chmod 0400).",
+        examples=["/etc/powerguard/secrets/snmp-auth"],
+        json_schema_extra={"x-wanted": "an absolute path"},
+    )
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:

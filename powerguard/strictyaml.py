@@ -45,7 +45,8 @@ LOADER: Final[Loader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's parser where PyYAML was built with it, which is 10 times faster; else the one in Python."""
 
 _INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
-_FRACTION: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+FRACTION: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+"""What is a number here; for whoever writes such files (fullmatch)."""
 # Control characters, lone surrogates, and the line ends that YAML 1.1 counts and editors do not.
 _UNSEEN: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _MAX_DIGITS: Final = 15
@@ -326,7 +327,7 @@ class _Builder:
             if len(text.lstrip("-")) <= _MAX_DIGITS:
                 return int(text)
             self._problem(event, f"a number of more than {_MAX_DIGITS} digits; quote it when it is text")
-        elif _FRACTION.fullmatch(text):
+        elif FRACTION.fullmatch(text):
             value = float(text)
             if math.isfinite(value):
                 return value

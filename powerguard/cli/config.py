@@ -1,0 +1,152 @@
+"""`powerguard config validate|show|schema`: checks the settings, shows what is in force, prints the schema."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+EX_CONFIG: Final = 78
+"""sysexits.h: something is wrong with the settings."""
+
+DEFAULT_PATH: Final = "/etc/powerguard/powerguard.yaml"
+SCHEMA_VERSION: Final = 1
+"""Of the JSON objects that this verb prints."""
+
+
+class Subparsers(Protocol):
+    """What `add_subparsers` returns; argparse keeps its class private."""
+
+    def add_parser(self, name: str, **keywords: Any) -> argparse.ArgumentParser:  # noqa: ANN401 - argparse's own
+        """Add the parser of one verb."""
+        ...
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "config", help="check or show the settings", description="Check or show the settings, or print their schema."
+    )
+    parser.set_defaults(run=run)
+    verbs = parser.add_subparsers(dest="config_verb", metavar="VERB", required=True)
+
+    validate = verbs.add_parser(
+        "validate",
+        help="tell every mistake, with line and column",
+        description="Check the settings and tell every mistake with file, line and column. Exit 0: valid; 78: not.",
+    )
+    validate.add_argument("file", nargs="?", metavar="FILE", help="file to check (default: the one in force)")
+    _add_common(validate)
+
+    show = verbs.add_parser(
+        "show",
+        help="print the settings in force, defaults included",
+        description="Print the settings in force, defaults included. Secrets show as where they are kept.",
+    )
+    show.add_argument("--origin", action="store_true", help="one line a value, with the file and line it comes from")
+    _add_common(show)
+
+    schema = verbs.add_parser(
+        "schema", help="print the JSON Schema", description="Print the JSON Schema of the settings, for editors."
+    )
+    schema.add_argument("--json", action="store_true", help="the same: the schema is JSON")
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    # SUPPRESS: a --config before the verb is not overwritten by this one's default.
+    parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=f"settings ({DEFAULT_PATH})")
+    parser.add_argument("--conf-d", metavar="DIR", default=None, help="additions (default: conf.d beside the file)")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the verb and return the exit code."""
+    match args.config_verb:
+        case "validate":
+            return _validate(args)
+        case "show":
+            return _show(args)
+        case _:
+            return _schema()
+
+
+def _path(args: argparse.Namespace) -> Path:
+    given = getattr(args, "file", None) or getattr(args, "config", None) or os.environ.get("POWERGUARD_CONFIG")
+    return Path(given or DEFAULT_PATH)
+
+
+def _conf_d(args: argparse.Namespace) -> Path | None:
+    return None if args.conf_d is None else Path(args.conf_d)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    print(json.dumps({"schema_version": SCHEMA_VERSION, **value}, indent=2, ensure_ascii=False))
+
+
+def _fail(args: argparse.Namespace, problems: tuple[str, ...]) -> int:
+    if args.json:
+        _print_json({"valid": False, "file": str(_path(args)), "problems": list(problems), "warnings": []})
+    else:
+        for problem in problems:
+            print(f"error: {problem}", file=sys.stderr)
+    return EX_CONFIG
+
+
+def _validate(args: argparse.Namespace) -> int:
+    from datetime import UTC, datetime
+
+    from powerguard.settings.caution import warnings
+    from powerguard.settings.load import SettingsError, load_with_origins
+
+    try:
+        loaded = load_with_origins(_path(args), _conf_d(args))
+    except SettingsError as error:
+        return _fail(args, error.problems)
+    today = datetime.now(UTC).date()
+    told = [f"{loaded.files.where(warning.path)}: {warning}" for warning in warnings(loaded.settings, today=today)]
+    if args.json:
+        _print_json({"valid": True, "file": str(_path(args)), "problems": [], "warnings": told})
+        return 0
+    for warning in told:
+        print(f"warning: {warning}", file=sys.stderr)
+    settings = loaded.settings
+    print(f"{_path(args)}: valid; mode {settings.mode}, fed by {settings.feed}, {_count(len(settings.trainers))}")
+    return 0
+
+
+def _count(trainers: int) -> str:
+    return "1 trainer" if trainers == 1 else f"{trainers} trainers"
+
+
+def _show(args: argparse.Namespace) -> int:
+    from powerguard.settings.load import SettingsError, load_with_origins
+    from powerguard.settings.show import as_json, as_yaml, origins
+
+    try:
+        loaded = load_with_origins(_path(args), _conf_d(args))
+    except SettingsError as error:
+        return _fail(args, error.problems)
+    rows = origins(loaded.settings, loaded.files)
+    if args.json:
+        shown: dict[str, Any] = {"settings": as_json(loaded.settings)}
+        if args.origin:
+            shown["origins"] = {key: origin for key, _, origin in rows}
+        _print_json(shown)
+    elif args.origin:
+        lines = [
+            (f"{key}: {json.dumps(value, ensure_ascii=False)}", origin or "default") for key, value, origin in rows
+        ]
+        width = min(72, max(len(line) for line, _ in lines))
+        for line, origin in lines:
+            print(f"{line:<{width}}  # {origin}")
+    else:
+        print(as_yaml(loaded.settings), end="")
+    return 0
+
+
+def _schema() -> int:
+    from powerguard.settings.schema import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+    return 0

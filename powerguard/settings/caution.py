@@ -1,0 +1,79 @@
+"""Settings that hold, and yet leave a gap: told by `config validate`, by doctor, and when the daemon starts."""
+
+import ipaddress
+from collections.abc import Iterator
+from datetime import date
+from typing import Final
+
+from powerguard.settings.explain import Mistake
+from powerguard.settings.policy import OLD_MONTHS, battery_age_months
+from powerguard.settings.schema import Settings, UpsOptions
+
+_SLOW_POLL_S: Final = 2.0
+_SLIM_MARGIN: Final = 0.1
+_SLIM_RESERVE_S: Final = 20.0
+_AUTHENTICATED_VERSION: Final = 3
+
+
+def warnings(settings: Settings, *, today: date) -> list[Mistake]:
+    """Return what reduces the protection, each with its path and what would be better."""
+    found = [*_host(settings), *_budget(settings)]
+    for name, ups in settings.ups.items():
+        if name != settings.feed:
+            found.append(Mistake(("ups", name), "does not feed this host by feeds.supplies, so nothing reads it"))
+        else:
+            found += _ups(name, ups, today)
+    return found
+
+
+def _ups(name: str, ups: UpsOptions, today: date) -> Iterator[Mistake]:
+    for place, source in enumerate(ups.sources):
+        path = ("ups", name, "sources", place)
+        if source.version != _AUTHENTICATED_VERSION:
+            yield Mistake(
+                (*path, "version"),
+                f"SNMP version {source.version} answers can be forged by anyone on that network (better: version 3 "
+                "with auth, or a network of its own)",
+            )
+        elif source.auth is None:
+            yield Mistake((*path, "auth"), "version 3 without auth can be forged like version 1 (set auth)")
+        if source.poll_s > _SLOW_POLL_S:
+            yield Mistake(
+                (*path, "poll_s"),
+                f"an outage is seen up to {2 * source.poll_s:g} s late (better: 1 to {_SLOW_POLL_S:g})",
+            )
+    if ups.runtime_table is None:
+        yield Mistake(
+            ("ups", name, "runtime_table"),
+            "not set, so the runtime that the UPS reports is trusted at every load (copy the table of the data sheet)",
+        )
+    age = battery_age_months(ups.battery_installed, today)
+    if age is not None and age < 0:
+        yield Mistake(("ups", name, "battery_installed"), f"{ups.battery_installed} lies in the future")
+    elif age is not None and age > OLD_MONTHS:
+        yield Mistake(
+            ("ups", name, "battery_installed"),
+            "the battery is older than 3 years, so only 60 % of it counts (replace it)",
+        )
+
+
+def _host(settings: Settings) -> Iterator[Mistake]:
+    if settings.mode == "armed" and settings.host.kind == "dry-run":
+        yield Mistake(("host", "kind"), "dry-run never powers off, although mode is armed (better: systemd)")
+    if settings.bmc.kind == "none":
+        yield Mistake(("bmc", "kind"), "none: nothing makes sure that the host powers on again (better: ipmi-lan)")
+    elif settings.bmc.policy == "observe":
+        yield Mistake(("bmc", "policy"), "observe only reads the power restore policy (better: ensure)")
+    if not settings.trainers and settings.trainer_sockets is None:
+        yield Mistake(("trainers",), "none, and trainer_sockets is null: nothing is told to checkpoint")
+    if not ipaddress.ip_address(settings.http.listen).is_loopback:
+        yield Mistake(("http", "listen"), "everybody who reaches this address can read status and metrics")
+
+
+def _budget(settings: Settings) -> Iterator[Mistake]:
+    if settings.budget.margin < _SLIM_MARGIN:
+        yield Mistake(("budget", "margin"), f"below {_SLIM_MARGIN:g} a gauge that errs costs the host (better: 0.2)")
+    if settings.budget.reserve_s < _SLIM_RESERVE_S:
+        yield Mistake(
+            ("budget", "reserve_s"), f"below {_SLIM_RESERVE_S:g} s one slow service costs the host (better: 60)"
+        )

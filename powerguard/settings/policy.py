@@ -1,0 +1,69 @@
+"""Turns the settings into what the core needs: shares instead of percent, seconds instead of hours, ages resolved."""
+
+from datetime import date
+from typing import Final
+
+from powerguard.core.model import Conduct, Policy, TrainerPolicy
+from powerguard.settings.schema import Settings
+
+HEALTH: Final = 0.75
+"""Share of a new battery's energy that one holds which nobody has measured."""
+HEALTH_OLD: Final = 0.6
+"""The same for one that is older than OLD_MONTHS, or that asks to be replaced."""
+OLD_MONTHS: Final = 36
+_STOP_MEDIAN_S: Final = 45.0
+_MISSES: Final = 3
+"""Polls without an answer after which a reading is stale."""
+
+
+def battery_age_months(installed: str | None, today: date) -> int | None:
+    """Return the age of a battery put in at "YYYY-MM"; None when that is not told; negative in the future."""
+    if installed is None:
+        return None
+    year, month = installed.split("-")
+    return (today.year - int(year)) * 12 + today.month - int(month)
+
+
+def policy(settings: Settings, *, boot_id: str, today: date) -> Policy:
+    """Return the policy of this boot. today: the date by the wall clock, for the age of the battery."""
+    budget, ups = settings.budget, settings.ups[settings.feed]
+    age = battery_age_months(ups.battery_installed, today)
+    aged = HEALTH_OLD if age is not None and age > OLD_MONTHS else HEALTH
+    force_after_s = settings.host.force_after_s
+    stop_q95_s = force_after_s if budget.stop_q95_s is None else min(budget.stop_q95_s, force_after_s)
+    stop_median_s = _STOP_MEDIAN_S if budget.stop_median_s is None else budget.stop_median_s
+    health = aged if budget.health is None else budget.health
+    return Policy(
+        boot_id=boot_id,
+        ups=settings.feed,
+        rating_w=ups.rating_w,
+        runtime_table=tuple((load_pct / 100.0, float(s)) for load_pct, s in sorted((ups.runtime_table or {}).items())),
+        health=health,
+        health_replace=min(health, HEALTH_OLD),
+        margin=budget.margin,
+        recharge_s=budget.recharge_h * 3600.0,
+        low_battery_s=budget.low_battery_s,
+        reserve_s=budget.reserve_s,
+        force_after_s=force_after_s,
+        stop_q95_s=stop_q95_s,
+        stop_median_s=min(stop_median_s, stop_q95_s),
+        bare_stop_s=budget.bare_stop_s,
+        ups_off_s=ups.output_off_after_s,
+        fsd_delay_s=ups.forced_shutdown_delay_s,
+        blind_s=budget.blind_s,
+        paused_load_share=budget.paused_load,
+        utility_stable_s=budget.utility_stable_s,
+        stale_s=_MISSES * max(1.0, *(source.poll_s for source in ups.sources)),
+        resume_charge_share=budget.resume_charge_pct / 100.0,
+        unknown_hold_s=budget.unknown_hold_s,
+        trainers=tuple(
+            TrainerPolicy(
+                name=trainer.name,
+                conduct=Conduct(trainer.after),
+                checkpoint_s=trainer.seed_s,
+                max_checkpoint_s=trainer.max_checkpoint_s,
+                disk=trainer.disk,
+            )
+            for trainer in settings.trainers
+        ),
+    )

@@ -1,0 +1,371 @@
+"""What the operator can set. Each field says what it is, in which unit; a range whose reason is not plain says it.
+
+Lists and maps that hold the settings of one source or effector are made of the classes that live beside it.
+"""
+
+import ipaddress
+import itertools
+import re
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from powerguard.effectors.bmc.options import BmcOptions
+from powerguard.effectors.host_options import HostOptions, ResumeOptions
+from powerguard.effectors.trainer.options import TrainerOptions
+from powerguard.options import Options
+from powerguard.sources.snmp_options import SnmpOptions
+
+SourceOptions = Annotated[SnmpOptions, Field()]
+"""The options of any source; a union told apart by `kind` as soon as there are several."""
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,31}$")]
+AbsolutePath = Annotated[str, Field(pattern=r"^/[^\x00]{1,4095}$", json_schema_extra={"x-wanted": "an absolute path"})]
+LoadPct = Annotated[float, Field(gt=0, le=150)]
+RuntimeS = Annotated[float, Field(ge=10, le=172800)]
+"""10 s to 48 h: a shorter one protects nothing, a longer one is a decimal point in the wrong place."""
+
+MAX_TRAINERS: Final = 64
+
+
+class UpsOptions(Options):
+    """One UPS: how it is read, and what its data sheet says."""
+
+    sources: list[SourceOptions] = Field(
+        min_length=1,
+        description="What yields readings of it.",
+        examples=[[{"kind": "snmp", "host": "10.0.0.5", "version": "2c"}]],
+    )
+    runtime_table: dict[LoadPct, RuntimeS] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=32,
+        description="Runtime of a new, full battery: load in percent of the rating, and seconds; from the data sheet. "
+        "Without it the runtime that the UPS reports is trusted, and doctor says so.",
+        examples=[{50: 540, 75: 360, 100: 240}],
+        json_schema_extra={"x-keys": "a load in percent of the rating, above 0, at most 150"},
+    )
+    rating_w: float | None = Field(
+        default=None,
+        ge=100,  # below stands a VA figure of a desk UPS in kVA, or a typing error
+        le=2_000_000,
+        description="Rated output in watts (not VA). Needed where the UPS tells watts and no load in percent.",
+        examples=[5400],
+    )
+    battery_installed: str | None = Field(
+        default=None,
+        pattern=r"^20[0-9]{2}-(0[1-9]|1[0-2])$",
+        description="Year and month in which the battery was put in. Older than 3 years: less of it is trusted.",
+        examples=["2025-03"],
+        json_schema_extra={"x-wanted": "year and month, such as '2025-03'"},
+    )
+    output_off_after_s: float = Field(
+        default=0,
+        ge=0,
+        le=600,  # a UPS delay of more than 10 minutes is no part of a stop
+        description="Seconds of a UPS countdown that run after the forced power-off: about 30 where the UPS output is "
+        "switched off, 0 where it stays on.",
+        examples=[30],
+    )
+    forced_shutdown_delay_s: float = Field(
+        default=25,
+        ge=0,
+        le=600,
+        description="Seconds from a forced shutdown (NUT FSD) to output off: HOSTSYNC, FINALDELAY and the UPS's delay.",
+        examples=[25],
+    )
+
+    @field_validator("runtime_table")
+    @classmethod
+    def _falls_with_load(cls, table: dict[float, float] | None) -> dict[float, float] | None:
+        """A battery never lasts longer at a higher load: two numbers were swapped, or loads and seconds."""
+        if table is not None:
+            points = sorted(table.items())
+            for (low, long_s), (high, short_s) in itertools.pairwise(points):
+                if short_s >= long_s:
+                    msg = (
+                        f"must fall as the load rises, got {long_s:g} s at {low:g} % and {short_s:g} s at {high:g} % "
+                        "(write load in percent: seconds)"
+                    )
+                    raise ValueError(msg)
+        return table
+
+
+class FeedsOptions(Options):
+    """Which UPSes feed this host, and how many of its power supplies must live."""
+
+    supplies: list[Name] = Field(
+        min_length=1, description="UPS of each power supply, by its name under `ups`.", examples=[["rack-a"]]
+    )
+    minimum_supplies: int = Field(
+        default=1, ge=1, le=16, description="Power supplies that must have power for the host to run.", examples=[1]
+    )
+
+    @model_validator(mode="after")
+    def _one_feed(self) -> Self:
+        if len(set(self.supplies)) > 1:
+            msg = f"several feeds are not supported yet; keep one of {', '.join(self.supplies)}"
+            raise ValueError(msg)
+        if self.minimum_supplies > len(self.supplies):
+            msg = f"minimum_supplies is {self.minimum_supplies}, but there are only {len(self.supplies)} supplies"
+            raise ValueError(msg)
+        return self
+
+
+class BudgetOptions(Options):
+    """How careful the sums are. The defaults suit a host whose UPS was not measured."""
+
+    reserve_s: float = Field(
+        default=60,
+        ge=0,
+        le=1800,  # more than half an hour of reserve is no reserve but another battery
+        description="Seconds kept in reserve after the power-off.",
+        examples=[60],
+    )
+    margin: float = Field(
+        default=0.2,
+        ge=0,
+        le=0.9,  # what is left must be worth planning with
+        description="Share of the remaining energy that is not planned with.",
+        examples=[0.2],
+    )
+    low_battery_s: float = Field(
+        default=120,
+        ge=20,  # the shortest delay that UPS makers ship is 2 minutes; below 20 s no host stops
+        le=1800,
+        description="Seconds that a battery lasts once the UPS says it is low (its low-battery setting).",
+        examples=[120],
+    )
+    health: float | None = Field(
+        default=None,
+        ge=0.2,
+        le=1.0,
+        description="Share of a new battery's energy that this one still holds. Not set: 0.75, and 0.6 when it is "
+        "older than 3 years.",
+        examples=[0.75],
+    )
+    blind_s: float = Field(
+        default=120,
+        ge=20,
+        le=3600,
+        description="Seconds on battery after which the host stops when neither runtime nor a table is known.",
+        examples=[120],
+    )
+    stop_q95_s: float | None = Field(
+        default=None,
+        ge=1,
+        le=3600,
+        description="Seconds that this host needs to stop, 19 times of 20. Not set, or more: `host.force_after_s`.",
+        examples=[80],
+    )
+    stop_median_s: float | None = Field(
+        default=None,
+        ge=1,
+        le=3600,
+        description="Seconds that this host usually needs to stop. Not set: 45, or less where stop_q95_s is less.",
+        examples=[45],
+    )
+    bare_stop_s: float = Field(
+        default=10, ge=1, le=120, description="Seconds from a forced power-off to no more load.", examples=[10]
+    )
+    paused_load: float = Field(
+        default=0.6,
+        ge=0.1,
+        le=1.0,  # a host that draws less than a tenth when paused was never measured
+        description="Load once training is paused, as a share of the load before.",
+        examples=[0.6],
+    )
+    recharge_h: float = Field(
+        default=8, ge=0.5, le=72, description="Hours that the UPS needs to charge an empty battery.", examples=[8]
+    )
+    utility_stable_s: float = Field(
+        default=10,
+        ge=2,  # two readings at least
+        le=600,
+        description="Seconds that utility must hold before training goes on.",
+        examples=[10],
+    )
+    resume_charge_pct: float = Field(
+        default=40,
+        ge=0,
+        le=95,  # some batteries never report 100
+        description="Charge that must be reached after a power-off before training starts: enough for a second outage.",
+        examples=[40],
+    )
+    unknown_hold_s: float = Field(
+        default=600,
+        ge=0,
+        le=7200,
+        description="Seconds that training is held after boot while the UPS says nothing.",
+        examples=[600],
+    )
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.stop_q95_s is not None and self.stop_median_s is not None and self.stop_median_s > self.stop_q95_s:
+            msg = f"stop_median_s ({self.stop_median_s:g}) must not be more than stop_q95_s ({self.stop_q95_s:g})"
+            raise ValueError(msg)
+        return self
+
+
+class HttpOptions(Options):
+    """The read-only port: metrics, health, status, plan."""
+
+    listen: str = Field(
+        default="127.0.0.1",
+        description="Address to listen on. There is no login: whoever reaches it can read.",
+        examples=["127.0.0.1"],
+        json_schema_extra={"x-wanted": "an IP address, such as 127.0.0.1"},
+    )
+    port: int = Field(default=13493, ge=1, le=65535, description="TCP port.", examples=[13493])
+
+    @field_validator("listen")
+    @classmethod
+    def _address(cls, listen: str) -> str:
+        try:
+            ipaddress.ip_address(listen)
+        except ValueError:
+            msg = "must be an IP address of this host, such as 127.0.0.1 (a name may resolve to anything)"
+            raise ValueError(msg) from None
+        return listen
+
+
+class ControlOptions(Options):
+    """The unix socket for everything that changes something."""
+
+    socket: AbsolutePath = Field(
+        default="/run/powerguard/powerguard.sock", description="Its path.", examples=["/run/powerguard/powerguard.sock"]
+    )
+    group: str = Field(
+        default="powerguard-admin",
+        pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,31}$",
+        description="Members of this group, and root, may use it.",
+        examples=["powerguard-admin"],
+    )
+
+
+class JournalOptions(Options):
+    """What survives a power cut: state, orders, outages."""
+
+    path: AbsolutePath = Field(
+        default="/var/lib/powerguard/journal.sqlite",
+        description="The file. It must lie on a local disk.",
+        examples=["/var/lib/powerguard/journal.sqlite"],
+    )
+    keep_outages: int = Field(
+        default=200,
+        ge=10,  # learned times need a history
+        le=10_000,  # so that the journal stays below some 100 MB
+        description="Outages that are kept; the oldest go first.",
+        examples=[200],
+    )
+
+
+class LogOptions(Options):
+    """The log."""
+
+    format: Literal["auto", "journald", "logfmt", "json"] = Field(
+        default="auto",
+        description="auto: journald under systemd, else logfmt.",
+        examples=["auto"],
+    )
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="The least level that is logged.", examples=["info"]
+    )
+
+
+class Settings(Options):
+    """Everything that the operator can set."""
+
+    mode: Literal["armed", "dry-run"] = Field(
+        description="armed: powerguard powers this host off. dry-run: it only says what it would do. No default.",
+        examples=["dry-run"],
+    )
+    ups: dict[Name, UpsOptions] = Field(
+        min_length=1,
+        description="The UPSes, by name.",
+        examples=[{"rack-a": {"sources": [{"kind": "snmp", "host": "10.0.0.5"}]}}],
+        json_schema_extra={"x-keys": "a name of small letters, digits, dots and dashes, such as rack-a"},
+    )
+    feeds: FeedsOptions | None = Field(
+        default=None,
+        description="Which UPS feeds this host. Not set: the one under `ups`.",
+        examples=[{"supplies": ["rack-a"], "minimum_supplies": 1}],
+    )
+    trainers: list[TrainerOptions] = Field(
+        default_factory=list,
+        max_length=MAX_TRAINERS,
+        description="The training jobs of this host that are known beforehand.",
+        examples=[[{"name": "llm", "url": "unix:/run/powerguard-trainers/llm.sock"}]],
+    )
+    trainer_sockets: AbsolutePath | None = Field(
+        default="/run/powerguard-trainers",
+        description="Folder in which trainers put their sockets to be found; null: none.",
+        examples=["/run/powerguard-trainers"],
+    )
+    checkpoint_dirs: list[AbsolutePath] = Field(
+        default_factory=list,
+        max_length=MAX_TRAINERS,
+        description="Where checkpoints lie: these filesystems are synced before every power-off.",
+        examples=[["/data/checkpoints"]],
+    )
+    budget: BudgetOptions = Field(default_factory=BudgetOptions, description="The sums.", examples=[{"margin": 0.2}])
+    host: HostOptions = Field(
+        default_factory=HostOptions, description="How this host is powered off.", examples=[{"kind": "systemd"}]
+    )
+    bmc: BmcOptions = Field(
+        default_factory=lambda: BmcOptions(kind="none"),
+        description="The BMC that must power this host on again. Not set: none.",
+        examples=[{"kind": "none"}],
+    )
+    resume: ResumeOptions = Field(
+        default_factory=ResumeOptions,
+        description="What starts training after a power-off.",
+        examples=[{"target": "powerguard-resume.target"}],
+    )
+    http: HttpOptions = Field(
+        default_factory=HttpOptions,
+        description="The read-only port.",
+        examples=[{"listen": "127.0.0.1", "port": 13493}],
+    )
+    control: ControlOptions = Field(
+        default_factory=ControlOptions,
+        description="The socket for commands.",
+        examples=[{"group": "powerguard-admin"}],
+    )
+    journal: JournalOptions = Field(
+        default_factory=JournalOptions, description="Where the journal lies.", examples=[{"keep_outages": 200}]
+    )
+    log: LogOptions = Field(
+        default_factory=LogOptions, description="How the log is written.", examples=[{"level": "info"}]
+    )
+
+    @property
+    def feed(self) -> str:
+        """Name of the UPS that feeds this host."""
+        return self.feeds.supplies[0] if self.feeds is not None else next(iter(self.ups))
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the settings (draft 2020-12), for editors and for our own messages."""
+    schema = Settings.model_json_schema()
+    for definition in (schema, *schema["$defs"].values()):
+        _describe(definition)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "powerguard settings",
+        **{key: value for key, value in schema.items() if key != "title"},
+    }
+
+
+def _describe(definition: dict[str, Any]) -> None:
+    """Move what a class says of its fields ("name: text" lines of its docstring) to the fields."""
+    summary, _, rest = str(definition.get("description", "")).partition("\n")
+    for name, text in re.findall(r"^(\w+): (.*(?:\n[ ]{4}.*)*)", rest, flags=re.MULTILINE):
+        field = definition.get("properties", {}).get(name)
+        if field is not None:
+            field.setdefault("description", " ".join(text.split()))
+    if "kind" in definition.get("properties", {}):
+        definition["properties"]["kind"].setdefault("description", "Which kind it is.")
+    if summary:
+        definition["description"] = summary
