@@ -1,7 +1,7 @@
 """The effector `host`: has this host powered off by its deadline, and training started after a return.
 
-The daemon has no right to power anything off. It writes one word to a FIFO that only its user can write to; behind
-it stands `powerguard-off`, a root program that needs neither this daemon nor D-Bus afterwards (docs/guides/power-off.md).
+The daemon has no right to power anything off. It writes one word to a FIFO that only its user can write to. Behind it
+stands `powerguard-off`, a root program that needs neither this daemon nor D-Bus afterwards (docs/guides/power-off.md).
 """
 
 import errno

@@ -7,6 +7,7 @@ import asyncio
 import os
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from powerguard.effectors.base import EffectorError
@@ -51,7 +52,7 @@ def _way(options: HostOptions, *, armed: bool) -> Finding:
         )
     if options.kind == "command":
         program = options.command[0]
-        if os.path.isabs(program) and os.access(program, os.X_OK):
+        if Path(program).is_absolute() and os.access(program, os.X_OK):
             return Finding(name, "PASS", f"{program} powers this host off; nothing forces it at a deadline")
         fix = "name an executable by its absolute path in host.command"
         return Finding(name, "FAIL", f"{program}: is not an executable by absolute path", fix)

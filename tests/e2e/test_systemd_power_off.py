@@ -5,12 +5,15 @@ hangs, and a process that ignores SIGTERM and belongs to no unit any more.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from powerguard.effectors.child import Ended
+from powerguard.effectors.host_findings import findings
+from powerguard.effectors.host_options import HostOptions
 from tests.peers.nspawn import Container
 
 pytestmark = [pytest.mark.vm, pytest.mark.root, pytest.mark.peer("systemd-nspawn", "mmdebstrap", "nsenter")]
@@ -168,6 +171,24 @@ def test_wrong_words_and_wrong_users_are_refused() -> None:
         assert container.on
         assert say(container, right) == 0
         container.off_within(30)
+
+
+async def test_doctor_sees_on_a_real_host_what_would_hold_a_shutdown_up() -> None:
+    """The delay of logind and the slow units, as systemd itself tells them."""
+    with host("hangs.service", "stubborn.service") as container:
+
+        async def inside(
+            argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
+        ) -> Ended:
+            ended = container.run(*argv, limit_s=limit_s)
+            return Ended(returncode=ended.returncode, stdout=ended.stdout.encode(), stderr=ended.stderr.encode())
+
+        options = HostOptions(kind="command", command=["/bin/true"], force_after_s=60)
+        told = {finding.name: finding for finding in await findings(options, armed=True, spawn=inside)}
+    assert told["host.inhibitors"].verdict == "WARN"
+    assert "for 30 s" in told["host.inhibitors"].text
+    assert "hangs.service" in told["host.stop"].text
+    assert "stubborn.service" in told["host.kill_mode"].text
 
 
 def test_the_daemons_sandbox_leaves_it_what_it_needs() -> None:

@@ -1,0 +1,133 @@
+"""The units as files: systemd itself finds nothing to say, and the promises that hang on single lines are kept."""
+
+import shutil
+import subprocess
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+
+from powerguard.effectors.host_options import OFF_FIFO, ResumeOptions
+from tests.peers import require
+
+SYSTEMD = Path(__file__).parents[2] / "systemd"
+UNITS = ("powerguard.service", "powerguard-off.service", "powerguard-off.socket", "powerguard-resume.target")
+PROGRAMS = ("opt/powerguard/bin/powerguard", "usr/lib/powerguard/powerguard-off", "bin/bash", "bin/kill")
+WORST_EXPOSURE = 2.5
+
+
+class Unit(ConfigParser):
+    """A unit file; of a key that is there several times the last one counts."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(interpolation=None, strict=False, delimiters=("=",), comment_prefixes=("#",))
+        self.read(SYSTEMD / name, encoding="utf-8")
+
+    def optionxform(self, optionstr: str) -> str:
+        return optionstr
+
+
+def verify(root: Path, *names: str) -> str:
+    """What systemd-analyze has to say of our units in a system made of nothing else."""
+    argv = [require("systemd-analyze"), "verify", "--man=no", f"--root={root}", *names]
+    ended = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    lines = (ended.stderr + ended.stdout).splitlines()
+    return "\n".join(line for line in lines if "powerguard" in line.replace(str(root), ""))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A system with systemd's own units, ours, and the programs that ours name."""
+    theirs = Path("/usr/lib/systemd/system")
+    if not theirs.is_dir():
+        require("systemd-analyze")
+    shutil.copytree(theirs, tmp_path / "usr/lib/systemd/system", symlinks=True)
+    ours = tmp_path / "etc/systemd/system"
+    ours.mkdir(parents=True)
+    for name in UNITS:
+        shutil.copy(SYSTEMD / name, ours)
+    for name in PROGRAMS:
+        program = tmp_path / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text("#!/bin/sh\n", encoding="ascii")
+        program.chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.peer("systemd-analyze")
+def test_systemd_finds_nothing_to_say(root: Path) -> None:
+    assert verify(root, *UNITS) == ""
+
+
+@pytest.mark.peer("systemd-analyze")
+def test_a_wrong_key_would_be_found(root: Path) -> None:
+    """Or the test above would prove nothing."""
+    unit = root / "etc/systemd/system/powerguard.service"
+    unit.write_text(unit.read_text(encoding="utf-8").replace("WatchdogSec", "WatchdogSek"), encoding="utf-8")
+    assert "WatchdogSek" in verify(root, "powerguard.service")
+
+
+@pytest.mark.peer("systemd-analyze")
+def test_the_daemon_is_exposed_no_more_than_promised() -> None:
+    argv = [require("systemd-analyze"), "security", "--offline=true", "--no-pager"]
+    argv += [f"--threshold={int(WORST_EXPOSURE * 10)}", str(SYSTEMD / "powerguard.service")]
+    ended = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 0, ended.stdout[-500:]
+    exposure = float(ended.stdout.split("powerguard.service:")[-1].split()[0])
+    assert 0 < exposure <= WORST_EXPOSURE
+
+
+def test_the_daemon_is_never_given_up_on_and_has_no_rights() -> None:
+    """systemd's default leaves a daemon dead after five quick crashes (measured)."""
+    unit = Unit("powerguard.service")
+    assert unit["Unit"]["StartLimitIntervalSec"] == "0"
+    assert "network-online" not in unit["Unit"]["After"]
+    service = unit["Service"]
+    assert service["Restart"] == "always"
+    assert service["Type"] == "notify"
+    assert service["User"] == "powerguard"
+    assert service["CapabilityBoundingSet"] == ""
+    assert "DynamicUser" not in service
+    assert "ProcSubset" not in service, "the boot id and the uptime are outside of it"
+
+
+def test_the_daemon_writes_to_where_the_helper_listens() -> None:
+    socket = Unit("powerguard-off.socket")
+    assert socket["Socket"]["ListenFIFO"] == OFF_FIFO
+    assert socket["Socket"]["SocketMode"] == "0200"
+    assert socket["Socket"]["SocketUser"] == "powerguard"
+    assert socket["Unit"]["DefaultDependencies"] == "no"
+    target = ResumeOptions().target
+    assert (SYSTEMD / target).exists()
+    assert f'"{target}"' in (SYSTEMD / "powerguard.rules").read_text(encoding="utf-8")
+
+
+def test_the_helper_outlives_the_shutdown_and_holds_nothing_mounted() -> None:
+    """No default dependencies; @ in argv[0]; and nothing that would give it a mount namespace of its own."""
+    unit = Unit("powerguard-off.service")
+    assert unit["Unit"]["DefaultDependencies"] == "no"
+    assert "Conflicts" not in unit["Unit"]
+    assert unit["Service"]["ExecStart"].startswith("@/bin/bash @")
+    mounting = ("Private", "Protect", "ReadOnly", "ReadWrite", "Inaccessible", "Bind", "Root", "TemporaryFile")
+    assert [key for key in unit["Service"] if key.startswith(mounting)] == []
+    assert "RuntimeDirectory" not in unit["Service"]
+
+
+def test_the_helper_needs_nothing_but_bash_and_systemd() -> None:
+    """No virtual environment, no Python: both may be gone when it counts."""
+    program = (SYSTEMD / "powerguard-off").read_text(encoding="utf-8")
+    assert program.startswith("#!/bin/bash\n")
+    assert "python" not in program
+    checked = subprocess.run(["/bin/bash", "-n", SYSTEMD / "powerguard-off"], capture_output=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, b"")
+    assert (SYSTEMD / "powerguard-off").stat().st_mode & 0o111 == 0o111
+
+
+def test_our_own_folder_of_trainers_is_sticky() -> None:
+    lines = (SYSTEMD / "powerguard.tmpfiles.conf").read_text(encoding="utf-8").splitlines()
+    folders = {line.split()[1]: line.split()[2:4] for line in lines if line.startswith("d ")}
+    assert folders == {
+        "/run/powerguard-trainers": ["1777", "root"],
+        "/etc/powerguard": ["0755", "root"],
+        "/etc/powerguard/secrets": ["0700", "root"],
+    }

@@ -1,0 +1,253 @@
+"""The effector `host`: what it writes, what it runs, and above all when it does nothing."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from pydantic import ValidationError
+
+from powerguard.core.model import Grade, PollNow, PowerOff, ResumeTraining
+from powerguard.effectors.base import EffectorError
+from powerguard.effectors.child import Ended, run_child
+from powerguard.effectors.host import HostEffector
+from powerguard.effectors.host_options import OFF_FIFO, HostOptions, ResumeOptions
+
+BOOT = "0d3a7d2c-6a3c-4f0e-9a51-2f1f3f1d9b10"
+OFF = PowerOff(id="a1", by_s=1010.0, outage="o1", grade=Grade.FULL, force_after_s=110.0)
+RESUME = ResumeTraining(id="a2", by_s=1010.0, outage="o1")
+
+
+class Spawned:
+    """Stands in for child processes: remembers what it was asked to run and answers as told."""
+
+    def __init__(self, ended: Ended | OSError | None = None) -> None:
+        self.argvs: list[list[str]] = []
+        self._ended = ended or Ended(returncode=0, stdout=b"", stderr=b"")
+
+    async def __call__(
+        self, argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
+    ) -> Ended:
+        self.argvs.append(list(argv))
+        if isinstance(self._ended, OSError):
+            raise self._ended
+        return self._ended
+
+
+class Fifo:
+    """A FIFO that somebody listens on, as systemd does: open both ways."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        os.mkfifo(path, 0o600)
+        self.end = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+
+    def read(self) -> bytes:
+        try:
+            return os.read(self.end, 65536)
+        except BlockingIOError:
+            return b""
+
+
+@pytest.fixture
+def fifo() -> Iterator[Fifo]:
+    with TemporaryDirectory(prefix="pg host ", dir="/tmp") as folder:
+        fifo = Fifo(Path(folder) / "word")
+        yield fifo
+        os.close(fifo.end)
+
+
+def effector(options: HostOptions, *, armed: bool = True, spawn: Spawned | None = None) -> HostEffector:
+    return HostEffector(options, armed=armed, spawn=spawn or Spawned(), clock=lambda: 1000.9, boot=lambda: BOOT)
+
+
+async def test_the_word_names_this_boot_and_the_deadline_of_its_clock(fifo: Fifo) -> None:
+    """powerguard-off takes nothing but this line."""
+    spawned = Spawned()
+    detail = await effector(HostOptions(fifo=str(fifo.path)), spawn=spawned).carry_out(OFF)
+    assert fifo.read() == f"off {BOOT} 1110\n".encode()
+    assert dict(detail) == {"dry_run": False, "via": "fifo", "deadline_s": 110.0}
+    assert spawned.argvs == []
+
+
+async def test_said_twice_it_is_two_whole_words(fifo: Fifo) -> None:
+    """After a restart the daemon gives its order again."""
+    host = effector(HostOptions(fifo=str(fifo.path)))
+    await host.carry_out(OFF)
+    await host.carry_out(OFF)
+    assert fifo.read() == f"off {BOOT} 1110\n".encode() * 2
+
+
+@pytest.mark.parametrize(("ordered_s", "meant_s"), [(600.0, 60.0), (30.0, 30.0), (0.0, 0.0), (-5.0, 0.0)])
+async def test_the_settings_bound_the_deadline(fifo: Fifo, ordered_s: float, meant_s: float) -> None:
+    """Never later than force_after_s, and never in the past."""
+    order = PowerOff(id="a1", by_s=0.0, outage="o1", grade=Grade.BARE, force_after_s=ordered_s)
+    await effector(HostOptions(fifo=str(fifo.path), force_after_s=60.0)).carry_out(order)
+    assert fifo.read() == f"off {BOOT} {int(1000.9 + meant_s)}\n".encode()
+
+
+@pytest.mark.parametrize("kind", ["systemd", "command", "dry-run"])
+async def test_not_armed_it_only_records(fifo: Fifo, kind: str) -> None:
+    """`mode: dry-run` holds whatever else the settings say."""
+    options = HostOptions.model_validate(
+        {"kind": kind, "fifo": str(fifo.path), "command": ["/bin/false"] if kind == "command" else []}
+    )
+    spawned = Spawned()
+    host = effector(options, armed=False, spawn=spawned)
+    assert dict(await host.carry_out(OFF)) == {"dry_run": True, "via": "nothing", "deadline_s": 110.0}
+    assert dict(await host.carry_out(RESUME)) == {"dry_run": True, "via": "nothing"}
+    assert (fifo.read(), spawned.argvs) == (b"", [])
+
+
+async def test_kind_dry_run_only_records_even_when_armed() -> None:
+    """For cautious sites: everything is armed but the host's own power."""
+    spawned = Spawned()
+    host = effector(HostOptions(kind="dry-run"), spawn=spawned)
+    assert dict(await host.carry_out(OFF))["dry_run"] is True
+    assert dict(await host.carry_out(RESUME))["dry_run"] is True
+    assert spawned.argvs == []
+
+
+async def test_a_command_is_told_how_many_seconds_are_left() -> None:
+    """The placeholder becomes whole seconds, in any word, and no shell ever sees it."""
+    spawned = Spawned()
+    options = HostOptions(kind="command", command=["/opt/off", "--within={deadline_s}", "a b; $(c)"])
+    detail = await effector(options, spawn=spawned).carry_out(OFF)
+    assert spawned.argvs == [["/opt/off", "--within=110", "a b; $(c)"]]
+    assert dict(detail)["via"] == "command"
+
+
+async def test_a_real_command_really_runs(tmp_path: Path) -> None:
+    """Through the one way in which the daemon starts programs."""
+    told = tmp_path / "told"
+    script = "import sys; open(sys.argv[1], 'w').write(sys.argv[2])"
+    options = HostOptions(kind="command", command=[sys.executable, "-c", script, str(told), "{deadline_s}"])
+    await HostEffector(options, armed=True, spawn=run_child, clock=lambda: 0.0).carry_out(OFF)
+    assert told.read_text(encoding="ascii") == "110"
+
+
+@pytest.mark.parametrize(
+    ("ended", "said"),
+    [
+        (Ended(returncode=1, stdout=b"", stderr=b"first\nno such verb\n"), "/opt/off: exit status 1: no such verb"),
+        (Ended(returncode=2, stdout=b"", stderr=b""), "/opt/off: exit status 2: it said nothing"),
+        (Ended(returncode=-9, stdout=b"", stderr=b"", timed_out=True), "/opt/off: did not return within 5 s"),
+        (FileNotFoundError(2, "No such file or directory"), "/opt/off: cannot be started: No such file"),
+    ],
+)
+async def test_a_command_that_fails_says_how(ended: Ended | OSError, said: str) -> None:
+    host = effector(HostOptions(kind="command", command=["/opt/off"]), spawn=Spawned(ended))
+    with pytest.raises(EffectorError) as told:
+        await host.carry_out(OFF)
+    assert said in str(told.value)
+
+
+async def test_nobody_listens(tmp_path: Path) -> None:
+    """No socket unit, or a FIFO without a reader: the same one line that says what to do."""
+    right = "powerguard-off.socket is not listening: systemctl enable --now powerguard-off.socket"
+    with pytest.raises(EffectorError, match=right):
+        await effector(HostOptions(fifo=str(tmp_path / "word"))).carry_out(OFF)
+    os.mkfifo(tmp_path / "word", 0o600)
+    with pytest.raises(EffectorError, match=right):
+        await effector(HostOptions(fifo=str(tmp_path / "word"))).carry_out(OFF)
+
+
+async def test_only_a_fifo_of_root_or_of_ours_is_written_to(fifo: Fifo, tmp_path: Path) -> None:
+    """A file, a link, or a FIFO that others can write to is somebody's trap or somebody's mistake."""
+    plain = tmp_path / "plain"
+    plain.write_text("", encoding="ascii")
+    with pytest.raises(EffectorError, match="is not a FIFO"):
+        await effector(HostOptions(fifo=str(plain))).carry_out(OFF)
+    link = tmp_path / "link"
+    link.symlink_to(fifo.path)
+    with pytest.raises(EffectorError, match="is a symbolic link"):
+        await effector(HostOptions(fifo=str(link))).carry_out(OFF)
+    fifo.path.chmod(0o622)
+    with pytest.raises(EffectorError, match="mode 0622: others could write here"):
+        await effector(HostOptions(fifo=str(fifo.path))).carry_out(OFF)
+    assert (plain.read_bytes(), fifo.read()) == (b"", b"")
+
+
+@pytest.mark.root
+async def test_a_fifo_of_another_user_is_refused(fifo: Fifo) -> None:
+    os.chown(fifo.path, 65534, 65534)
+    with pytest.raises(EffectorError, match="owner 65534"):
+        await effector(HostOptions(fifo=str(fifo.path))).carry_out(OFF)
+    assert fifo.read() == b""
+
+
+async def test_a_full_fifo_never_blocks(fifo: Fifo) -> None:
+    """powerguard-off does not read: an error at once, and not a daemon that hangs on battery."""
+    while True:
+        try:
+            os.write(fifo.end, b"x" * 4096)
+        except BlockingIOError:
+            break
+    with pytest.raises(EffectorError, match="full: powerguard-off does not read"):
+        await effector(HostOptions(fifo=str(fifo.path))).carry_out(OFF)
+
+
+async def test_under_test_the_machine_itself_is_out_of_reach(tmp_path: Path) -> None:
+    """Whatever the settings say: not the real FIFO, not by a detour, and no unit of this machine."""
+    assert os.environ["POWERGUARD_UNDER_TEST"] == "1"
+    for path in (OFF_FIFO, "/run/../run/powerguard-off/word", "/run//powerguard-off/./word"):
+        with pytest.raises(EffectorError, match="refused under test"):
+            await effector(HostOptions(fifo=path)).carry_out(OFF)
+    with pytest.raises(EffectorError, match="refused under test"):
+        await HostEffector(HostOptions(), armed=True, spawn=run_child).carry_out(RESUME)
+
+
+async def test_training_is_started_by_its_target() -> None:
+    """Without waiting for it, and without ever asking for a password."""
+    spawned = Spawned()
+    detail = await effector(HostOptions(), spawn=spawned).carry_out(RESUME)
+    assert spawned.argvs == [["systemctl", "start", "--no-block", "--no-ask-password", "powerguard-resume.target"]]
+    assert dict(detail) == {"dry_run": False, "via": "systemctl"}
+
+
+async def test_training_is_started_by_a_command_where_one_is_set() -> None:
+    spawned = Spawned()
+    resume = ResumeOptions(command=["/opt/train", "start"])
+    host = HostEffector(HostOptions(), armed=True, resume=resume, spawn=spawned)
+    assert dict(await host.carry_out(RESUME))["via"] == "command"
+    assert spawned.argvs == [["/opt/train", "start"]]
+
+
+async def test_a_missing_right_to_start_names_the_rule() -> None:
+    """The usual mistake: the polkit rule was not installed."""
+    denied = Ended(returncode=4, stdout=b"", stderr=b"Failed to start: Interactive authentication required.\n")
+    with pytest.raises(EffectorError, match=r"Interactive authentication required.*polkit rule.*powerguard\.rules"):
+        await effector(HostOptions(), spawn=Spawned(denied)).carry_out(RESUME)
+
+
+async def test_an_action_of_somebody_else_is_refused() -> None:
+    with pytest.raises(EffectorError, match="cannot carry out PollNow"):
+        await effector(HostOptions()).carry_out(PollNow(id="a3", by_s=0.0, ups="rack"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"kind": "command"}, "kind command needs command"),
+        ({"kind": "systemd", "command": ["/bin/x"]}, "command is for kind command only"),
+        ({"kind": "magic"}, "systemd"),
+        ({"force_after_s": 9}, "greater than or equal to 10"),
+        ({"force_after_s": 3601}, "less than or equal to 3600"),
+        ({"fifo": "word"}, "pattern"),
+        ({"kind": "command", "command": [""]}, "at least 1 character"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, object], said: str) -> None:
+    with pytest.raises(ValidationError) as told:
+        HostOptions.model_validate(settings)
+    assert said in str(told.value)
+
+
+@pytest.mark.parametrize("target", ["", "--force", "x; reboot", "a.mount", "../x.target"])
+def test_a_target_is_a_unit_and_nothing_else(target: str) -> None:
+    """It stands in an argument list: an option in disguise must not get there."""
+    with pytest.raises(ValidationError):
+        ResumeOptions(target=target)

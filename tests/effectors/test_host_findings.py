@@ -1,0 +1,129 @@
+"""What doctor says of the host: each finding from what the real programs print, and never an exception."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from powerguard.effectors.child import Ended
+from powerguard.effectors.host_findings import Finding, findings, seconds
+from powerguard.effectors.host_options import HostOptions
+
+# As systemd 252 prints it.
+UNITS = """TimeoutStopUSec=1min 30s
+KillMode=control-group
+Id=ssh.service
+
+TimeoutStopUSec=5min
+KillMode=mixed
+Id=postgresql.service
+
+TimeoutStopUSec=infinity
+KillMode=process
+Id=slurmd.service
+"""
+
+
+class Programs:
+    """Answers as busctl and systemctl would, or not at all."""
+
+    def __init__(self, delay: str | None = "t 5000000\n", units: str | None = UNITS) -> None:
+        self._said = {"busctl": delay, "systemctl": units}
+
+    async def __call__(
+        self, argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
+    ) -> Ended:
+        said = self._said[argv[0]]
+        assert limit_s <= 2.0
+        if said is None:
+            raise FileNotFoundError(2, "No such file or directory", argv[0])
+        return Ended(returncode=0, stdout=said.encode(), stderr=b"", timed_out=said == "hangs")
+
+
+async def found(options: HostOptions, programs: Programs | None = None, *, armed: bool = True) -> dict[str, Finding]:
+    told = await findings(options, armed=armed, spawn=programs or Programs())
+    return {finding.name: finding for finding in told}
+
+
+async def test_units_that_stop_too_slowly_are_named() -> None:
+    """Beyond force_after_s they are killed; better to know beforehand."""
+    told = await found(HostOptions(force_after_s=110))
+    assert told["host.stop"].verdict == "WARN"
+    assert "postgresql.service, slurmd.service" in told["host.stop"].text
+    assert "ssh.service" not in told["host.stop"].text
+    assert "slurmd.service" in told["host.kill_mode"].text
+
+
+async def test_units_that_stop_in_time_pass() -> None:
+    told = await found(HostOptions(), Programs(units="TimeoutStopUSec=1min 30s\nKillMode=mixed\nId=a.service\n"))
+    assert told["host.stop"] == Finding("host.stop", "PASS", "1 active services may stop within force_after_s (110 s)")
+    assert "host.kill_mode" not in told
+
+
+async def test_many_units_are_counted_and_not_listed() -> None:
+    units = "\n\n".join(f"TimeoutStopUSec=infinity\nKillMode=mixed\nId=u{number}.service" for number in range(9))
+    assert "and 4 more" in (await found(HostOptions(), Programs(units=units)))["host.stop"].text
+
+
+@pytest.mark.parametrize(
+    ("kind", "delay", "verdict"),
+    [
+        ("systemd", "t 5000000\n", "PASS"),
+        ("systemd", "t 30000000\n", "PASS"),
+        ("command", "t 5000000\n", "PASS"),
+        ("command", "t 30000000\n", "WARN"),
+        ("command", "t many\n", "WARN"),
+        ("command", "hangs", "WARN"),
+        ("command", None, "WARN"),
+    ],
+)
+async def test_delay_locks_matter_where_we_wait_for_them(kind: str, delay: str | None, verdict: str) -> None:
+    """Thirty seconds on a stock Debian, for everyone but powerguard-off."""
+    command = ["/bin/true"] if kind == "command" else []
+    options = HostOptions.model_validate({"kind": kind, "command": command})
+    told = (await found(options, Programs(delay=delay)))["host.inhibitors"]
+    assert told.verdict == verdict
+    assert bool(told.fix) == (verdict == "WARN")
+
+
+async def test_a_host_without_systemd_is_told_and_not_a_crash() -> None:
+    told = await found(HostOptions(), Programs(delay=None, units=None))
+    assert told["host.stop"].verdict == "WARN"
+    assert told["host.stop"].fix
+
+
+async def test_the_way_to_power_off_is_tried_without_a_word(tmp_path: Path) -> None:
+    """Listening: pass, and nothing was written. Not listening: fail, with the command that helps."""
+    path = tmp_path / "word"
+    options = HostOptions(fifo=str(path))
+    told = (await found(options))["host.power_off"]
+    assert (told.verdict, told.fix) == ("FAIL", "systemctl enable --now powerguard-off.socket")
+    os.mkfifo(path, 0o600)
+    end = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        told = (await found(options))["host.power_off"]
+        assert told.verdict == "PASS"
+        with pytest.raises(BlockingIOError):
+            os.read(end, 1)
+    finally:
+        os.close(end)
+
+
+async def test_a_dry_run_is_not_a_pass() -> None:
+    assert (await found(HostOptions(), armed=False))["host.power_off"].verdict == "WARN"
+    assert (await found(HostOptions(kind="dry-run")))["host.power_off"].verdict == "WARN"
+
+
+async def test_a_command_must_be_there() -> None:
+    for program, verdict in (("/bin/sh", "PASS"), ("sh", "FAIL"), ("/nonexistent/off", "FAIL")):
+        told = await found(HostOptions(kind="command", command=[program]))
+        assert told["host.power_off"].verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("span", "expected_s"),
+    [("1min 30s", 90), ("infinity", float("inf")), ("500ms", 0.5), ("1h 5min 2s", 3902), ("2w 1d", 1296000), ("", 0)],
+)
+def test_time_spans_as_systemctl_prints_them(span: str, expected_s: float) -> None:
+    assert seconds(span) == pytest.approx(expected_s)
