@@ -80,6 +80,7 @@ class Cause(StrEnum):
     ABORTED = "operator aborts"
     NEXT_BOOT = "next boot"
     RESUMED = "training resumed"
+    REHEARSED = "utility back after a power-off that was only recorded"
 
 
 TABLE: dict[tuple[type[Phase], Cause], type[Phase]] = {
@@ -99,6 +100,7 @@ TABLE: dict[tuple[type[Phase], Cause], type[Phase]] = {
     (Holding, Cause.COMMIT): Shutdown,
     (Holding, Cause.NEXT_BOOT): Recovery,
     (Shutdown, Cause.NEXT_BOOT): Recovery,
+    (Shutdown, Cause.REHEARSED): Online,
     (Recovery, Cause.RESUMED): Online,
     (Recovery, Cause.COMMIT): Shutdown,
 }
@@ -301,6 +303,8 @@ def _cause(turn: Turn, event: Event) -> tuple[Cause | None, str]:
         case Recovery():
             return (Cause.RESUMED, "training was started") if turn.resumed else _cause_commit(turn)
         case Shutdown():
+            if not turn.policy.powers_off and turn.state.phase.ordered and _may_return(turn):
+                return Cause.REHEARSED, "dry-run: nothing was powered off"
             return None, ""
 
 
@@ -404,7 +408,7 @@ def _move(turn: Turn, cause: Cause, because: str) -> None:
 
 def _leave(turn: Turn, cause: Cause, because: str) -> None:
     """What is undone on the way out."""
-    if cause in (Cause.UTILITY_STABLE, Cause.ABORTED):
+    if cause in (Cause.UTILITY_STABLE, Cause.ABORTED, Cause.REHEARSED):
         trainers.resume_all(turn)
     if cause is Cause.ABORTED:
         turn.set_outage(aborted_by=because)

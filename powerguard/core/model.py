@@ -343,6 +343,7 @@ class Policy:
     fsd_delay_s: from FSD seen to output off: HOSTSYNC + FINALDELAY + the UPS's own delay.
     paused_load_share: load when training is paused, as a share of the load now, until a drill has measured it.
     boot_id: of this boot; an outage's latch holds in its own boot only.
+    powers_off: False in dry-run: the order is recorded, nobody dies, and a latch ends when utility is back.
     """
 
     boot_id: str
@@ -371,6 +372,7 @@ class Policy:
     bmc_limit_s: float = 5.0
     resume_charge_share: float = 0.40
     unknown_hold_s: float = 600.0
+    powers_off: bool = True
     trainers: tuple[TrainerPolicy, ...] = ()
 
 

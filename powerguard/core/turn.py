@@ -215,6 +215,8 @@ class Turn:
         outcome = "ridden_through"
         if isinstance(old, EmergencyCheckpoint | Holding):
             outcome = "resumed_in_place"
+        elif isinstance(old, Shutdown):
+            outcome = "rehearsed"
         elif isinstance(old, Recovery):
             outcome = "clean_shutdown" if old.clean else "dirty"
         self.note(

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import structlog
@@ -126,3 +126,41 @@ def _is_detail(detail: object) -> bool:
 
 def _is_scalar(value: object) -> bool:
     return value is None or type(value) in (str, int, bool) or (type(value) is float and math.isfinite(value))
+
+
+RESTART_S = 1.0
+"""A task that broke is started again after this long: a bug that repeats must not become a busy loop."""
+
+
+async def keep_running(
+    name: str,
+    run: Callable[[], Awaitable[object]],
+    on_failure: Callable[[str], None] = lambda _: None,
+    *,
+    once: bool = False,
+) -> None:
+    """Run a task that should not end, again and again: a bug in one source must not take the daemon down.
+
+    on_failure: told each time, in one line, why it ended. once: do not start it again. Raises only CancelledError.
+    """
+    while True:
+        reason = "it ended by itself"
+        try:
+            await run()
+        except Exception as error:  # The same bulkhead, for what runs for ever: a bug must not end the daemon.
+            reason = describe(error)
+            log.exception("task_failed", task=name)
+        if once:
+            return
+        on_failure(f"{name}: {reason}")
+        log.error("task_restarted", task=name, because=reason, after_s=RESTART_S)
+        await rest(RESTART_S)
+
+
+async def rest(seconds: float) -> None:
+    """Let `seconds` of the loop's time pass."""
+    try:
+        async with asyncio.timeout(seconds):
+            await asyncio.Event().wait()
+    except TimeoutError:
+        pass

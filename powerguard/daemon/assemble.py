@@ -1,0 +1,217 @@
+"""From settings to a running daemon: who is who, and nothing else."""
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from powerguard.clock import Clock, boot_id, boottime_s
+from powerguard.core.model import (
+    Action,
+    Detail,
+    EnsurePolicy,
+    Event,
+    Online,
+    PowerOff,
+    ResumeTrainer,
+    ResumeTraining,
+    SyncFilesystems,
+    TriggerCheckpoint,
+)
+from powerguard.daemon import admin, http
+from powerguard.daemon.journal import Journal, Retention
+from powerguard.daemon.log import configure, open_scope
+from powerguard.daemon.loop import Loop, Parts, Runnable
+from powerguard.daemon.systemd import Notifier, is_host_stopping
+from powerguard.effectors.base import Effector
+from powerguard.effectors.bmc.effector import BmcEffector
+from powerguard.effectors.child import Spawn, run_child
+from powerguard.effectors.filesystems import SyncEffector
+from powerguard.effectors.host import HostEffector
+from powerguard.effectors.trainer.effector import TrainerEffector
+from powerguard.settings.load import SettingsError, load
+from powerguard.settings.policy import policy as make_policy
+from powerguard.settings.schema import Settings
+from powerguard.sources.base import Source
+from powerguard.sources.snmp import SnmpSource
+
+log = structlog.get_logger()
+
+EX_SETTINGS: Final = 78
+"""sysexits.h EX_CONFIG."""
+JOURNAL_BYTES_PER_OUTAGE: Final = 500_000
+
+
+class Recorder:
+    """Stands in for an effector in dry-run: it says what would have been done, and does nothing."""
+
+    async def carry_out(self, action: Action) -> Detail:
+        """Record the action."""
+        log.info("dry_run_recorded", action=type(action).__name__, action_id=action.id)
+        return (("dry_run", True),)
+
+
+@dataclass(kw_only=True)
+class Hands:
+    """Everything by which the daemon touches the world; the simulator puts its own in their place.
+
+    sources: makes the pollers. effectors: what replaces, by kind of action, the effectors of the settings.
+    """
+
+    clock: Clock = boottime_s
+    wall: Callable[[], float] = time.time  # noqa: TID251 - for the journal and for people
+    boot: Callable[[], str] = boot_id
+    spawn: Spawn = run_child
+    sources: Callable[[Settings, Clock], list[tuple[str, str, Source]]] | None = None
+    effectors: dict[type[Action], Effector] = field(default_factory=dict)
+
+
+def _sources(settings: Settings, clock: Clock) -> list[tuple[str, str, Source]]:
+    """Make the pollers of the UPS that feeds this host."""
+    ups = settings.feed
+    made: list[tuple[str, str, Source]] = []
+    for options in settings.ups[ups].sources:
+        source = SnmpSource(options, ups=ups, clock=clock)
+        made.append((ups, source.name, source))
+    return made
+
+
+def build(settings: Settings, hands: Hands, publish: Callable[[Event], None], *, dry_run: bool = False) -> Parts:
+    """Make the parts of a daemon. Touches nothing yet. publish: takes what trainers say of themselves."""
+    armed = settings.mode == "armed" and not dry_run
+    today = datetime.fromtimestamp(hands.wall()).astimezone().date()
+    policy = make_policy(settings, boot_id=hands.boot(), today=today)
+    policy = replace(policy, powers_off=armed and settings.host.kind != "dry-run")
+    trainers = TrainerEffector(
+        settings.trainers,
+        clock=hands.clock,
+        publish=publish,
+        discover_dir=None if settings.trainer_sockets is None else Path(settings.trainer_sockets),
+        spawn=hands.spawn,
+    )
+    folders = [t.checkpoint_dir for t in settings.trainers if t.checkpoint_dir is not None]
+    # In dry-run the BMC may be read: that the policy is wrong is worth knowing on any day.
+    bmc = settings.bmc if armed else settings.bmc.model_copy(update={"policy": "observe"})
+    host = HostEffector(settings.host, armed=armed, resume=settings.resume, spawn=hands.spawn, clock=hands.clock)
+    hold: Effector = trainers if armed else Recorder()
+    effectors: dict[type[Action], Effector] = {
+        TriggerCheckpoint: hold,
+        ResumeTrainer: hold,
+        EnsurePolicy: BmcEffector(bmc, spawn=hands.spawn, clock=hands.clock, limit_s=policy.bmc_limit_s),
+        SyncFilesystems: SyncEffector([*settings.checkpoint_dirs, *folders], spawn=hands.spawn, clock=hands.clock),
+        PowerOff: host,
+        ResumeTraining: host,
+    }
+    watchers: dict[str, Runnable] = {}
+    if TriggerCheckpoint not in hands.effectors:
+        watchers["trainers"] = trainers.watch
+    return Parts(
+        policy=policy,
+        armed=armed,
+        host_kind=settings.host.kind,
+        bmc_kind=settings.bmc.kind,
+        sources=(hands.sources or _sources)(settings, hands.clock),
+        watchers=watchers,
+        effectors={**effectors, **hands.effectors},
+        close=trainers.close,
+    )
+
+
+def assemble(
+    settings: Settings,
+    *,
+    config: Path,
+    dry_run: bool = False,
+    hands: Hands | None = None,
+    journal: Journal | None = None,
+) -> Loop:
+    """Make a daemon that is ready to run. Must be called inside the event loop that will run it."""
+    hands = hands or Hands()
+    made: list[Loop] = []
+
+    def publish(event: Event) -> None:
+        if made:
+            made[0].submit(event)
+
+    def reload() -> Parts:
+        try:
+            fresh = load(config)
+        except SettingsError as error:
+            raise ValueError(str(error)) from error
+        if fresh.http != settings.http or fresh.control != settings.control or fresh.journal != settings.journal:
+            log.warning("restart_needed", because="http, control and journal change only with a restart")
+        return build(fresh, hands, publish, dry_run=dry_run)
+
+    if journal is None:
+        path = Path(settings.journal.path)
+        retention = Retention(
+            outages=settings.journal.keep_outages,
+            size_bytes=settings.journal.keep_outages * JOURNAL_BYTES_PER_OUTAGE,
+        )
+        journal = Journal(path, boot_id=hands.boot(), wall=hands.wall, retention=retention)
+    loop = Loop(
+        build(settings, hands, publish, dry_run=dry_run),
+        journal,
+        clock=hands.clock,
+        wall=hands.wall,
+        notifier=Notifier.take(),
+        config_path=str(config),
+        reload=reload,
+    )
+    made.append(loop)
+    return loop
+
+
+def services(loop: Loop, settings: Settings) -> dict[str, Runnable]:
+    """Return the tasks that let others look in: the read-only port and the admin socket."""
+    return {
+        "http": lambda: http.serve(loop, settings.http.listen, settings.http.port),
+        "admin socket": lambda: admin.serve(loop, Path(settings.control.socket), settings.control.group),
+    }
+
+
+async def run(settings: Settings, *, config: Path, dry_run: bool, hands: Hands | None = None) -> int:
+    """Run a daemon in this loop until SIGTERM or SIGINT. SIGHUP reads the settings anew."""
+    open_scope()
+    daemon = assemble(settings, config=config, dry_run=dry_run, hands=hands)
+    spawn = (hands or Hands()).spawn
+    async with asyncio.TaskGroup() as tasks:
+        running = asyncio.get_running_loop()
+        stopping: list[asyncio.Task[None]] = []
+
+        async def stop() -> None:
+            # A foreign shutdown matters on battery only; on utility there is nothing to ask and nothing to wait for.
+            host = not isinstance(daemon.state.phase, Online) and await is_host_stopping(spawn)
+            daemon.stop_for_signal(host_stopping=host)
+
+        def on_stop() -> None:
+            if not stopping:
+                stopping.append(tasks.create_task(stop()))
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            running.add_signal_handler(number, on_stop)
+        running.add_signal_handler(signal.SIGHUP, daemon.reload)
+        try:
+            await daemon.run(services(daemon, settings))
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                running.remove_signal_handler(number)
+    return 0
+
+
+def main(config: Path, *, dry_run: bool = False) -> int:
+    """Load the settings and run. Returns the exit status: 78 when the settings cannot be used."""
+    try:
+        settings = load(config)
+    except SettingsError as error:
+        print(error, file=sys.stderr)  # noqa: T201 - the log is not set up before the settings are read
+        return EX_SETTINGS
+    configure(style=settings.log.format, level=settings.log.level)
+    return asyncio.run(run(settings, config=config, dry_run=dry_run))

@@ -1,0 +1,510 @@
+"""The loop: events in, one `step` after another, journal, then actions. It decides nothing.
+
+    while True:
+        event  = await queue                      readings, ticks, outcomes, operators
+        answer = step(policy, state, event)       pure
+        await journal.append(answer)              durable, or half a second and memory
+        state  = answer.state
+        start(answer.actions)                     each in its own task, behind the bulkhead; outcomes are events
+
+A daemon that is killed between any two of these lines repeats at most actions that may be repeated.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import structlog
+
+from powerguard.clock import Clock
+from powerguard.core.machine import phase_name, step
+from powerguard.core.model import (
+    Action,
+    CheckpointProgress,
+    Done,
+    EnsurePolicy,
+    Event,
+    Failed,
+    ForeignStop,
+    Level,
+    Note,
+    Online,
+    Policy,
+    PollNow,
+    Reading,
+    SourceFailed,
+    State,
+    Step,
+    Tick,
+    TrainerSeen,
+)
+from powerguard.core.recovery import Stored, restore
+from powerguard.daemon.attempt import Strays, attempt, keep_running, rest
+from powerguard.daemon.figures import Figures
+from powerguard.daemon.journal import Entry, Journal
+from powerguard.daemon.log import bind_outage
+from powerguard.daemon.port import ActionFigures, BmcView, LastOutage, SourceView
+from powerguard.daemon.systemd import Notifier
+from powerguard.effectors.base import Effector
+from powerguard.sources.base import Source
+
+log = structlog.get_logger()
+
+TICK_ONLINE_S = 1.0
+TICK_OUTAGE_S = 0.25
+SNAPSHOT_ONLINE_S = 60.0
+"""On utility the state is written this often, so that a restart knows how long nobody watched."""
+SNAPSHOT_OUTAGE_S = 5.0
+"""On battery what has been used must not be forgotten: DESIGN 4.2."""
+POLICY_CHECK_S = 3600.0
+SOURCE_SILENT_S = 30.0
+"""A poller that has told nothing for this long hangs: the watchdog is not fed."""
+QUEUE_LIMIT = 1000
+STOP_LIMIT_S = 8.0
+
+
+Runnable = Callable[[], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the settings make: everything that a reload replaces.
+
+    sources: (ups, source name, poller). watchers: tasks that publish events by themselves, such as the trainers'.
+    effectors: who carries out which kind of action. close: gives back what they hold.
+    """
+
+    policy: Policy
+    armed: bool
+    host_kind: str
+    bmc_kind: str
+    sources: Sequence[tuple[str, str, Source]]
+    watchers: Mapping[str, Runnable]
+    effectors: Mapping[type[Action], Effector]
+    close: Runnable | None = None
+
+
+class Loop:
+    """One daemon. It satisfies `port.Daemon`, which is all that status, metrics and the sockets see of it."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        journal: Journal,
+        *,
+        clock: Clock,
+        wall: Callable[[], float],
+        notifier: Notifier,
+        config_path: str = "",
+        reload: Callable[[], Parts] | None = None,
+    ) -> None:
+        """Set up without starting anything. reload: reads the settings anew; raises ValueError with what is wrong."""
+        self.parts = parts
+        self.journal = journal
+        self.clock = clock
+        self.wall = wall
+        self.config_path = config_path
+        self.settings_ok = True
+        self.settings_at_s = clock()
+        self.started_at_s = clock()
+        self.progressed_at_s = clock()
+        self.actions = ActionFigures()
+        self.figures = Figures(journal)
+        self.strays = Strays()
+        self.loop_lag_s = 0.0
+        self.state = State()
+        self._notifier = notifier
+        self._reload = reload
+        self._queue: asyncio.Queue[Event] = asyncio.Queue()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._stopping = False
+        self._changed = asyncio.Event()
+        self._in_flight: dict[str, tuple[asyncio.Task[None], Action]] = {}
+        self._settled = asyncio.Event()
+        self._restored = Step(self.state)
+        self._views: dict[str, SourceView] = {}
+        self._told_at_s: dict[str, float] = {}
+        self._bmc: BmcView | None = None
+        self._written_at_s = 0.0
+        self._fed_at_s = 0.0
+        self._lags: list[tuple[float, float]] = []
+        self._dropped = 0
+        self._policy_checks = 0
+
+    # --- What watchers see (port.Daemon) -----------------------------------------------------------------------------
+
+    @property
+    def policy(self) -> Policy:
+        """The settings, as the core needs them."""
+        return self.parts.policy
+
+    @property
+    def armed(self) -> bool:
+        """False in dry-run."""
+        return self.parts.armed
+
+    @property
+    def boot_id(self) -> str:
+        """Name of this boot."""
+        return self.parts.policy.boot_id
+
+    @property
+    def host_kind(self) -> str:
+        """How the host is powered off."""
+        return self.parts.host_kind
+
+    @property
+    def journal_ok(self) -> bool:
+        """The journal is on disk."""
+        return self.journal.health.durable
+
+    @property
+    def journal_counters(self) -> Mapping[str, float]:
+        """Counters over all lives of this daemon."""
+        return self.journal.counters
+
+    @property
+    def sources(self) -> Sequence[SourceView]:
+        """Every source, as last heard of."""
+        return tuple(self._views.values())
+
+    @property
+    def bmc(self) -> BmcView | None:
+        """The BMC as last read back; None when the settings have none."""
+        return self._bmc
+
+    @property
+    def last_outage(self) -> LastOutage | None:
+        """The last outage that has ended."""
+        return self.figures.last
+
+    def submit(self, event: Event) -> None:
+        """Hand one event to the loop. When it cannot keep up, what repeats by itself is dropped; nothing else is."""
+        repeats = isinstance(event, Reading | SourceFailed | Tick | TrainerSeen | CheckpointProgress)
+        if repeats and self._queue.qsize() >= QUEUE_LIMIT:
+            self._dropped += 1
+            return
+        self._queue.put_nowait(event)
+
+    def poll_now(self) -> None:
+        """Poll every source at once: the only thing that a hint may cause."""
+        for _, _, source in self.parts.sources:
+            source.poll_now()
+
+    def publish(self, event: Reading | SourceFailed) -> None:
+        """Take what a source tells."""
+        key = f"{event.ups}/{event.source}"
+        view = self._views.get(key) or SourceView(ups=event.ups, source=event.source, up=False)
+        self._told_at_s[key] = self.clock()
+        if isinstance(event, Reading):
+            self._views[key] = replace(
+                view,
+                up=True,
+                last_reading_at_s=event.at_s,
+                polls=view.polls + 1,
+                last_error="",
+                authenticated=event.authenticated,
+            )
+        else:
+            self._views[key] = replace(
+                view, up=False, polls=view.polls + 1, failures=view.failures + 1, last_error=event.reason
+            )
+        self.submit(event)
+
+    def stop(self) -> None:
+        """Stop soon (SIGTERM). What is under way is given a moment; the journal is closed last."""
+        self._stopping = True
+        self._changed.set()
+
+    def reload(self) -> None:
+        """Read the settings anew soon (SIGHUP)."""
+        self._changed.set()
+
+    # --- Running -----------------------------------------------------------------------------------------------------
+
+    async def run(self, services: Mapping[str, Runnable] | None = None) -> None:
+        """Run until `stop`. services: further tasks of this daemon (HTTP, the admin socket), kept running."""
+        await self._restore()
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            loops = [tasks.create_task(self._events()), tasks.create_task(self._ticks())]
+            loops += [tasks.create_task(keep_running(name, run)) for name, run in (services or {}).items()]
+            loops.append(tasks.create_task(self._policy_checks_forever()))
+            self._notifier.ready(self._status_line())
+            await self._serve_parts(tasks)
+            await self._settle()
+            for task in loops:
+                task.cancel()
+        self._notifier.stopping("stopped")
+        await self.journal.close()
+
+    async def _restore(self) -> None:
+        loaded = await self.journal.load()
+        self.figures.load(await self.journal.history(1))
+        stored = None
+        if loaded.state is not None:
+            gap_s = self.wall() - loaded.wall
+            stored = Stored(
+                state=loaded.state,
+                boot_id=loaded.boot_id,
+                at_s=loaded.at_s,
+                gap_s=gap_s,
+                in_flight=tuple(action for action in loaded.in_flight if not isinstance(action, PollNow)),
+            )
+        answer = restore(self.policy, stored, self.clock())
+        log.info(
+            "daemon_started",
+            phase=phase_name(answer.state.phase),
+            mode="armed" if self.armed else "dry-run",
+            journal="durable" if loaded.durable else "in memory",
+            because=loaded.trouble or "start",
+        )
+        self._restored = answer
+
+    async def _serve_parts(self, tasks: asyncio.TaskGroup) -> None:
+        """Run the sources and watchers of the settings; start them anew after a reload."""
+        first = True
+        while not self._stopping:
+            running = [
+                tasks.create_task(
+                    keep_running(f"source {name}", partial(source.run, self.publish), self._blame(ups, name))
+                )
+                for ups, name, source in self.parts.sources
+            ]
+            running += [tasks.create_task(keep_running(name, run)) for name, run in self.parts.watchers.items()]
+            self._views = {
+                f"{ups}/{name}": self._views.get(f"{ups}/{name}") or SourceView(ups=ups, source=name, up=False)
+                for ups, name, _ in self.parts.sources
+            }
+            self._told_at_s = {key: self.clock() for key in self._views}
+            if self.parts.bmc_kind != "none" and self._bmc is None:
+                self._bmc = BmcView(kind=self.parts.bmc_kind)
+            if first:
+                first = False
+                await self._apply(None, self._restored)
+            await self._wait_for_change()
+            old = self.parts
+            for task in running:
+                task.cancel()
+            if running:
+                await asyncio.wait(running, timeout=1.0)
+            if not self._stopping:
+                self._take_new_settings()
+            if self.parts is not old and old.close is not None:
+                await keep_running("close", old.close, once=True)
+
+    def _blame(self, ups: str, name: str) -> Callable[[str], None]:
+        """A poller that breaks is a source that is lost: the core must hear of it."""
+
+        def failed(reason: str) -> None:
+            self.publish(SourceFailed(at_s=self.clock(), ups=ups, source=name, reason=reason, lost=True))
+
+        return failed
+
+    async def _wait_for_change(self) -> None:
+        """Wait for a stop, or for a reload that may be made now."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._stopping:
+                return
+            if isinstance(self.state.phase, Online) and self._reload is not None:
+                return
+            self.settings_ok = False
+            log.warning(
+                "settings_refused",
+                because=f"the phase is {phase_name(self.state.phase)}: settings do not change while an outage runs",
+            )
+
+    def _take_new_settings(self) -> None:
+        if self._reload is None:
+            return
+        self._notifier.reloading()
+        try:
+            self.parts = self._reload()
+        except ValueError as error:
+            self.settings_ok = False
+            log.error("settings_refused", because=str(error), kept="the settings so far")  # noqa: TRY400 - told in full
+        else:
+            self.settings_ok = True
+            self.settings_at_s = self.clock()
+            log.info("settings_reloaded", mode="armed" if self.armed else "dry-run")
+        self._notifier.ready(self._status_line())
+
+    async def _events(self) -> None:
+        while True:
+            event = await self._queue.get()
+            answer = step(self.policy, self.state, event)
+            await self._apply(event, answer)
+            self.progressed_at_s = self.clock()
+            self._feed_watchdog()
+            if self._queue.empty():
+                self._settled.set()
+
+    async def _apply(self, event: Event | None, answer: Step) -> None:
+        """Write the step, then make it true, then start its actions. In this order, always."""
+        old = self.state
+        if isinstance(event, Done | Failed):
+            self._in_flight.pop(event.action.id, None)
+            self.actions.count(event)
+            self._watch_bmc(event)
+        actions = tuple(action for action in answer.actions if not isinstance(action, PollNow))
+        if self._is_worth_writing(event, answer, actions):
+            self._written_at_s = self.clock()
+            self.figures.note(self, answer)
+            entry = Entry(
+                at_s=self.clock() if event is None else event.at_s,
+                state=answer.state,
+                event=event,
+                actions=actions,
+                notes=answer.notes,
+                outcome=self.figures.outcome(answer),
+                figures=self.figures.of_outage(answer),
+            )
+            await self.journal.append(entry)
+        self.state = answer.state
+        self._tell(old, answer)
+        for action in answer.actions:
+            self._start(action)
+
+    def _is_worth_writing(self, event: Event | None, answer: Step, actions: tuple[Action, ...]) -> bool:
+        if actions or answer.notes or event is None or type(answer.state.phase) is not type(self.state.phase):
+            return True
+        if isinstance(event, Done | Failed):
+            # Without its outcome an action would be repeated after a restart.
+            return not isinstance(event.action, PollNow)
+        every_s = SNAPSHOT_ONLINE_S if isinstance(answer.state.phase, Online) else SNAPSHOT_OUTAGE_S
+        return self.clock() - self._written_at_s >= every_s
+
+    def _tell(self, old: State, answer: Step) -> None:
+        """Log the story, one line for each note, all under the outage's id."""
+        phases = (answer.state.phase, old.phase)
+        outage = next((phase.outage.id for phase in phases if not isinstance(phase, Online)), None)
+        bind_outage(outage)
+        for note in answer.notes:
+            _log_note(note)
+        if isinstance(answer.state.phase, Online):
+            bind_outage(None)
+        if type(answer.state.phase) is not type(old.phase):
+            self._notifier.status(self._status_line())
+
+    def _start(self, action: Action) -> None:
+        if isinstance(action, PollNow):
+            for ups, _, source in self.parts.sources:
+                if ups == action.ups:
+                    source.poll_now()
+            return
+        if self._tasks is None:
+            return
+        self._in_flight[action.id] = self._tasks.create_task(self._carry_out(action)), action
+
+    async def _carry_out(self, action: Action) -> None:
+        self.submit(await self._attempt(action))
+
+    async def _attempt(self, action: Action) -> Done | Failed:
+        effector = self.parts.effectors.get(type(action))
+        if effector is None:
+            reason = f"nobody carries out {type(action).__name__}: the settings name no such effector"
+            return Failed(at_s=self.clock(), action=action, took_s=0.0, reason=reason)
+        return await attempt(effector, action, clock=self.clock, strays=self.strays)
+
+    async def _ticks(self) -> None:
+        while True:
+            every_s = TICK_ONLINE_S if isinstance(self.state.phase, Online) else TICK_OUTAGE_S
+            due_s = self.clock() + every_s
+            await rest(every_s)
+            now_s = self.clock()
+            self._lags = [(at_s, lag_s) for at_s, lag_s in self._lags if now_s - at_s < 60.0]
+            self._lags.append((now_s, max(0.0, now_s - due_s)))
+            self.loop_lag_s = max(lag_s for _, lag_s in self._lags)
+            self.submit(Tick(at_s=now_s))
+
+    def _feed_watchdog(self) -> None:
+        """Feed it only for progress: after an event, and while every poller still tells something."""
+        every_s = self._notifier.watchdog_every_s
+        now_s = self.clock()
+        if every_s is None or now_s - self._fed_at_s < every_s:
+            return
+        silent = [key for key, at_s in self._told_at_s.items() if now_s - at_s > SOURCE_SILENT_S]
+        if silent:
+            log.error("poller_hung", source=silent[0], because=f"nothing told for {SOURCE_SILENT_S:.0f} s")
+            return
+        self._fed_at_s = now_s
+        self._notifier.watchdog()
+
+    async def _policy_checks_forever(self) -> None:
+        """Ask at start and hourly whether the BMC's policy still brings the host back: told before it is dark."""
+        while True:
+            if EnsurePolicy in self.parts.effectors and isinstance(self.state.phase, Online):
+                self._policy_checks += 1
+                action = EnsurePolicy(
+                    id=f"{self.boot_id[:8]}-policy-{self._policy_checks}",
+                    by_s=self.clock() + 2 * self.policy.bmc_limit_s,
+                    outage="",
+                )
+                outcome = await self._attempt(action)
+                self.actions.count(outcome)
+                self._watch_bmc(outcome)
+                if isinstance(outcome, Failed):
+                    log.error("policy_unverified", because=outcome.reason)
+                else:
+                    log.info("policy_verified", because="checked at start and hourly", **dict(outcome.detail))
+            await rest(POLICY_CHECK_S)
+
+    def _watch_bmc(self, outcome: Done | Failed) -> None:
+        if not isinstance(outcome.action, EnsurePolicy) or self.parts.bmc_kind == "none":
+            return
+        known = self._bmc or BmcView(kind=self.parts.bmc_kind)
+        if isinstance(outcome, Failed):
+            self._bmc = replace(known, verified=False, error=outcome.reason)
+            return
+        detail = dict(outcome.detail)
+        policy = detail.get("policy")
+        self._bmc = replace(
+            known,
+            policy=policy if isinstance(policy, str) else None,
+            verified=detail.get("verified") is True,
+            checked_at_s=outcome.at_s,
+            error="",
+        )
+
+    def stop_for_signal(self, *, host_stopping: bool) -> None:
+        """Record that we are being stopped, and on battery arm the return first; then stop."""
+        self.submit(ForeignStop(at_s=self.clock(), host_stopping=host_stopping))
+        self.stop()
+
+    async def _settle(self) -> None:
+        """Let the last events be answered and short actions end: the return may just be being armed."""
+        by_s = self.clock() + (0.5 if isinstance(self.state.phase, Online) else STOP_LIMIT_S)
+        while self.clock() < by_s:
+            waiting = [action for _, action in self._in_flight.values() if isinstance(action, EnsurePolicy)]
+            if self._queue.empty() and not waiting:
+                break
+            self._settled.clear()
+            try:
+                async with asyncio.timeout(0.1):
+                    await self._settled.wait()
+            except TimeoutError:
+                continue
+        for task, _ in self._in_flight.values():
+            # Without an outcome in the journal it is ordered again by the next daemon of this boot.
+            task.cancel()
+        log.info("daemon_stopped", phase=phase_name(self.state.phase), dropped=self._dropped)
+
+    def _status_line(self) -> str:
+        mode = "" if self.armed else " (dry-run)"
+        return f"{phase_name(self.state.phase)}{mode}"
+
+
+def _log_note(note: Note) -> None:
+    values = dict(note.numbers)
+    match note.level:
+        case Level.ERROR:
+            log.error(note.event, because=note.because, **values)
+        case Level.WARNING:
+            log.warning(note.event, because=note.because, **values)
+        case Level.INFO:
+            log.info(note.event, because=note.because, **values)
+        case Level.DEBUG:
+            log.debug(note.event, because=note.because, **values)
