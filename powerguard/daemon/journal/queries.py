@@ -1,0 +1,104 @@
+"""What the journal is asked: by the daemon's start, by its HTTP interface, and by the command line beside it."""
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from typing import cast
+
+from powerguard.core.model import Action, Scalar, State
+from powerguard.core.plain import PlainError, from_plain
+from powerguard.daemon.journal.records import Line, Loaded, OutageRecord
+
+IN_FLIGHT_ROWS = 200
+"""The newest actions without an outcome that are looked at."""
+
+
+def read_all(db: sqlite3.Connection) -> tuple[Loaded, tuple[OutageRecord, ...]]:
+    """Return what the file knows, and its newest outages. A state that cannot be read is None, and trouble says why."""
+    trouble: list[str] = []
+    state = None
+    row = db.execute("SELECT boot_id, at_s, wall, state FROM snapshot").fetchone() or ("", 0.0, 0.0, "")
+    boot_id, at_s, wall, text = row
+    if text:
+        try:
+            state = from_plain(json.loads(text), State)
+        except (PlainError, ValueError) as error:
+            trouble.append(f"the last state cannot be read: {error}")
+    outages = history(db, 50)
+    running = [each for each in outages if each.ended_wall is None]
+    in_flight: list[Action] = []
+    newest = db.execute("SELECT payload FROM actions ORDER BY seq DESC LIMIT ?", (IN_FLIGHT_ROWS,)).fetchall()
+    for (payload,) in reversed(newest):
+        try:
+            in_flight.append(from_plain(json.loads(payload), Action))
+        except (PlainError, ValueError) as error:
+            trouble.append(f"an action in flight cannot be read: {error}")
+    loaded = Loaded(
+        state=state,
+        boot_id=boot_id,
+        at_s=at_s,
+        wall=wall,
+        outage=running[0] if running else None,
+        in_flight=tuple(in_flight),
+        counters=counters(db),
+        durable=True,
+        trouble="; ".join(trouble),
+    )
+    return loaded, outages
+
+
+def history(db: sqlite3.Connection, limit: int) -> tuple[OutageRecord, ...]:
+    """Return the newest outages, the newest first."""
+    rows = db.execute(f"SELECT {_OUTAGE} FROM outages ORDER BY started_wall DESC LIMIT ?", (limit,))  # noqa: S608
+    return tuple(_outage(row) for row in rows)
+
+
+def outage(db: sqlite3.Connection, name: str) -> tuple[OutageRecord, tuple[Line, ...]] | None:
+    """Return one outage with its story, or None when there is none of this name."""
+    row = db.execute(f"SELECT {_OUTAGE} FROM outages WHERE id = ?", (name,)).fetchone()
+    if row is None:
+        return None
+    lines = db.execute(f"SELECT {_COLUMNS} FROM entries WHERE outage = ? ORDER BY seq", (name,))  # noqa: S608
+    return _outage(row), tuple(_line(line) for line in lines)
+
+
+def recent(db: sqlite3.Connection, limit: int) -> tuple[Line, ...]:
+    """Return the newest lines, the oldest of them first."""
+    rows = db.execute(f"SELECT {_COLUMNS} FROM entries ORDER BY seq DESC LIMIT ?", (limit,)).fetchall()  # noqa: S608
+    return tuple(_line(row) for row in reversed(rows))
+
+
+def counters(db: sqlite3.Connection) -> dict[str, float]:
+    """Return the lifetime counters."""
+    return dict(db.execute("SELECT name, value FROM counters"))
+
+
+_OUTAGE = "id, boot_id, started_at_s, started_wall, ended_at_s, ended_wall, outcome, figures"
+_COLUMNS = "seq, boot_id, at_s, wall, outage, kind, event, because, payload, action"
+
+
+def _line(row: tuple[object, ...]) -> Line:
+    names = _COLUMNS.split(", ")
+    values = dict(zip(names, row, strict=True))
+    return Line(**{**values, "payload": _object(values["payload"])})  # type: ignore[arg-type]  # columns are typed above
+
+
+def _outage(row: tuple[object, ...]) -> OutageRecord:
+    return OutageRecord(
+        id=str(row[0]),
+        boot_id=str(row[1]),
+        started_at_s=cast("float", row[2]),
+        started_wall=cast("float", row[3]),
+        ended_at_s=cast("float | None", row[4]),
+        ended_wall=cast("float | None", row[5]),
+        outcome=str(row[6]),
+        figures=cast("Mapping[str, Scalar]", _object(row[7])),
+    )
+
+
+def _object(text: object) -> dict[str, object]:
+    try:
+        found = json.loads(str(text))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

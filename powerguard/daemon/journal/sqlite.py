@@ -1,0 +1,133 @@
+"""SQLite's ways: how it is opened beside others, what its errors mean for a person, and when a file is damaged."""
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+APPLICATION_ID = 0x70776764
+"""PRAGMA application_id: "pwgd". A database with another one is not ours."""
+
+BUSY_S = 0.2
+"""How long to wait for a lock that another process holds."""
+CHECK_S = 0.5
+"""How long to look for damage at the start."""
+
+
+class JournalError(Exception):
+    """The journal cannot be read or written: what, where, and what would be right."""
+
+
+class NotOursError(Exception):
+    """A database that must not be written. why: foreign or newer."""
+
+    def __init__(self, message: str, *, why: str) -> None:
+        super().__init__(message)
+        self.why = why
+
+
+@contextlib.contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):  # some failures have rolled back already
+            db.execute("ROLLBACK")
+        raise
+
+
+def pragma(db: sqlite3.Connection, name: str) -> int:
+    return int(db.execute(f"PRAGMA {name}").fetchone()[0])
+
+
+def quick_check(db: sqlite3.Connection) -> bool:
+    """Tell whether the file holds together; on a disk too slow to tell in time, assume that it does."""
+    until_s = time.clock_gettime(time.CLOCK_BOOTTIME) + CHECK_S
+    db.set_progress_handler(lambda: int(time.clock_gettime(time.CLOCK_BOOTTIME) > until_s), 10_000)
+    try:
+        return bool(db.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+            raise
+        return True
+    finally:
+        db.set_progress_handler(None, 0)
+
+
+def is_corrupt(error: sqlite3.Error) -> bool:
+    """Tell a damaged file from one that cannot be had just now."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    # "no such table" and the like: somebody has been at the schema.
+    broken_schema = code == sqlite3.SQLITE_ERROR and str(error).startswith(("no such", "table "))
+    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or broken_schema
+
+
+_ADVICE = {
+    sqlite3.SQLITE_FULL: "free some space there",
+    sqlite3.SQLITE_READONLY: "the daemon's user must be able to write the file and its folder",
+    sqlite3.SQLITE_CANTOPEN: "the daemon's user must be able to write the file and its folder",
+    sqlite3.SQLITE_BUSY: "another process holds it; only one daemon may run",
+    sqlite3.SQLITE_IOERR: "look for disk errors in the kernel's log",
+}
+
+
+@contextlib.contextmanager
+def translated(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        advice = _ADVICE.get(code, "")
+        message = f"{path}: {error}" + (f" ({advice})" if advice else "")
+        raise JournalError(message) from error
+    except OSError as error:
+        message = f"{path}: {error.strerror or error}"
+        raise JournalError(message) from error
+
+
+def inode(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def read_only(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open the journal beside a daemon that may be writing it, or that is down. Raises JournalError."""
+    with translated(path):
+        if not path.exists():
+            message = f"{path}: no journal here (has the daemon run with this state folder?)"
+            raise JournalError(message)
+        uri = path.absolute().as_uri()
+        db = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=BUSY_S, isolation_level=None)
+        try:
+            try:
+                known = pragma(db, "application_id")
+            except sqlite3.OperationalError:
+                # After a clean stop there is no log, and who may not write the folder cannot make its index either:
+                # without a log the file alone is the whole truth.
+                if Path(f"{path}-wal").exists():
+                    raise
+                db.close()
+                db = sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True, isolation_level=None)
+                known = pragma(db, "application_id")
+            if known != APPLICATION_ID:
+                message = f"{path}: not a powerguard journal"
+                raise JournalError(message)
+            yield db
+        finally:
+            db.close()

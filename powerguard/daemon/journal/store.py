@@ -1,0 +1,339 @@
+"""The journal's file: SQLite, written by one thread, readable by any process beside it.
+
+WAL with synchronous=FULL: a commit that returned survives kill -9 and a power cut (https://sqlite.org/pragma.html,
+synchronous). Everything here blocks, and runs in the journal's own threads only.
+"""
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from powerguard.core.plain import to_plain
+from powerguard.daemon.journal.queries import read_all
+from powerguard.daemon.journal.records import Line, Loaded, OutageRecord, Record, Snapshot, dump
+from powerguard.daemon.journal.sqlite import (
+    APPLICATION_ID,
+    BUSY_S,
+    NotOursError,
+    inode,
+    is_corrupt,
+    pragma,
+    quick_check,
+    sync_folder,
+    transaction,
+    translated,
+)
+
+Migration = tuple[str, ...]
+MIGRATIONS: tuple[Migration, ...] = (
+    (
+        """CREATE TABLE entries (
+            seq INTEGER PRIMARY KEY, boot_id TEXT NOT NULL, at_s REAL NOT NULL, wall REAL NOT NULL, outage TEXT,
+            kind TEXT NOT NULL, event TEXT NOT NULL, because TEXT NOT NULL, action TEXT, payload TEXT NOT NULL)""",
+        "CREATE INDEX entries_outage ON entries (outage, seq)",
+        """CREATE TABLE actions (
+            id TEXT PRIMARY KEY, seq INTEGER NOT NULL, boot_id TEXT NOT NULL, outage TEXT, payload TEXT NOT NULL)""",
+        """CREATE TABLE snapshot (
+            one INTEGER PRIMARY KEY CHECK (one = 1), boot_id TEXT NOT NULL, at_s REAL NOT NULL, wall REAL NOT NULL,
+            state TEXT NOT NULL)""",
+        """CREATE TABLE outages (
+            id TEXT PRIMARY KEY, boot_id TEXT NOT NULL, started_at_s REAL NOT NULL, started_wall REAL NOT NULL,
+            ended_at_s REAL, ended_wall REAL, outcome TEXT NOT NULL, figures TEXT NOT NULL)""",
+        "CREATE TABLE counters (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID",
+    ),
+)
+"""Migration i brings a file from version i to i + 1; each is one transaction. Never change one that was released."""
+
+CHUNK_ROWS = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """How much is kept. The outage that runs is always kept whole but for the readings of its oldest part.
+
+    outages: that many of the newest; quiet_lines: lines outside of any outage; size_bytes: of the whole file.
+    """
+
+    outages: int = 200
+    quiet_lines: int = 20_000
+    size_bytes: int = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Steps that are written in one transaction. counters: what to add to each."""
+
+    records: tuple[Record, ...] = ()
+    snapshot: Snapshot | None = None
+    open_outage: str | None = None
+    counters: Mapping[str, float] = field(default_factory=dict)
+    dropped: int = 0
+
+
+class Store:
+    """The file as its one writer sees it. `told` collects what a person must hear (a file that was set aside)."""
+
+    def __init__(
+        self, path: Path, retention: Retention | None = None, migrations: tuple[Migration, ...] = MIGRATIONS
+    ) -> None:
+        """Open nothing yet: the constructor runs on the event loop."""
+        self.path = path
+        self.told: list[str] = []
+        self._retention = retention or Retention()
+        self._migrations = migrations
+        self._db: sqlite3.Connection | None = None
+        self._inode: tuple[int, int] | None = None
+
+    # --- Opening -----------------------------------------------------------------------------------------------
+
+    def _open(self) -> sqlite3.Connection:
+        if self._db is not None:
+            if self._inode == inode(self.path):
+                return self._db
+            # Commits would go on into a file that nobody will ever find again.
+            self.close()
+            self.told.append(f"{self.path}: removed or replaced while in use; a journal was started in its place")
+        self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        new = not self.path.exists()
+        if new:
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o640))
+        db = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
+            self._set_up(db)
+        except BaseException:
+            db.close()
+            raise
+        if new:
+            sync_folder(self.path.parent)
+        self._db = db
+        self._inode = inode(self.path)
+        return db
+
+    def _set_up(self, db: sqlite3.Connection) -> None:
+        version = pragma(db, "user_version")
+        known = pragma(db, "application_id")
+        tables = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+        if known != APPLICATION_ID and (known != 0 or version != 0 or tables):
+            message = f"{self.path}: not a powerguard journal"
+            raise NotOursError(message, why="foreign")
+        if version > len(self._migrations):
+            message = f"{self.path}: schema version {version}, written by a newer powerguard"
+            raise NotOursError(message, why="newer")
+        if not tables:
+            db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # only before the first table
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA journal_size_limit = 4194304")
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        for number in range(version, len(self._migrations)):
+            with transaction(db):
+                for statement in self._migrations[number]:
+                    db.execute(statement)
+                db.execute(f"PRAGMA user_version = {number + 1}")
+
+    def close(self) -> None:
+        """Close the file; the write-ahead log is folded into it. Errors no longer matter."""
+        if self._db is not None:
+            db, self._db = self._db, None
+            with contextlib.suppress(sqlite3.Error):
+                db.close()
+
+    def _set_aside(self, why: str, reason: str) -> None:
+        """Give a file that cannot be used another name, with its log, and never delete it."""
+        self.close()
+        number = 1
+        while True:
+            other = self.path.with_name(f"{self.path.name}.{why}-{number}")
+            if not other.exists():
+                break
+            number += 1
+        for suffix in ("-wal", "-shm", ""):  # the database last: without it the log would be taken for the new file's
+            with contextlib.suppress(FileNotFoundError):
+                Path(f"{self.path}{suffix}").rename(f"{other}{suffix}")
+        sync_folder(self.path.parent)
+        self.told.append(f"{reason}; kept as {other.name}, and a new journal was started")
+
+    # --- Reading at start ------------------------------------------------------------------------------------------
+
+    def load(self) -> tuple[Loaded, tuple[OutageRecord, ...]]:
+        """Return what was known, and the newest outages. Raises JournalError when there can be no file at all."""
+        with translated(self.path):
+            try:
+                db = self._open()
+                loaded, outages = read_all(db)
+                sound = quick_check(db)
+            except NotOursError as error:
+                self._set_aside(error.why, str(error))
+            except sqlite3.DatabaseError as error:
+                if not is_corrupt(error):
+                    raise
+                self._set_aside("corrupt", f"{self.path}: damaged ({error})")
+            else:
+                if sound:
+                    return loaded, outages
+                # What could still be read is true; only the file can no longer be trusted.
+                self._set_aside("corrupt", f"{self.path}: damaged (found by PRAGMA quick_check)")
+                self._seed(self._open(), loaded, outages)
+                return loaded, outages
+            self._open()
+            return Loaded(durable=True, trouble=self.told[-1]), ()
+
+    def _seed(self, db: sqlite3.Connection, loaded: Loaded, outages: Sequence[OutageRecord]) -> None:
+        with transaction(db):
+            if loaded.state is not None:
+                state = dump(to_plain(loaded.state))
+                _write_snapshot(db, Snapshot(boot_id=loaded.boot_id, at_s=loaded.at_s, wall=loaded.wall, state=state))
+            for outage in outages:
+                _write_outage(db, outage)
+            for action in loaded.in_flight:
+                name = None if loaded.outage is None else loaded.outage.id
+                _run(db, _ACTION, action.id, 0, loaded.boot_id, name, dump(to_plain(action)))
+            for counter, value in loaded.counters.items():
+                _run(db, _COUNT, counter, value)
+
+    # --- Writing ---------------------------------------------------------------------------------------------------
+
+    def write(self, batch: Batch) -> None:
+        """Make a batch durable, all or nothing. Raises JournalError; the next write opens the file anew."""
+        with translated(self.path):
+            try:
+                self._write(batch)
+            except NotOursError as error:
+                self._set_aside(error.why, str(error))
+                self._write(batch)
+            except sqlite3.Error as error:
+                self.close()
+                if not is_corrupt(error):
+                    raise
+                self._set_aside("corrupt", f"{self.path}: damaged ({error})")
+                self._write(batch)
+            except OSError:
+                self.close()
+                raise
+
+    def _write(self, batch: Batch) -> None:
+        db = self._open()
+        with transaction(db):
+            for record in batch.records:
+                for outage in record.outages:
+                    _write_outage(db, outage)
+                for line in record.lines:
+                    _write_line(db, line)
+            if batch.snapshot is not None:
+                _write_snapshot(db, batch.snapshot)
+                if batch.dropped:
+                    _write_line(db, _gap(batch.snapshot, batch.open_outage, batch.dropped))
+            if batch.records:
+                # An outage that nobody will end any more: its end was never journalled.
+                _run(db, _LOST, batch.open_outage)
+            for name, by in batch.counters.items():
+                _run(db, _COUNT, name, by)
+
+    def prune(self, open_outage: str | None) -> bool:
+        """Delete a chunk of what retention no longer covers; True when there may be more. Raises JournalError."""
+        with translated(self.path):
+            db = self._open()
+            keep = self._retention
+            gone = 0
+            with transaction(db):
+                doomed = db.execute(
+                    "SELECT id FROM outages WHERE id IS NOT ? ORDER BY started_wall DESC LIMIT -1 OFFSET ?",
+                    (open_outage, keep.outages),
+                ).fetchall()
+                for (outage,) in doomed[:20]:
+                    gone += _forget(db, outage)
+                first = "SELECT seq FROM entries WHERE outage IS NULL ORDER BY seq DESC LIMIT 1 OFFSET ?"
+                edge = db.execute(first, (keep.quiet_lines,)).fetchone()
+                if edge is not None:
+                    gone += _delete(db, "outage IS NULL AND seq <= ?", edge[0])
+                if not gone and _used_bytes(db) > keep.size_bytes:
+                    gone += _shrink(db, open_outage)
+            db.execute("PRAGMA incremental_vacuum(1000)").fetchall()
+            return gone > 0
+
+
+# --- Rows ----------------------------------------------------------------------------------------------------------
+
+
+_ENTRY = """INSERT INTO entries (boot_id, at_s, wall, outage, kind, event, because, action, payload)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+_ACTION = "INSERT OR REPLACE INTO actions (id, seq, boot_id, outage, payload) VALUES (?, ?, ?, ?, ?)"
+_SNAPSHOT = "INSERT OR REPLACE INTO snapshot (one, boot_id, at_s, wall, state) VALUES (1, ?, ?, ?, ?)"
+_OUTAGE = """INSERT OR REPLACE INTO outages
+    (id, boot_id, started_at_s, started_wall, ended_at_s, ended_wall, outcome, figures) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
+_LOST = """UPDATE outages SET ended_wall = started_wall, outcome = 'lost'
+    WHERE ended_wall IS NULL AND id IS NOT ?"""
+_COUNT = """INSERT INTO counters (name, value) VALUES (?, ?)
+    ON CONFLICT (name) DO UPDATE SET value = value + excluded.value"""
+
+
+def _run(db: sqlite3.Connection, statement: str, *values: object) -> sqlite3.Cursor:
+    """Execute with strings made storable: a lone surrogate in a hostile peer's text is no UTF-8."""
+    safe = [each.encode("utf-8", "backslashreplace").decode() if isinstance(each, str) else each for each in values]
+    return db.execute(statement, safe)
+
+
+def _write_line(db: sqlite3.Connection, line: Line) -> None:
+    payload = dump(line.payload)
+    row = (line.boot_id, line.at_s, line.wall, line.outage, line.kind, line.event, line.because, line.action, payload)
+    seq = _run(db, _ENTRY, *row).lastrowid
+    if line.kind == "action":
+        _run(db, _ACTION, line.action, seq, line.boot_id, line.outage, payload)
+    elif line.kind == "outcome":
+        _run(db, "DELETE FROM actions WHERE id = ?", line.action)
+
+
+def _gap(snapshot: Snapshot, outage: str | None, dropped: int) -> Line:
+    return Line(
+        seq=0,
+        boot_id=snapshot.boot_id,
+        at_s=snapshot.at_s,
+        wall=snapshot.wall,
+        outage=outage,
+        kind="gap",
+        event="steps_lost",
+        because="the journal could not be written, and memory holds a limited number of steps",
+        payload={"steps": dropped},
+    )
+
+
+def _write_snapshot(db: sqlite3.Connection, snapshot: Snapshot) -> None:
+    _run(db, _SNAPSHOT, snapshot.boot_id, snapshot.at_s, snapshot.wall, snapshot.state)
+
+
+def _write_outage(db: sqlite3.Connection, outage: OutageRecord) -> None:
+    began = (outage.started_at_s, outage.started_wall)
+    ended = (outage.ended_at_s, outage.ended_wall)
+    _run(db, _OUTAGE, outage.id, outage.boot_id, *began, *ended, outage.outcome, dump(dict(outage.figures)))
+
+
+def _delete(db: sqlite3.Connection, where: str, *values: object) -> int:
+    oldest = f"SELECT seq FROM entries WHERE {where} ORDER BY seq LIMIT {CHUNK_ROWS}"  # noqa: S608 - our own words
+    return db.execute(f"DELETE FROM entries WHERE seq IN ({oldest})", values).rowcount  # noqa: S608 - as above
+
+
+def _forget(db: sqlite3.Connection, outage: str) -> int:
+    gone = _delete(db, "outage = ?", outage)
+    db.execute("DELETE FROM actions WHERE outage = ?", (outage,))
+    if gone < CHUNK_ROWS:
+        gone += db.execute("DELETE FROM outages WHERE id = ?", (outage,)).rowcount
+    return gone
+
+
+def _shrink(db: sqlite3.Connection, open_outage: str | None) -> int:
+    """Delete the oldest chunk: quiet lines first, then whole outages, then the oldest inputs of the one that runs."""
+    gone = _delete(db, "outage IS NULL")
+    if gone:
+        return gone
+    oldest = "SELECT id FROM outages WHERE id IS NOT ? ORDER BY started_wall LIMIT 1"
+    found = db.execute(oldest, (open_outage,)).fetchone()
+    if found is not None:
+        return _forget(db, found[0])
+    return _delete(db, "kind = 'event'")
+
+
+def _used_bytes(db: sqlite3.Connection) -> int:
+    return (pragma(db, "page_count") - pragma(db, "freelist_count")) * pragma(db, "page_size")
