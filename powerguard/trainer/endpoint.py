@@ -16,6 +16,7 @@ import socketserver
 import stat
 import threading
 import time
+from collections import deque
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -42,6 +43,8 @@ from powerguard.wire import (
 MAX_WAIT_S = 30.0
 _REQUEST_S = 5.0
 _CONNECTIONS = 16
+_LINGER_S = 1.0
+_POLL_S = 0.2  # how soon the server's thread notices that it is to end
 _MAX_SOCKET_PATH = 107  # sun_path, less its final zero byte
 _WAIT = re.compile(r"\d{1,6}(\.\d{1,6})?")
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -80,7 +83,9 @@ class Endpoint:
         for server in self._servers:
             server.guard = guard
             server.token = token if server is not unix else None
-            threading.Thread(target=server.serve_forever, name="powerguard-endpoint", daemon=True).start()
+            threading.Thread(
+                target=server.serve_forever, args=[_POLL_S], name="powerguard-endpoint", daemon=True
+            ).start()
             server.serving = True
 
     def close(self) -> None:
@@ -129,7 +134,7 @@ def _open_unix(path: Path) -> "_UnixServer":
     return server
 
 
-class _Bounded(socketserver.ThreadingMixIn):
+class _Bounded(socketserver.ThreadingMixIn, socketserver.BaseServer):
     """At most so many requests at a time; one more is told to come back."""
 
     daemon_threads = True
@@ -140,16 +145,33 @@ class _Bounded(socketserver.ThreadingMixIn):
 
     def __init__(self, *args: Any) -> None:  # noqa: ANN401 - passes on whatever its sibling takes
         self._slots = threading.BoundedSemaphore(_CONNECTIONS)
+        self._turned_away: deque[tuple[float, socket.socket]] = deque()
         super().__init__(*args)
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - socketserver's signature
         if self._slots.acquire(blocking=False):
             super().process_request(request, client_address)
             return
+        # Answered without being read, and closed a little later: one that is still sending must find the answer.
         with contextlib.suppress(OSError):
             request.setblocking(False)
             request.send(_BUSY)
-        self.shutdown_request(request)  # type: ignore[attr-defined]
+        self._turned_away.append((time.perf_counter(), request))
+        self._let_go(keep=_CONNECTIONS)
+
+    def service_actions(self) -> None:
+        """Between two requests, and every now and then without any."""
+        self._let_go(keep=_CONNECTIONS)
+
+    def server_close(self) -> None:
+        super().server_close()
+        self._let_go(keep=0)
+
+    def _let_go(self, keep: int) -> None:
+        while self._turned_away and (
+            len(self._turned_away) > keep or time.perf_counter() - self._turned_away[0][0] > _LINGER_S
+        ):
+            self._turned_away.popleft()[1].close()
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as above
         try:

@@ -97,7 +97,8 @@ class Manifest:
         """Return the bytes that are stored and whose digest names the checkpoint."""
         parts = [{"name": part.name, "size_bytes": part.size_bytes, "sha256": part.digest} for part in self.parts]
         document = {"schema": SCHEMA, "job": self.job, "step": self.step, "parts": parts}
-        return json.dumps(document, sort_keys=True).encode() + b"\n"
+        own = sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+        return json.dumps({**document, "sha256": own}, sort_keys=True).encode() + b"\n"
 
     @classmethod
     def parse(cls, content: bytes) -> "Manifest":
@@ -123,7 +124,11 @@ class Manifest:
         if not sound or not _is_size(step) or not isinstance(job, str):
             msg = f"{MANIFEST} does not hold together"
             raise StoreError(msg)
-        return cls(step=step, job=job, parts=parts)
+        manifest = cls(step=step, job=job, parts=parts)
+        if manifest.to_json() != content:
+            msg = f"{MANIFEST} does not match its own sha256"
+            raise StoreError(msg)
+        return manifest
 
 
 def _is_size(value: object) -> TypeGuard[int]:

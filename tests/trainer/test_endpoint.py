@@ -1,0 +1,255 @@
+"""The endpoint over real sockets: routes, joined requests, tokens, bad peers, and a socket that is never half open."""
+
+import json
+import socket
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from powerguard.trainer.endpoint import Endpoint, EndpointError
+from powerguard.trainer.guard import Guard
+from powerguard.trainer.store import SavedCheckpoint
+from powerguard.wire import (
+    CheckpointStatus,
+    Phase,
+    TrainerStatus,
+    TriggerRequest,
+)
+from tests.trainer.toy import ask, short_folder
+
+TOKEN = b"Heron-Lamp-Seven-19"
+
+
+def saved_at(step: int) -> SavedCheckpoint:
+    return SavedCheckpoint(step=step, path=f"/ck/{step}", size_bytes=1000, manifest_digest="sha256:" + "0" * 64)
+
+
+@pytest.fixture
+def guard() -> Guard:
+    return Guard(saved_at, job='odd "job"')
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as folder:
+        yield folder
+
+
+@pytest.fixture
+def where(guard: Guard, folder: Path) -> Iterator[Path]:
+    with Endpoint(guard, folder / "t.sock"):
+        yield folder / "t.sock"
+
+
+def trigger(
+    where: Path | int, name: str, path: str = "/api/v1/trigger_checkpoint"
+) -> tuple[int, dict[str, str], bytes]:
+    return ask(where, "POST", path, TriggerRequest(id=name).to_json())
+
+
+def test_trigger_follow_and_again(guard: Guard, where: Path) -> None:
+    status, headers, body = trigger(where, "a")
+    assert (status, headers["Location"]) == (202, "/api/v1/checkpoints/a")
+    told = CheckpointStatus.parse(body)
+    assert isinstance(told, CheckpointStatus)
+    assert told.phase is Phase.WAITING_STEP
+    guard.step(3)
+    status, _, body = ask(where, "GET", headers["Location"])
+    told = CheckpointStatus.parse(body)
+    assert isinstance(told, CheckpointStatus)
+    assert (status, told.phase, told.durable, told.step) == (200, Phase.COMMITTED, True, 3)
+    assert trigger(where, "a")[0] == 200
+    assert trigger(where, "b", "/api/v1/checkpoints")[0] == 202
+
+
+def test_a_bare_curl_is_an_operators_wish(guard: Guard, where: Path) -> None:
+    """`curl -X POST` with nothing in it works, and gets an id to ask by."""
+    status, headers, _ = ask(where, "POST", "/api/v1/trigger_checkpoint")
+    guard.step(1)
+    assert status == 202
+    assert json.loads(ask(where, "GET", headers["Location"])[2])["phase"] == "committed"
+
+
+def test_a_long_poll_ends_with_the_news(guard: Guard, where: Path) -> None:
+    trigger(where, "a")
+    timer = threading.Timer(0.2, guard.step, [4])
+    timer.start()
+    began_s = time.perf_counter()
+    body = ask(where, "GET", "/api/v1/checkpoints/a?wait=10")[2]
+    timer.join()
+    assert 0.1 < time.perf_counter() - began_s < 5
+    assert json.loads(body)["phase"] in ("snapshot", "committed")
+    trigger(where, "b")
+    began_s = time.perf_counter()
+    assert json.loads(ask(where, "GET", "/api/v1/checkpoints/b?wait=0.3")[2])["phase"] == "waiting_step"
+    assert 0.25 < time.perf_counter() - began_s < 5
+
+
+def test_pause_resume_delete_status(guard: Guard, where: Path) -> None:
+    assert ask(where, "POST", "/api/v1/pause")[0] == 200
+    stepping = threading.Thread(target=guard.step, args=[9])
+    stepping.start()
+    for _ in range(200):
+        told = TrainerStatus.parse(ask(where, "GET", "/api/v1/status")[2])
+        assert isinstance(told, TrainerStatus)
+        if told.paused:
+            break
+        time.sleep(0.01)
+    assert (told.paused, told.step, told.job) == (True, 9, 'odd "job"')
+    resumed = TrainerStatus.parse(ask(where, "POST", "/api/v1/resume", b"{}")[2])
+    assert isinstance(resumed, TrainerStatus)
+    assert not resumed.paused
+    stepping.join(5)
+    assert not stepping.is_alive()
+    trigger(where, "a")
+    assert json.loads(ask(where, "DELETE", "/api/v1/checkpoints/a")[2])["phase"] == "aborted"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "said"),
+    [
+        ("GET", "/api/v1/healthz", None, 200, "ok"),
+        ("GET", "/nothing", None, 404, "no such route"),
+        ("GET", "/api/v1/checkpoints/x", None, 404, "no such checkpoint"),
+        ("GET", "/api/v1/checkpoints/x?wait=nan", None, 404, "no such checkpoint"),
+        ("DELETE", "/api/v1/checkpoints/x", None, 404, "no such checkpoint"),
+        ("DELETE", "/api/v1/status", None, 404, "no such route"),
+        ("POST", "/api/v1/status", b"{}", 404, "no such route"),
+        ("POST", "/api/v1/trigger_checkpoint", b"{", 400, "not JSON"),
+        ("POST", "/api/v1/trigger_checkpoint", b'{"id": "../x"}', 400, "id: must be"),
+        ("POST", "/api/v1/trigger_checkpoint", b'{"id": "a", "after": "burn"}', 400, "after: must be one of"),
+        ("POST", "/api/v1/trigger_checkpoint", b"x" * 70_000, 413, "at most 65536"),
+        ("PUT", "/api/v1/status", None, 501, ""),
+    ],
+)
+def test_every_request_gets_its_answer(
+    where: Path, method: str, path: str, body: bytes | None, *, status: int, said: str
+) -> None:
+    got, _, content = ask(where, method, path, body)
+    assert got == status
+    assert said in content.decode()
+
+
+def test_the_metrics_are_prometheus_text(guard: Guard, where: Path) -> None:
+    for step in range(3):
+        guard.step(step)
+    trigger(where, "a")
+    guard.step(3)
+    lines = ask(where, "GET", "/metrics")[2].decode().splitlines()
+    assert 'powerguard_trainer_step{job="odd \\"job\\""} 3' in lines
+    assert 'powerguard_trainer_checkpoints_total{job="odd \\"job\\"",result="committed"} 1' in lines
+    assert 'powerguard_trainer_durable_step{job="odd \\"job\\""} 3' in lines
+    described = {line.split()[2] for line in lines if line.startswith("# TYPE")}
+    assert {line.partition("{")[0] for line in lines if not line.startswith("#")} == described
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\r\n\r\n",
+        b"\xff\xfe\x00\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST / HTTP/1.1\r\n\r\n",
+        b"POST /api/v1/pause HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST /api/v1/pause HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"GET /" + b"x" * 70_000,
+        b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 5000,
+    ],
+)
+def test_garbage_hurts_nobody(where: Path, raw: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(10)
+        peer.connect(str(where))
+        try:
+            peer.sendall(raw)
+            peer.shutdown(socket.SHUT_WR)
+            while peer.recv(65536):
+                pass
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+    assert ask(where, "GET", "/api/v1/healthz")[0] == 200
+
+
+def test_those_who_trickle_hold_up_nobody_for_long(where: Path) -> None:
+    """Sixteen at a time; one more is told to come back; and after 5 s the slow ones are out, however they trickle."""
+    slow = []
+    for _ in range(16):
+        peer = socket.socket(socket.AF_UNIX)
+        peer.connect(str(where))
+        peer.sendall(b"GET /api/v1/sta")
+        slow.append(peer)
+    time.sleep(0.3)
+    status, headers, _ = ask(where, "GET", "/api/v1/healthz")
+    assert (status, headers["Retry-After"]) == (503, "1")
+    began_s = time.perf_counter()
+    while ask(where, "GET", "/api/v1/healthz")[0] == 503:
+        assert time.perf_counter() - began_s < 10
+        for peer in slow:
+            try:
+                peer.send(b"t")
+            except OSError:
+                continue
+        time.sleep(0.2)
+    for peer in slow:
+        peer.close()
+
+
+def test_the_socket_is_for_owner_and_group_and_goes_with_the_endpoint(guard: Guard, folder: Path) -> None:
+    path = folder / "t.sock"
+    with Endpoint(guard, path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o660
+        assert [entry.name for entry in folder.iterdir()] == ["t.sock"]
+    assert list(folder.iterdir()) == []
+
+
+def test_what_a_killed_trainer_left_behind_is_replaced(guard: Guard, folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(folder / "t.sock"))
+    with Endpoint(guard, folder / "t.sock"):
+        assert ask(folder / "t.sock", "GET", "/api/v1/healthz")[0] == 200
+
+
+@pytest.mark.parametrize("case", ["taken", "file", "long", "no folder", "no token"])
+def test_an_endpoint_that_cannot_open_says_why(guard: Guard, where: Path, case: str) -> None:
+    folder = where.parent
+    (folder / "file").write_text("mine")
+    path, port, said = {
+        "taken": (where, None, "another trainer answers here"),
+        "file": (folder / "file", None, "exists and is not a socket"),
+        "long": (folder / ("x" * 120), None, "at most 107 bytes"),
+        "no folder": (folder / "none" / "t.sock", None, "No such file or directory"),
+        "no token": (folder / "new.sock", 0, "needs a token"),
+    }[case]
+    with pytest.raises(EndpointError, match=said):
+        Endpoint(guard, path, port=port)
+    assert ask(where, "GET", "/api/v1/healthz")[0] == 200
+    assert (folder / "file").read_text() == "mine"
+
+
+def test_a_port_needs_the_token(guard: Guard, folder: Path) -> None:
+    """Loopback is open to every local user; and neither answer nor refusal ever shows the token."""
+    with Endpoint(guard, folder / "t.sock", port=0, token=TOKEN) as endpoint:
+        port = endpoint.port
+        assert port is not None
+        good = {"Authorization": f"Bearer {TOKEN.decode()}"}
+        for headers, expected in [
+            ({}, 401),
+            ({"Authorization": "Bearer wrong"}, 401),
+            ({"Authorization": "Bearer "}, 401),
+            ({"Authorization": "Bearer h\xe9ron"}, 401),
+            ({"Authorization": f"Basic {TOKEN.decode()}"}, 401),
+            (good, 200),
+        ]:
+            status, got, body = ask(port, "GET", "/api/v1/status", headers=headers)
+            assert status == expected
+            assert TOKEN not in body + str(got).encode()
+        assert ask(port, "POST", "/api/v1/trigger_checkpoint", b'{"id": "a"}')[0] == 401
+        assert ask(port, "DELETE", "/api/v1/checkpoints/a")[0] == 401
+        assert guard.status().checkpoint == ""
+        assert ask(port, "POST", "/api/v1/trigger_checkpoint", b'{"id": "a"}', good)[0] == 202
+        assert ask(folder / "t.sock", "GET", "/api/v1/status")[0] == 200, "the socket's mode is its guard"
