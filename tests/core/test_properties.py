@@ -1,0 +1,336 @@
+"""What must hold whatever happens: a random world plays against `step`, and every invariant is asked after each event.
+
+The world is honest about physics (a battery that really empties) and dishonest about everything else: gauges lie,
+sources go silent, trainers hang, fail or join old checkpoints, the daemon is killed, operators interfere.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+sys.path.insert(0, str(Path(__file__).parent))
+from play import make_policy
+
+from powerguard.core import budget as sums
+from powerguard.core import plan
+from powerguard.core.machine import TABLE, Cause, step
+from powerguard.core.model import (
+    Abort,
+    Action,
+    CheckpointProgress,
+    Done,
+    EmergencyCheckpoint,
+    Event,
+    Failed,
+    ForeignStop,
+    Holding,
+    Online,
+    OutputSource,
+    PollNow,
+    PowerOff,
+    Reading,
+    Recovery,
+    SetMaintenance,
+    Shutdown,
+    SourceFailed,
+    State,
+    Step,
+    Supply,
+    Tick,
+    TrainerSeen,
+    TriggerCheckpoint,
+)
+from powerguard.core.plain import from_plain, to_plain
+from powerguard.core.recovery import Stored, restore
+
+POLICIES = (
+    "table=50:540,75:360,100:240 trainer=llm:pause:20",
+    "table=50:540,75:360,100:240 trainer=a:pause:30:d trainer=b:continue:10:d trainer=c:exit:5",
+    "trainer=llm:pause:20",
+    "table=50:90,75:60,100:40 trainer=llm:pause:8",
+    "table=75:3600",
+    "",
+)
+
+
+class Outages(RuleBasedStateMachine):
+    """One host, one UPS, some trainers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 1000.0
+        self.charge = 100.0
+        self.on_battery = False
+        self.open: dict[str, Action] = {}
+        self.ids: set[str] = set()
+        self.battery_readings = 0
+        self.latched_from: State | None = None
+        self.boots = 0
+
+    @initialize(words=st.sampled_from(POLICIES), powers_off=st.booleans())
+    def start(self, words: str, powers_off: bool) -> None:
+        self.policy = replace(make_policy(words.split()), powers_off=powers_off)
+        self.state = restore(self.policy, None, self.now_s).state
+
+    # --- The world ---------------------------------------------------------------------------------------------------
+
+    @rule(
+        seconds=st.sampled_from([0.3, 1.0, 1.0, 1.0, 2.0, 7.0, 30.0, 300.0]),
+        load=st.sampled_from([None, 0.0, 45.0, 75.0, 100.0]),
+        runtime=st.sampled_from([None, 0.0, 5.0, 100.0, 360.0, 5000.0]),
+        charge=st.sampled_from(["told", "none", "stuck"]),
+        extra=st.sampled_from(["", "", "", "low", "witness", "off_in", "fsd", "test", "calibration", "replace"]),
+        output=st.sampled_from(["true", "true", "true", "unknown", "off", "bypass"]),
+    )
+    def read(
+        self, seconds: float, load: float | None, runtime: float | None, charge: str, extra: str, output: str
+    ) -> None:
+        self._pass(seconds)
+        source = OutputSource.BATTERY if self.on_battery else OutputSource.UTILITY
+        if output != "true":
+            source = OutputSource(output)
+        told = {"told": self.charge, "none": None, "stuck": 100.0}[charge]
+        fields: dict[str, Any] = {}
+        match extra:
+            case "low":
+                fields["low_battery"] = True
+            case "witness":
+                fields["input_present"] = not self.on_battery
+            case "off_in":
+                fields["output_off_in_s"] = 120.0
+            case "fsd":
+                fields["forced_shutdown"] = True
+            case "test":
+                fields |= {"testing": True, "input_present": True}
+                source = OutputSource.BATTERY
+            case "calibration":
+                fields |= {"calibrating": True, "input_present": True}
+                source = OutputSource.BATTERY
+            case "replace":
+                fields["replace_battery"] = True
+        self._send(
+            Reading(
+                at_s=self.now_s,
+                ups="ups",
+                source="snmp",
+                output_source=source,
+                charge_pct=told,
+                load_pct=load,
+                runtime_s=runtime,
+                **fields,
+            )
+        )
+
+    @rule(
+        readings=st.sampled_from([3, 15, 60, 240]),
+        on_battery=st.sampled_from([True, True, True, False]),
+        load=st.sampled_from([45.0, 75.0]),
+        gauge=st.sampled_from([1.0, 1.0, 0.5, 3.0]),
+        answering=st.booleans(),
+    )
+    def ride(self, readings: int, on_battery: bool, load: float, gauge: float, answering: bool) -> None:
+        """A stretch of ordinary readings, one a second, with trainers and effectors that do or do not answer."""
+        self.on_battery = on_battery
+        for _ in range(readings):
+            self._pass(1.0)
+            if answering and self.open:
+                action = self.open.pop(sorted(self.open)[0])
+                detail = (("step", 7), ("at_paused_step", True), ("paused", True), ("verified", True))
+                self._send(Done(at_s=self.now_s, action=action, took_s=1.0, detail=detail))
+            self._send(
+                Reading(
+                    at_s=self.now_s,
+                    ups="ups",
+                    source="snmp",
+                    output_source=OutputSource.BATTERY if on_battery else OutputSource.UTILITY,
+                    charge_pct=self.charge,
+                    load_pct=load,
+                    runtime_s=gauge * 360.0 * self.charge / 100.0,
+                )
+            )
+            self.a_spent_battery_is_never_sat_on()
+
+    @rule()
+    def flip(self) -> None:
+        self.on_battery = not self.on_battery
+
+    @rule(seconds=st.sampled_from([0.25, 1.0, 5.0, 60.0]))
+    def tick(self, seconds: float) -> None:
+        self._pass(seconds)
+        self._send(Tick(at_s=self.now_s))
+
+    @rule(lost=st.booleans())
+    def lose(self, lost: bool) -> None:
+        self._pass(1.0)
+        self._send(SourceFailed(at_s=self.now_s, ups="ups", source="snmp", reason="no answer", lost=lost))
+
+    @precondition(lambda self: bool(self.open))
+    @rule(data=st.data(), how=st.sampled_from(["done", "done", "failed", "timeout", "older", "progress"]))
+    def answer(self, data: st.DataObject, how: str) -> None:
+        action = self.open[data.draw(st.sampled_from(sorted(self.open)))]
+        self._pass(0.1)
+        if how == "progress":
+            if isinstance(action, TriggerCheckpoint):
+                self._send(
+                    CheckpointProgress(
+                        at_s=self.now_s,
+                        trainer=action.trainer,
+                        action_id=action.id,
+                        stage="writing",
+                        eta_s=5.0,
+                        paused=True,
+                    )
+                )
+            return
+        del self.open[action.id]
+        if how in ("failed", "timeout"):
+            self._send(Failed(at_s=self.now_s, action=action, took_s=1.0, reason="refused", timed_out=how == "timeout"))
+            return
+        detail = (("step", 7), ("at_paused_step", how != "older"), ("paused", True), ("verified", True))
+        self._send(Done(at_s=self.now_s, action=action, took_s=1.0, detail=detail))
+
+    @rule(alive=st.booleans(), name=st.sampled_from(["llm", "a", "new"]), estimate=st.sampled_from([None, 3.0, 1e9]))
+    def see_trainer(self, alive: bool, name: str, estimate: float | None) -> None:
+        self._send(TrainerSeen(at_s=self.now_s, trainer=name, alive=alive, checkpoint_s=estimate))
+
+    @rule(what=st.sampled_from(["abort", "maintenance", "maintenance_off", "stop"]))
+    def operate(self, what: str) -> None:
+        event: Event = Abort(at_s=self.now_s, who="x")
+        if what.startswith("maintenance"):
+            until_s = self.now_s + (0.0 if what.endswith("off") else 30.0)
+            event = SetMaintenance(at_s=self.now_s, until_s=until_s, reason="y", who="x")
+        elif what == "stop":
+            event = ForeignStop(at_s=self.now_s, host_stopping=True)
+        self._send(event)
+
+    @rule(new_boot=st.booleans(), gap=st.sampled_from([None, 5.0, 4000.0, -1e6, 1e12]))
+    def restart(self, new_boot: bool, gap: float | None) -> None:
+        before_s, boot = self.now_s, self.policy.boot_id
+        in_flight = tuple(self.open.values())
+        self.open = {}
+        if new_boot:
+            self.boots += 1
+            self.policy = replace(self.policy, boot_id=f"{self.boots:08d}-boot")
+            self.now_s = 20.0
+            in_flight = ()
+        else:
+            self._pass(3.0)
+        stored = Stored(state=self.state, boot_id=boot, at_s=before_s, gap_s=gap, in_flight=in_flight)
+        was = self.state.phase
+        answer = restore(self.policy, stored, self.now_s)
+        if new_boot:
+            assert not isinstance(answer.state.phase, Shutdown), "a latch of another boot never powers off"
+            assert not any(isinstance(action, PowerOff) for action in answer.actions)
+        else:
+            assert type(answer.state.phase) is type(was), "a restart within a boot goes on in the same phase"
+        self.ids -= {action.id for action in answer.actions} & {action.id for action in in_flight}
+        self._take(answer)
+
+    # --- Turning the crank -------------------------------------------------------------------------------------------
+
+    def _pass(self, seconds: float) -> None:
+        self.now_s += seconds
+        rate = -100.0 / 360.0 if self.on_battery else 100.0 / 28800.0
+        self.charge = min(100.0, max(0.0, self.charge + rate * seconds))
+
+    def _send(self, event: Event) -> None:
+        before = self.state
+        answer = step(self.policy, before, event)
+        assert step(self.policy, before, event) == answer, "same state and event, same answer"
+        self._check_step(before, event, answer)
+        self._take(answer)
+
+    def _take(self, answer: Step) -> None:
+        kept = from_plain(json.loads(json.dumps(to_plain(answer.state))), State)
+        assert kept == answer.state, "the journal keeps every state whole"
+        self.state = answer.state
+        for action in answer.actions:
+            assert action.id not in self.ids, "an action's id is never used twice"
+            self.ids.add(action.id)
+            if not isinstance(action, PollNow):
+                self.open[action.id] = action
+
+    def _check_step(self, before: State, event: Event, answer: Step) -> None:
+        old, new = before.phase, answer.state.phase
+        if isinstance(event, Reading) and answer.state.feed.suspect:
+            assert all(isinstance(a, PollNow) for a in answer.actions) or not isinstance(old, Online), (
+                "one unconfirmed reading causes a poll and nothing else"
+            )
+        for action in answer.actions:
+            assert action.by_s >= event.at_s, "no order is late when it is given"
+            if isinstance(action, PowerOff):
+                assert isinstance(new, Shutdown), "only a latched shutdown powers off"
+        if isinstance(old, Shutdown) and not isinstance(new, Shutdown):
+            assert not self.policy.powers_off, "nothing undoes a latch in its boot"
+        if isinstance(new, Shutdown) and not isinstance(old, Shutdown):
+            self._check_latch(answer.state, new)
+        if isinstance(new, Online) and isinstance(old, EmergencyCheckpoint | Holding):
+            assert answer.state.feed.supply is Supply.UTILITY
+        before_left, after_left = before.battery.left, answer.state.battery.left
+        on_battery = before.feed.supply is Supply.BATTERY and answer.state.feed.supply is Supply.BATTERY
+        if on_battery and before_left is not None and after_left is not None:
+            assert after_left <= before_left + 1e-9, "on battery the energy left never rises"
+
+    def _check_latch(self, state: State, phase: Shutdown) -> None:
+        """Every commit has its reasons: battery or a countdown, and a budget that is really used up."""
+        reading = state.feed.reading
+        cut = sums.power_off_at_s(state.feed)
+        assert state.maintenance is None, "maintenance suspends commits"
+        assert not phase.outage.aborted_by, "an aborted outage does not power off"
+        assert phase.boot_id == self.policy.boot_id
+        assert reading is not None
+        if cut is None:
+            assert reading.output_source not in (OutputSource.UTILITY, OutputSource.BYPASS), (
+                "never shut down while the newest reading says utility"
+            )
+            assert state.feed.supply is Supply.BATTERY
+            if state.battery.left is not None:
+                now = plan.outage_budget(self.policy, state, phase.latched_s)
+                assert now.reff_s is not None
+                full_s = sums.stop_s(self.policy, sums.Grade.FULL)
+                assert now.reff_s <= full_s + 1e-6, "a host whose battery still lasts is not powered off"
+
+    @invariant()
+    def the_account_stays_in_bounds(self) -> None:
+        battery = getattr(self, "state", State()).battery
+        for share in (battery.used, battery.left, battery.gauge, battery.charged):
+            assert share is None or share >= 0.0
+        assert battery.used is None or battery.used <= 1.0
+
+    @invariant()
+    def a_spent_battery_is_never_sat_on(self) -> None:
+        """Never stay on past the deadline: with nothing left and fresh readings, the host is latched."""
+        state = getattr(self, "state", None)
+        if state is None or not isinstance(state.phase, Holding) or state.maintenance is not None:
+            return
+        due_at_s = state.phase.due_at_s
+        if due_at_s is None or state.phase.outage.aborted_by or state.feed.lost_since_s is not None:
+            return
+        reading = state.feed.reading
+        if reading is not None and reading.at_s > due_at_s + 2.0 and state.feed.supply is Supply.BATTERY:
+            fresh = self.now_s - reading.at_s < 0.01
+            said = reading.output_source is OutputSource.BATTERY and not reading.calibrating
+            again = state.feed.previous is not None and state.feed.previous.output_source is OutputSource.BATTERY
+            apart = state.feed.previous is not None and reading.at_s - state.feed.previous.at_s >= 0.5
+            assert not (fresh and said and again and apart), "two readings after the test came true must latch"
+
+
+TestOutages = Outages.TestCase
+TestOutages.settings = settings(
+    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+def test_the_table_is_whole() -> None:
+    """Every phase can be left, every phase but online is reached, and only another boot ends a shutdown for good."""
+    phases = {Online, EmergencyCheckpoint, Holding, Shutdown, Recovery} | {source for source, _ in TABLE}
+    assert {source for source, _ in TABLE} == phases
+    assert set(TABLE.values()) == phases
+    assert {cause for source, cause in TABLE if source is Shutdown} == {Cause.NEXT_BOOT, Cause.REHEARSED}
+    assert {cause for _, cause in TABLE} == set(Cause)
