@@ -183,8 +183,8 @@ class Journal:
         """Return the newest outages, the newest first; from memory when the disk does not answer."""
         found = await self._read(lambda: self._query_history(limit))
         # Memory is the newer of the two: what it holds may still wait for the disk.
-        merged = {each.id: each for each in found or ()} | self._outages
-        return tuple(sorted(merged.values(), key=lambda each: each.started_wall, reverse=True)[:limit])
+        merged = {each.id: each for each in reversed(found or ())} | self._outages
+        return tuple(reversed(merged.values()))[:limit]
 
     async def outage(self, name: str) -> tuple[OutageRecord, tuple[Line, ...]] | None:
         """Return one outage with its story; from memory, and then perhaps only its end, where the disk is silent."""

@@ -49,13 +49,14 @@ def read_all(db: sqlite3.Connection) -> tuple[Loaded, tuple[OutageRecord, ...]]:
 
 def history(db: sqlite3.Connection, limit: int) -> tuple[OutageRecord, ...]:
     """Return the newest outages, the newest first."""
-    rows = db.execute(f"SELECT {_OUTAGE} FROM outages ORDER BY started_wall DESC LIMIT ?", (limit,))  # noqa: S608
+    # By row, not by wall time: the clock of a host that was off may step.
+    rows = db.execute(f"SELECT {_OUTAGE} FROM outages ORDER BY rowid DESC LIMIT ?", (limit,))  # noqa: S608 - our words
     return tuple(_outage(row) for row in rows)
 
 
 def outage(db: sqlite3.Connection, name: str) -> tuple[OutageRecord, tuple[Line, ...]] | None:
     """Return one outage with its story, or None when there is none of this name."""
-    row = db.execute(f"SELECT {_OUTAGE} FROM outages WHERE id = ?", (name,)).fetchone()
+    row = db.execute(f"SELECT {_OUTAGE} FROM outages WHERE id = ?", (name,)).fetchone()  # noqa: S608 - our words
     if row is None:
         return None
     lines = db.execute(f"SELECT {_COLUMNS} FROM entries WHERE outage = ? ORDER BY seq", (name,))  # noqa: S608

@@ -186,7 +186,7 @@ class Store:
             if loaded.state is not None:
                 state = dump(to_plain(loaded.state))
                 _write_snapshot(db, Snapshot(boot_id=loaded.boot_id, at_s=loaded.at_s, wall=loaded.wall, state=state))
-            for outage in outages:
+            for outage in reversed(outages):
                 _write_outage(db, outage)
             for action in loaded.in_flight:
                 name = None if loaded.outage is None else loaded.outage.id
@@ -240,7 +240,7 @@ class Store:
             gone = 0
             with transaction(db):
                 doomed = db.execute(
-                    "SELECT id FROM outages WHERE id IS NOT ? ORDER BY started_wall DESC LIMIT -1 OFFSET ?",
+                    "SELECT id FROM outages WHERE id IS NOT ? ORDER BY rowid DESC LIMIT -1 OFFSET ?",
                     (open_outage, keep.outages),
                 ).fetchall()
                 for (outage,) in doomed[:20]:
@@ -262,8 +262,10 @@ _ENTRY = """INSERT INTO entries (boot_id, at_s, wall, outage, kind, event, becau
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _ACTION = "INSERT OR REPLACE INTO actions (id, seq, boot_id, outage, payload) VALUES (?, ?, ?, ?, ?)"
 _SNAPSHOT = "INSERT OR REPLACE INTO snapshot (one, boot_id, at_s, wall, state) VALUES (1, ?, ?, ?, ?)"
-_OUTAGE = """INSERT OR REPLACE INTO outages
-    (id, boot_id, started_at_s, started_wall, ended_at_s, ended_wall, outcome, figures) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
+_OUTAGE = """INSERT INTO outages
+    (id, boot_id, started_at_s, started_wall, ended_at_s, ended_wall, outcome, figures) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (id) DO UPDATE SET ended_at_s = excluded.ended_at_s, ended_wall = excluded.ended_wall,
+        outcome = excluded.outcome, figures = excluded.figures"""
 _LOST = """UPDATE outages SET ended_wall = started_wall, outcome = 'lost'
     WHERE ended_wall IS NULL AND id IS NOT ?"""
 _COUNT = """INSERT INTO counters (name, value) VALUES (?, ?)
@@ -328,7 +330,7 @@ def _shrink(db: sqlite3.Connection, open_outage: str | None) -> int:
     gone = _delete(db, "outage IS NULL")
     if gone:
         return gone
-    oldest = "SELECT id FROM outages WHERE id IS NOT ? ORDER BY started_wall LIMIT 1"
+    oldest = "SELECT id FROM outages WHERE id IS NOT ? ORDER BY rowid LIMIT 1"
     found = db.execute(oldest, (open_outage,)).fetchone()
     if found is not None:
         return _forget(db, found[0])

@@ -1,0 +1,29 @@
+"""A daemon in small, to be killed: appends steps for ever and says each one that was acknowledged."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from powerguard.core.model import EnsurePolicy, Grade, OnBattery, Outage, State
+from powerguard.daemon.journal import Entry, Journal
+
+
+async def write(path: Path) -> None:
+    """Go on from where the last one was killed."""
+    journal = Journal(path, boot_id="boot-1")
+    loaded = await journal.load()
+    serial = 0 if loaded.state is None else loaded.state.serial
+    phase = OnBattery(outage=Outage(id="o-1", since_s=1.0, grade=Grade.FULL))
+    while True:
+        serial += 1
+        action = EnsurePolicy(id=f"o-1-{serial}", by_s=1e9, outage="o-1")
+        journal.count("steps")
+        entry = Entry(at_s=float(serial), state=State(phase=phase, serial=serial), actions=(action,))
+        if not await journal.append(entry):
+            sys.exit(f"not durable: {journal.health.reason}")
+        sys.stdout.write(f"{serial}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    asyncio.run(write(Path(sys.argv[1])))

@@ -1,0 +1,419 @@
+"""The journal's promise: what was acknowledged is there after any death, in any version, for any reader."""
+
+import asyncio
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from powerguard.core.model import (
+    Action,
+    Done,
+    EnsurePolicy,
+    Failed,
+    Grade,
+    Holding,
+    Level,
+    Note,
+    OnBattery,
+    Outage,
+    OutputSource,
+    Reading,
+    ResumeTrainer,
+    State,
+    Tick,
+)
+from powerguard.daemon.journal import (
+    Entry,
+    Journal,
+    JournalError,
+    Limits,
+    Loaded,
+    Retention,
+    read_all,
+    read_only,
+    recent,
+)
+from powerguard.daemon.journal import history as query_history
+from powerguard.daemon.journal import outage as query_outage
+from powerguard.daemon.journal.store import MIGRATIONS, Batch, Store
+
+WALL = 1_795_000_000.0
+
+
+def on_battery(serial: int, outage: str = "o-1", since_s: float = 100.0) -> State:
+    return State(phase=OnBattery(outage=Outage(id=outage, since_s=since_s, grade=Grade.FULL)), serial=serial)
+
+
+def policy(serial: int, outage: str = "o-1") -> EnsurePolicy:
+    return EnsurePolicy(id=f"{outage}-{serial}", by_s=500.0, outage=outage)
+
+
+@asynccontextmanager
+async def opened(
+    path: Path, *, boot_id: str = "boot-1", limits: Limits | None = None, retention: Retention | None = None
+) -> AsyncIterator[tuple[Journal, Loaded]]:
+    journal = Journal(path, boot_id=boot_id, wall=lambda: WALL, limits=limits, retention=retention)
+    loaded = await journal.load()
+    try:
+        yield journal, loaded
+    finally:
+        assert await journal.close()
+
+
+async def test_a_first_start_knows_nothing_and_is_durable(tmp_path: Path) -> None:
+    async with opened(tmp_path / "state folder" / "journal.db") as (journal, loaded):
+        assert loaded == Loaded(durable=True)
+        assert journal.health.durable
+    assert (tmp_path / "state folder" / "journal.db").stat().st_mode & 0o007 == 0, "the story is not for everybody"
+
+
+async def test_the_next_daemon_continues_the_same_outage(tmp_path: Path) -> None:
+    """State, open outage, counters and actions in flight survive a restart; what has an outcome is not repeated."""
+    path = tmp_path / "journal.db"
+    resume = ResumeTrainer(id="o-1-3", by_s=9.0, trainer="llm", outage="o-1")
+    async with opened(path) as (journal, _):
+        journal.count("outages")
+        assert await journal.append(Entry(at_s=108.0, state=on_battery(2), actions=(policy(1), policy(2))))
+        done = Done(at_s=109.0, action=policy(1), took_s=1.0, detail=(("policy", "always-on"), ("verified", True)))
+        assert await journal.append(Entry(at_s=109.0, event=done, state=on_battery(3), actions=(resume,)))
+        failed = Failed(at_s=110.0, action=policy(2), took_s=2.0, reason="no answer from 10.0.0.9")
+        assert await journal.append(Entry(at_s=110.0, event=failed, state=on_battery(4)))
+        journal.count("outages", 2)
+    async with opened(path, boot_id="boot-2") as (journal, loaded):
+        assert loaded.state == on_battery(4)
+        assert (loaded.boot_id, loaded.at_s, loaded.wall) == ("boot-1", 110.0, WALL)
+        assert loaded.in_flight == (resume,)
+        assert loaded.outage is not None
+        assert (loaded.outage.id, loaded.outage.started_at_s, loaded.outage.started_wall) == ("o-1", 100.0, WALL - 8.0)
+        assert journal.open_outage == loaded.outage
+        assert dict(journal.counters) == {"outages": 3.0}
+
+
+async def test_an_outage_is_told_from_beginning_to_end(tmp_path: Path) -> None:
+    """History, figures and the story of one outage, from the daemon and from the command line's reader alike."""
+    path = tmp_path / "journal.db"
+    reading = Reading(at_s=104.0, ups="a", source="snmp", output_source=OutputSource.BATTERY, runtime_s=600.0)
+    note = Note(event="outage_confirmed", because="two readings", level=Level.WARNING, numbers=(("runtime_s", 600.0),))
+    async with opened(path) as (journal, _):
+        await journal.append(Entry(at_s=50.0, event=Tick(at_s=50.0), state=State()))
+        await journal.append(
+            Entry(at_s=104.0, event=reading, state=on_battery(1), notes=(note,), figures=(("steps", 7),))
+        )
+        holding = Holding(outage=Outage(id="o-1", since_s=100.0, grade=Grade.FULL), began_s=120.0)
+        await journal.append(
+            Entry(at_s=120.0, state=State(phase=holding), figures=(("checkpoint_s", 12.5), ("steps", 8)))
+        )
+        await journal.append(Entry(at_s=160.0, state=State(), outcome="resumed in place", figures=(("lost_steps", 0),)))
+        await journal.append(Entry(at_s=170.0, state=State(), outcome="no outage, so nobody's outcome"))
+        (record,) = await journal.history()
+        told = await journal.outage("o-1")
+        everything = await journal.recent()
+    assert (record.ended_at_s, record.outcome) == (160.0, "resumed in place")
+    assert record.figures == {"steps": 8, "checkpoint_s": 12.5, "lost_steps": 0}
+    assert told is not None
+    assert [(line.kind, line.event, line.because) for line in told[1]] == [
+        ("event", "Reading", ""),
+        ("note", "outage_confirmed", "two readings"),
+    ]
+    assert told[1][1].payload["level"] == "warning"
+    assert [line.event for line in everything] == ["Tick", "Reading", "outage_confirmed"]
+    with read_only(path) as db:
+        assert query_history(db, 10) == (record,)
+        assert query_outage(db, "o-1") == told
+        assert query_outage(db, "o-2") is None
+        assert recent(db, 2) == everything[-2:]
+
+
+async def test_one_outage_after_the_other_without_a_gap(tmp_path: Path) -> None:
+    """A new id ends the old outage even when no step in between was online."""
+    async with opened(tmp_path / "journal.db") as (journal, _):
+        await journal.append(Entry(at_s=104.0, state=on_battery(1)))
+        await journal.append(Entry(at_s=304.0, state=on_battery(2, "o-2", 300.0), outcome=""))
+        newest, oldest = await journal.history()
+    assert (newest.id, newest.ended_wall) == ("o-2", None)
+    assert (oldest.id, oldest.ended_at_s) == ("o-1", 304.0)
+
+
+async def test_many_appends_at_once_are_all_durable_and_in_order(tmp_path: Path) -> None:
+    """Steps that pile up while a batch is being synced go into the next one together."""
+    async with opened(tmp_path / "journal.db") as (journal, _), asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(journal.append(Entry(at_s=float(n), state=on_battery(n), actions=(policy(n),))))
+            for n in range(1, 200)
+        ]
+    assert all(task.result() for task in tasks)
+    with read_only(tmp_path / "journal.db") as db:
+        loaded, _ = read_all(db)
+    assert [action.id for action in loaded.in_flight] == [f"o-1-{n}" for n in range(1, 200)]
+    assert loaded.state == on_battery(199)
+
+
+def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    """A process that appends in a loop is killed at random moments; every acknowledged step is there, in order."""
+    path = tmp_path / "journal.db"
+    chance = random.Random(20261121)
+    acknowledged = 0
+    for _ in range(6):
+        writer = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("journal_writer.py")), str(path)], stdout=subprocess.PIPE
+        )
+        assert writer.stdout is not None
+        lines = [writer.stdout.readline()]
+        try:
+            writer.wait(chance.uniform(0.01, 0.25))
+        except subprocess.TimeoutExpired:
+            writer.kill()
+        rest, _ = writer.communicate()
+        assert writer.returncode == -signal.SIGKILL, rest.decode()
+        whole = (lines[0] + rest).split(b"\n")[:-1]
+        assert int(whole[0]) > acknowledged, "the next daemon went on from there"
+        acknowledged = int(whole[-1])
+        with read_only(path) as db:
+            loaded, _ = read_all(db)
+            serials = [
+                int(str(row[0]).rpartition("-")[2]) for row in db.execute("SELECT action FROM entries ORDER BY seq")
+            ]
+        assert loaded.state is not None
+        assert acknowledged <= loaded.state.serial <= acknowledged + 1, "at most the one in flight is more"
+        assert serials == list(range(1, loaded.state.serial + 1))
+        assert loaded.counters["steps"] == loaded.state.serial
+        assert loaded.outage is not None
+        acknowledged = loaded.state.serial
+    assert acknowledged > 50
+
+
+def test_a_reader_in_another_process_sees_every_commit_while_we_write(tmp_path: Path) -> None:
+    """The command line reads beside the daemon: neither waits for, nor breaks, the other."""
+    path = tmp_path / "journal.db"
+    writer = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("journal_writer.py")), str(path)], stdout=subprocess.PIPE
+    )
+    try:
+        assert writer.stdout is not None
+        for _ in range(100):
+            said = int(writer.stdout.readline())
+            with read_only(path) as db:
+                loaded, _ = read_all(db)
+            assert loaded.state is not None
+            assert loaded.state.serial >= said
+    finally:
+        writer.kill()
+        writer.communicate()
+
+
+READ = """
+import os, sys
+from pathlib import Path
+from powerguard.daemon.journal import read_all, read_only
+os.setgid(65534); os.setuid(65534)
+with read_only(Path(sys.argv[1])) as db:
+    print(read_all(db)[0].state.serial)
+"""
+
+
+def read_as_nobody(path: Path) -> tuple[str, str]:
+    ended = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, check=False)
+    return ended.stdout, ended.stderr
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("clean", [True, False], ids=["after a clean stop", "while it is held"])
+async def test_who_may_only_read_reads(clean: bool) -> None:  # noqa: FBT001 - a parameter of pytest
+    """SQLite wants to write beside a WAL file even to read it; a group member who cannot still gets the story."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        path = Path(folder) / "journal.db"
+        path.parent.chmod(0o755)
+        journal = Journal(path, boot_id="boot-1")
+        await journal.load()
+        await journal.append(Entry(at_s=1.0, state=State(serial=41)))
+        if clean:
+            await journal.close()
+        for each in path.parent.iterdir():
+            each.chmod(0o644)
+        assert await asyncio.to_thread(read_as_nobody, path) == ("41\n", "")
+        if not clean:
+            await journal.close()
+
+
+def test_reading_says_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match=r"no journal here \(has the daemon run"), read_only(tmp_path / "none.db"):
+        pass
+    noise = tmp_path / "noise.db"
+    noise.write_bytes(b"not a database" * 100)
+    with pytest.raises(JournalError, match="file is not a database"), read_only(noise):
+        pass
+    other = tmp_path / "other.db"
+    sqlite3.connect(other).execute("CREATE TABLE t (x)").connection.close()
+    with pytest.raises(JournalError, match="not a powerguard journal"), read_only(other):
+        pass
+
+
+# --- Versions ------------------------------------------------------------------------------------------------------
+
+SECOND = (
+    "ALTER TABLE outages ADD COLUMN note TEXT NOT NULL DEFAULT ''",
+    "CREATE TABLE annotations (id TEXT PRIMARY KEY)",
+)
+
+
+async def written(path: Path, make: Callable[[Path], Store] = Store) -> None:
+    journal = Journal(path, boot_id="boot-1", wall=lambda: WALL, store=make(path))
+    await journal.load()
+    assert await journal.append(Entry(at_s=104.0, state=on_battery(7), actions=(policy(7),)))
+    await journal.close()
+
+
+async def test_an_older_file_is_brought_up_to_date(tmp_path: Path) -> None:
+    """Version 1 becomes version 2 with everything in it, and version 2 is written and read from then on."""
+    path = tmp_path / "journal.db"
+    await written(path)
+    journal = Journal(path, boot_id="boot-1", store=Store(path, migrations=(*MIGRATIONS, SECOND)))
+    loaded = await journal.load()
+    assert (loaded.state, loaded.in_flight) == (on_battery(7), (policy(7),))
+    assert await journal.append(Entry(at_s=105.0, state=on_battery(8)))
+    await journal.close()
+    db = sqlite3.connect(path)
+    assert db.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS) + 1,)
+    assert db.execute("SELECT note FROM outages").fetchall() == [("",)]
+    db.close()
+
+
+def test_a_migration_is_all_or_nothing(tmp_path: Path) -> None:
+    """A daemon killed (here: failing) half-way through leaves the old version, which the next one migrates again."""
+    path = tmp_path / "journal.db"
+    Store(path).load()
+    db = sqlite3.connect(path)
+    broken = (SECOND[0], "INSERT INTO snapshot (one) VALUES (2)")  # breaks a constraint
+    store = Store(path, migrations=(*MIGRATIONS, broken))
+    with pytest.raises(JournalError, match="constraint failed"):
+        store.load()
+    assert db.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS),)
+    db.close()
+    Store(path, migrations=(*MIGRATIONS, SECOND)).load()
+
+
+async def test_a_newer_file_is_set_aside_and_kept(tmp_path: Path) -> None:
+    """A downgraded daemon must not write a schema that it does not know."""
+    path = tmp_path / "journal.db"
+    await written(path, lambda path: Store(path, migrations=(*MIGRATIONS, SECOND)))
+    async with opened(path) as (journal, loaded):
+        assert loaded.state is None
+        assert "schema version 2, written by a newer powerguard; kept as journal.db.newer-1" in loaded.trouble
+        assert await journal.append(Entry(at_s=1.0, state=State()))
+        assert journal.health.set_aside == 1
+    assert Store(tmp_path / "journal.db.newer-1", migrations=(*MIGRATIONS, SECOND)).load()[0].state == on_battery(7)
+
+
+async def test_a_state_that_cannot_be_read_costs_only_itself(tmp_path: Path) -> None:
+    """An edited or foreign state is told; outages, actions and counters are still there."""
+    path = tmp_path / "journal.db"
+    await written(path)
+    db = sqlite3.connect(path)
+    db.execute("UPDATE snapshot SET state = ?", ('{"kind": "State", "phase": {"kind": "Party"}}',))
+    db.commit()
+    db.close()
+    async with opened(path) as (_, loaded):
+        assert loaded.state is None
+        assert "State.phase: unknown kind 'Party'" in loaded.trouble
+        assert loaded.outage is not None
+        assert loaded.in_flight == (policy(7),)
+
+
+# --- What a hostile peer can put into a step -------------------------------------------------------------------------
+
+
+async def test_a_hostile_string_is_stored(tmp_path: Path) -> None:
+    """Quotes, NULs and lone surrogates from a UPS neither break the statement nor keep the step off the disk."""
+    name = "x'; DROP TABLE entries; --\x00\ud800\n"
+    state = State(told=(name,), phase=OnBattery(outage=Outage(id=name, since_s=1.0, grade=Grade.BARE)))
+    action: Action = EnsurePolicy(id=name, by_s=1.0, outage=name)
+    path = tmp_path / "journal.db"
+    async with opened(path) as (journal, _):
+        note = Note(event=name, because=name, numbers=((name, name),))
+        assert await journal.append(Entry(at_s=2.0, state=state, actions=(action,), notes=(note,)))
+        done = Done(at_s=3.0, action=action, took_s=1.0, detail=((name, name),))
+        assert await journal.append(Entry(at_s=3.0, event=done, state=state, figures=((name, name),)))
+    async with opened(path) as (_, loaded):
+        assert loaded.state == state
+        assert loaded.in_flight == ()
+
+
+async def test_what_cannot_be_written_does_not_keep_the_rest_off_the_disk(tmp_path: Path) -> None:
+    """Infinity in a state or a figure is a bug; it is told, that step is not called durable, and the next one is."""
+    path = tmp_path / "journal.db"
+    async with opened(path) as (journal, _):
+        assert not await journal.append(Entry(at_s=1.0, state=State(transfers=(float("inf"),)), actions=(policy(1),)))
+        assert not await journal.append(Entry(at_s=float("nan"), state=State(), figures=(("x", float("inf")),)))
+        assert journal.health.durable
+        assert await journal.append(Entry(at_s=2.0, state=State(serial=3)))
+    async with opened(path) as (_, loaded):
+        assert loaded.state == State(serial=3)
+        assert loaded.in_flight == (policy(1),)
+
+
+# --- Retention -------------------------------------------------------------------------------------------------------
+
+
+async def test_retention_bounds_outages_and_quiet_lines_but_never_the_outage_that_runs(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    keep = Retention(outages=5, quiet_lines=20)
+    async with opened(path, limits=Limits(prune_every=10), retention=keep) as (journal, _):
+        await journal.append(Entry(at_s=1.0, state=on_battery(0, "first", 1.0), actions=(policy(0, "first"),)))
+        for n in range(1, 41):
+            at_s = 100.0 * n
+            await journal.append(Entry(at_s=at_s, state=on_battery(n, f"o-{n}", at_s), actions=(policy(n, f"o-{n}"),)))
+            await journal.append(Entry(at_s=at_s + 9, event=Tick(at_s=at_s), state=State()))
+            await journal.append(Entry(at_s=at_s + 10, event=Tick(at_s=at_s), state=State()))
+        for n in range(60):
+            await journal.append(Entry(at_s=9000.0 + n, state=on_battery(n, "runs", 9000.0), event=Tick(at_s=9000.0)))
+    with read_only(path) as db:
+        kept = [each.id for each in query_history(db, 100)]
+        assert set(kept) <= {"runs", *(f"o-{n}" for n in range(30, 41))}
+        assert {"runs", "o-40", "o-39"} <= set(kept)
+        quiet = db.execute("SELECT count(*) FROM entries WHERE outage IS NULL").fetchone()[0]
+        assert 10 <= quiet <= 40
+        assert db.execute("SELECT count(*) FROM entries WHERE outage = 'runs'").fetchone() == (60,)
+        orphans = "SELECT count(*) FROM actions WHERE outage NOT IN (SELECT id FROM outages)"
+        assert db.execute(orphans).fetchone() == (0,)
+
+
+def test_the_file_stays_small_through_an_outage_without_end(tmp_path: Path) -> None:
+    """Weeks on a generator that the UPS calls battery: the oldest inputs go, decisions and outcomes stay."""
+    path = tmp_path / "journal.db"
+    store = Store(path, Retention(size_bytes=1_000_000))
+    store.load()
+    journal = Journal(path, boot_id="b", store=store)  # only for its way of making records
+    reading = Reading(at_s=1.0, ups="a", source="snmp", output_source=OutputSource.BATTERY, alarms=("x" * 400,))
+    from powerguard.daemon.journal.records import prepare
+
+    for turn in range(8):
+        records = tuple(
+            prepare(
+                Entry(
+                    at_s=float(n),
+                    event=reading,
+                    state=on_battery(n),
+                    notes=(Note(event="a_b", because="c"),) * (n == 0),
+                ),
+                journal.open_outage,
+                "b",
+                WALL,
+            )
+            for n in range(1000)
+        )
+        store.write(Batch(records=records, snapshot=records[-1].snapshot, open_outage="o-1"))
+        while store.prune("o-1"):
+            pass
+        assert path.stat().st_size < 2_500_000, f"turn {turn}"
+    with read_only(path) as db:
+        assert db.execute("SELECT count(*) FROM entries WHERE kind = 'note'").fetchone() == (8,)
+        assert query_history(db, 10)[0].ended_wall is None
+    store.close()
