@@ -1,0 +1,284 @@
+"""The admin socket: everything that changes something, for root, for our own user, and for group powerguard-admin.
+
+The kernel says who asks (SO_PEERCRED, SO_PEERGROUPS): nothing to forge and no password to keep. `event` changes
+nothing: it is a hint, and causes an earlier poll.
+"""
+
+import asyncio
+import contextlib
+import grp
+import json
+import math
+import os
+import pwd
+import socket
+import stat
+import struct
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+from aiohttp import web
+
+from powerguard.core.machine import phase_name
+from powerguard.core.model import Abort, CheckpointNow, SetMaintenance
+from powerguard.daemon.http import (
+    BACKLOG,
+    Answer,
+    Handler,
+    add_reads,
+    application,
+    as_json,
+    error_json,
+    guarded,
+    respond,
+)
+from powerguard.daemon.port import Daemon
+from powerguard.daemon.readiness import HUNG_AFTER_S
+from powerguard.daemon.status import SCHEMA_VERSION, Json, can_abort
+from powerguard.wire import clean_text
+
+log = structlog.get_logger()
+
+SOCKET: Final = "/run/powerguard/powerguard.sock"
+GROUP: Final = "powerguard-admin"
+MODE: Final = 0o660
+MAX_MAINTENANCE_S: Final = 7 * 86400.0
+"""Maintenance that nobody ends must end by itself: a host that is never protected again is worse than an alarm."""
+
+_SO_PEERGROUPS: Final = 59
+"""socket(7), Linux 4.13; Python has no name for it. The same number on every architecture but PA-RISC and SPARC."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """Who is at the other end, as the kernel tells it."""
+
+    pid: int
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Name of the user for the log; the number where there is no name."""
+        try:
+            return pwd.getpwuid(self.uid).pw_name
+        except KeyError:
+            return f"uid {self.uid}"
+
+
+def peer_of(sock: socket.socket) -> Peer:
+    """Ask the kernel who connected. Raises OSError when it does not know."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, gid = struct.unpack("3i", raw)
+    groups: tuple[int, ...] = ()
+    with contextlib.suppress(OSError):  # before Linux 4.13: only the primary group counts then
+        told = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * 256)
+        groups = struct.unpack(f"{len(told) // 4}I", told)
+    return Peer(pid=pid, uid=uid, gid=gid, groups=groups)
+
+
+def group_id(name: str = GROUP) -> int | None:
+    """Return the id of the group; None where the host has no such group."""
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        return None
+
+
+def may_change(peer: Peer, *, own_uid: int, admin_gid: int | None) -> bool:
+    """Say whether this peer may change anything."""
+    if peer.uid in (0, own_uid):
+        return True
+    return admin_gid is not None and admin_gid in (peer.gid, *peer.groups)
+
+
+def owns_shutdown(daemon: Daemon) -> bool:
+    """Say whether another UPS daemon may leave the host's shutdown to us: armed, awake, and the UPS has been read."""
+    awake = daemon.clock() - daemon.progressed_at_s <= HUNG_AFTER_S
+    return daemon.armed and awake and daemon.state.feed.reading is not None
+
+
+class _BadRequestError(Exception):
+    """What is wrong with a request, and what would be right."""
+
+
+class Admin:
+    """The verbs that change something."""
+
+    def __init__(self, daemon: Daemon, *, admin_gid: int | None) -> None:
+        """Speak for this daemon. admin_gid: of the group that may change things; None: root and we alone."""
+        self._daemon = daemon
+        self._admin_gid = admin_gid
+
+    def abort(self, who: Peer, body: Mapping[str, object]) -> Answer:
+        """Call this outage's shutdown off; refused, with the reason, when there is nothing to call off."""
+        why_not = can_abort(self._daemon)
+        if why_not:
+            return error_json(why_not, 409)
+        reason = _text(body, "reason")
+        self._daemon.submit(Abort(at_s=self._daemon.clock(), who=who.name, reason=reason))
+        return self._accepted("abort", who)
+
+    def maintenance(self, who: Peer, body: Mapping[str, object]) -> Answer:
+        """Suspend the power-off for a while (for_s > 0, with a reason), or end that (for_s = 0)."""
+        for_s = body.get("for_s")
+        if isinstance(for_s, bool) or not isinstance(for_s, int | float) or not 0 <= for_s <= MAX_MAINTENANCE_S:
+            msg = f"for_s: must be 0 (off) to {MAX_MAINTENANCE_S:.0f} seconds"
+            raise _BadRequestError(msg)
+        if not math.isfinite(for_s):
+            msg = "for_s: must be finite"
+            raise _BadRequestError(msg)
+        reason = _text(body, "reason")
+        if for_s and not reason:
+            msg = "reason: must say why the host may lose its protection"
+            raise _BadRequestError(msg)
+        now_s = self._daemon.clock()
+        self._daemon.submit(SetMaintenance(at_s=now_s, until_s=now_s + for_s, reason=reason, who=who.name))
+        return self._accepted("maintenance", who, for_s=float(for_s), reason=reason)
+
+    def checkpoint(self, who: Peer, _: Mapping[str, object]) -> Answer:
+        """Ask every trainer for a checkpoint now, training going on."""
+        trainers = [trainer.name for trainer in self._daemon.state.trainers if trainer.alive]
+        if not trainers:
+            return error_json("no trainer is alive (see trainers in `powerguard status`)", 409)
+        self._daemon.submit(CheckpointNow(at_s=self._daemon.clock(), who=who.name))
+        return self._accepted("checkpoint", who, trainers=trainers)
+
+    def event(self, who: Peer, body: Mapping[str, object]) -> Answer:
+        """Take a hint from a hook: poll at once. `owned`: this daemon will see to the shutdown itself."""
+        name, ups = _text(body, "name"), _text(body, "ups")
+        log.info("hint_received", hint=name, ups=ups, who=who.name)
+        self._daemon.poll_now()
+        return self._accepted("event", who, name=name, ups=ups, owned=owns_shutdown(self._daemon))
+
+    def _accepted(self, verb: str, who: Peer, **more: object) -> Answer:
+        if verb != "event":
+            log.warning("operator_asked", verb=verb, who=who.name, pid=who.pid, **more)
+        body: Json = {
+            "schema_version": SCHEMA_VERSION,
+            "object": "accepted",
+            "verb": verb,
+            "who": who.name,
+            "phase": phase_name(self._daemon.state.phase),
+            "mode": "armed" if self._daemon.armed else "dry-run",
+            **more,
+        }
+        return as_json(body, 202)
+
+    def add(self, app: web.Application) -> None:
+        """Add the verbs to the application."""
+        verbs = {
+            "abort": (self.abort, True),
+            "maintenance": (self.maintenance, True),
+            "checkpoint": (self.checkpoint, True),
+            "event": (self.event, False),
+        }
+        for name, (verb, changes) in verbs.items():
+            app.router.add_post(f"/api/v1/{name}", self._handler(verb, changes=changes))
+
+    def _handler(self, verb: "Verb", *, changes: bool) -> Handler:
+        async def handle(request: web.Request) -> web.Response:
+            sock = None if request.transport is None else request.transport.get_extra_info("socket")
+            if sock is None:
+                return respond(error_json("the connection is gone", 400))
+            try:
+                peer = peer_of(sock)
+            except OSError as error:
+                return respond(error_json(f"the kernel does not say who asks: {error.strerror}", 403))
+            if changes and not may_change(peer, own_uid=os.getuid(), admin_gid=self._admin_gid):
+                log.warning("operator_refused", who=peer.name, pid=peer.pid, path=request.path)
+                return respond(error_json(f"{peer.name} is neither root nor in group {GROUP}", 403))
+            try:
+                return respond(verb(peer, _parsed(await request.read())))
+            except _BadRequestError as error:
+                return respond(error_json(str(error), 400))
+
+        return handle
+
+
+Verb = Callable[[Peer, Mapping[str, object]], Answer]
+
+
+def _parsed(raw: bytes) -> Mapping[str, object]:
+    if not raw:
+        return {}
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        msg = "the body is not JSON"
+        raise _BadRequestError(msg) from error
+    if not isinstance(body, dict):
+        msg = "the body must be a JSON object"
+        raise _BadRequestError(msg)
+    return body
+
+
+def _text(body: Mapping[str, object], key: str) -> str:
+    value = body.get(key, "")
+    if not isinstance(value, str):
+        msg = f"{key}: must be a text"
+        raise _BadRequestError(msg)
+    return clean_text(value, 200)
+
+
+def _bind(path: Path, mode: int, gid: int | None) -> socket.socket:
+    """Bind the socket with its mode from the very first moment; a dead one of an earlier life makes way.
+
+    Raises OSError when somebody listens there already, or when the path is something else than a socket.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise FileExistsError(17, "is in the way and is not a socket (remove it)", str(path))
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(1.0)
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()
+            else:
+                raise FileExistsError(17, "another powerguard listens there already", str(path))
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    old = os.umask(0o777 & ~mode)
+    try:
+        sock.bind(str(path))
+    except OSError:
+        sock.close()
+        raise
+    finally:
+        os.umask(old)
+    if gid is not None:
+        with contextlib.suppress(PermissionError):  # not in that group ourselves: root alone can reach us then
+            os.chown(path, -1, gid)
+    return sock
+
+
+def _unbind(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+@contextlib.asynccontextmanager
+async def admin_server(daemon: Daemon, *, path: str = SOCKET, mode: int = MODE) -> AsyncIterator[str]:
+    """Serve the admin socket; yields its path. Raises OSError when it cannot be made."""
+    gid = group_id()
+    app = application()
+    add_reads(app, daemon)
+    Admin(daemon, admin_gid=gid).add(app)
+    async with guarded(app) as make:
+        sock = _bind(Path(path), mode, gid)
+        server = await asyncio.get_running_loop().create_unix_server(make, sock=sock, backlog=BACKLOG)
+        try:
+            yield path
+        finally:
+            server.close()
+            _unbind(Path(path))
+
+
+async def serve_admin(daemon: Daemon, *, path: str = SOCKET, mode: int = MODE) -> None:
+    """Serve until cancelled."""
+    async with admin_server(daemon, path=path, mode=mode):
+        log.info("admin_listening", path=path)
+        await asyncio.Event().wait()

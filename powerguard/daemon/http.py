@@ -1,0 +1,240 @@
+"""The read-only HTTP port, and what it shares with the admin socket: bounded connections, and small, cached answers.
+
+Nothing here can change anything. A hostile client costs at most `MAX_CONNECTIONS` short-lived connections: each has
+`CONNECTION_LIMIT_S` for everything, one request and no more, and the answers are made at most a few times a second.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final, cast
+
+import structlog
+from aiohttp import web
+
+from powerguard.daemon.metrics import registry, scrape
+from powerguard.daemon.port import Daemon
+from powerguard.daemon.readiness import HUNG_AFTER_S, is_ready, readiness
+from powerguard.daemon.status import SCHEMA_VERSION, Json, Times, plan_view, status
+
+log = structlog.get_logger()
+
+LISTEN: Final = "127.0.0.1"
+PORT: Final = 13493
+MAX_CONNECTIONS: Final = 32
+CONNECTION_LIMIT_S: Final = 10.0
+"""From accept to close, whatever happens in between: who sends one byte a second is not waited for."""
+MAX_LINE_BYTES: Final = 2048
+MAX_BODY_BYTES: Final = 4096
+FRESH_S: Final = 0.25
+"""An answer made this recently is given again: a flood of scrapes costs four of them a second."""
+BACKLOG: Final = 16
+
+HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Answer = tuple[int, bytes, str]
+"""HTTP status, body and content type."""
+JSON_TYPE: Final = "application/json; charset=utf-8"
+
+
+class Guard(asyncio.Protocol):
+    """Stands between the socket and aiohttp's protocol: counts connections, and ends each of them at its limit."""
+
+    def __init__(self, inner: asyncio.Protocol, open_now: set["Guard"]) -> None:
+        """Guard one connection. open_now: all that are open on this server."""
+        self._inner = inner
+        self._open = open_now
+        self._transport: asyncio.Transport | None = None
+        self._end: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        if len(self._open) >= MAX_CONNECTIONS:
+            self._transport.abort()
+            return
+        self._open.add(self)
+        self._end = asyncio.get_running_loop().call_later(CONNECTION_LIMIT_S, self._transport.abort)
+        self._inner.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._end is not None:
+            self._end.cancel()
+            self._open.discard(self)
+            self._inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._end is not None:
+            self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received() if self._end is not None else None
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
+
+
+class Views:
+    """The daemon's answers, each made at most every FRESH_S."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        """Watch this daemon."""
+        self._daemon = daemon
+        self._registry = registry(daemon)
+        self._made: dict[str, tuple[float, Answer]] = {}
+
+    def answer(self, name: str, make: Callable[[], Answer]) -> Answer:
+        """Return the answer of that name, made just now or a moment ago."""
+        now_s = self._daemon.clock()
+        known = self._made.get(name)
+        if known is not None and 0.0 <= now_s - known[0] < FRESH_S:
+            return known[1]
+        made = make()
+        self._made[name] = (now_s, made)
+        return made
+
+    def metrics(self, accept: str) -> Answer:
+        """All metrics, in the text format that the client asks for."""
+        wanted = "application/openmetrics-text" if "application/openmetrics-text" in accept else ""
+
+        def make() -> Answer:
+            body, kind = scrape(self._registry, wanted)
+            return 200, body, kind
+
+        return self.answer(f"metrics {wanted}", make)
+
+    def healthz(self) -> Answer:
+        """Alive: the loop makes progress. 503 when it hangs, so that somebody restarts the daemon."""
+        times = Times(self._daemon)
+        age_s = times.ago_s(self._daemon.progressed_at_s) or 0.0
+        alive = age_s <= HUNG_AFTER_S
+        body: Json = {"schema_version": SCHEMA_VERSION, "object": "healthz", "alive": alive, "progress_age_s": age_s}
+        return as_json(body, 200 if alive else 503)
+
+    def readyz(self) -> Answer:
+        """Protected: the host would be saved if utility failed now. 503 with the reasons and their numbers if not."""
+
+        def make() -> Answer:
+            reasons = readiness(self._daemon)
+            body = status(self._daemon)
+            ready = is_ready(reasons)
+            kept = ("schema_version", "at", "phase", "mode", "ready", "degraded", "reasons")
+            return as_json({"object": "readyz", **{key: body[key] for key in kept}}, 200 if ready else 503)
+
+        return self.answer("readyz", make)
+
+    def status(self) -> Answer:
+        """Everything that an operator asks about."""
+        return self.answer("status", lambda: as_json(status(self._daemon)))
+
+    def plan(self) -> Answer:
+        """The budget term by term, and what happens next."""
+        return self.answer("plan", lambda: as_json(plan_view(self._daemon)))
+
+
+def as_json(body: Json, code: int = 200) -> Answer:
+    """Return a JSON object as an answer."""
+    return code, json.dumps(body, allow_nan=False, indent=2).encode() + b"\n", JSON_TYPE
+
+
+def error_json(reason: str, code: int) -> Answer:
+    """Return a refusal: what, and what would be right."""
+    return as_json({"schema_version": SCHEMA_VERSION, "object": "error", "error": reason}, code)
+
+
+def respond(answer: Answer) -> web.Response:
+    """Make the response; the connection ends with it."""
+    code, body, kind = answer
+    response = web.Response(status=code, body=body, headers={**HEADERS, "Content-Type": kind})
+    response.force_close()
+    return response
+
+
+def add_reads(app: web.Application, daemon: Daemon) -> None:
+    """Add everything that only reads."""
+    views = Views(daemon)
+
+    async def metrics(request: web.Request) -> web.Response:
+        return respond(views.metrics(request.headers.get("Accept", "")))
+
+    def handler(make: Callable[[], Answer]) -> Handler:
+        async def handle(_: web.Request) -> web.Response:
+            return respond(make())
+
+        return handle
+
+    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/healthz", handler(views.healthz))
+    app.router.add_get("/readyz", handler(views.readyz))
+    app.router.add_get("/api/v1/status", handler(views.status))
+    app.router.add_get("/api/v1/plan", handler(views.plan))
+
+
+def application() -> web.Application:
+    """Return an application whose every refusal is JSON, and that has nothing in it yet."""
+
+    @web.middleware
+    async def refuse_in_json(request: web.Request, handle: Handler) -> web.StreamResponse:
+        try:
+            return await handle(request)
+        except web.HTTPException as error:
+            reason = f"{request.method} {request.path[:100]}: {error.reason}"
+            refused = respond(error_json(reason, error.status))
+            if "Allow" in error.headers:
+                refused.headers["Allow"] = error.headers["Allow"]
+            return refused
+
+    return web.Application(middlewares=[refuse_in_json], client_max_size=MAX_BODY_BYTES)
+
+
+@contextlib.asynccontextmanager
+async def guarded(app: web.Application) -> AsyncIterator[Callable[[], asyncio.Protocol]]:
+    """Run an application; yields the factory of guarded connections for a server to use."""
+    runner = web.AppRunner(
+        app,
+        handle_signals=False,
+        access_log=None,
+        shutdown_timeout=0.5,
+        keepalive_timeout=CONNECTION_LIMIT_S,
+        lingering_time=1.0,
+        max_line_size=MAX_LINE_BYTES,
+        max_field_size=MAX_LINE_BYTES,
+        auto_decompress=False,
+    )
+    await runner.setup()
+    make = cast("Callable[[], asyncio.Protocol]", runner.server)
+    open_now: set[Guard] = set()
+    try:
+        yield lambda: Guard(make(), open_now)
+    finally:
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def http_server(daemon: Daemon, *, listen: str = LISTEN, port: int = PORT) -> AsyncIterator[int]:
+    """Serve the read-only port; yields the port in use (0 asks for a free one). Raises OSError when it is taken."""
+    app = application()
+    add_reads(app, daemon)
+    async with guarded(app) as make:
+        server = await asyncio.get_running_loop().create_server(make, listen, port, backlog=BACKLOG)
+        try:
+            yield int(server.sockets[0].getsockname()[1])
+        finally:
+            server.close()
+
+
+async def serve_http(daemon: Daemon, *, listen: str = LISTEN, port: int = PORT) -> None:
+    """Serve until cancelled."""
+    async with http_server(daemon, listen=listen, port=port) as used:
+        log.info("http_listening", listen=listen, port=used)
+        await asyncio.Event().wait()

@@ -1,0 +1,189 @@
+"""Would this host be saved if utility failed now? If not, or not as well as it could be: why, with the numbers.
+
+Said beforehand, by the same sums that would decide in the outage: an outage is the wrong moment to learn it.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from powerguard.core import budget as sums
+from powerguard.core.model import Grade, Online, OutputSource, State
+from powerguard.daemon.port import Daemon
+
+HUNG_AFTER_S: Final = 5.0
+"""The loop gets an event every second; this long without progress, it hangs."""
+
+ERRORS: Final = {
+    "no_reading": "no UPS has been read yet",
+    "blind": "no source of the UPS answers",
+    "not_protected": "neither a runtime table nor a reported runtime: nobody knows how long the battery lasts",
+    "undersized": "checkpoint and full stop do not fit a full battery",
+    "dry_run": "mode is dry-run: nothing would be powered off",
+    "maintenance": "maintenance suspends the power-off",
+    "unproven_battery": "the UPS has said battery since first contact and nothing supports it: not believed",
+    "output_unknown": "the UPS does not say where its output comes from",
+    "unprotected": "the UPS is on bypass or in eco mode",
+    "overload": "the UPS is overloaded",
+    "hung": "the daemon's loop makes no progress",
+}
+"""What makes the host not ready: it would be lost, or might be."""
+
+WARNINGS: Final = {
+    "source_down": "a source does not answer",
+    "policy_unverified": "the BMC's power restore policy is not verified: the host may stay off when power returns",
+    "journal_in_memory": "the journal cannot be written: a restart of the daemon would forget an outage",
+    "settings_rejected": "the newest settings were rejected; the old ones stand",
+    "battery_worn": "the UPS wants its battery replaced",
+    "load_not_fallen": "training was paused and the load did not fall as expected",
+    "fsd_at_first": "a forced shutdown stood at the UPS when it was first read",
+    "low_charge": "the battery would not survive a second outage yet",
+    "other": "another standing alarm",
+}
+"""What makes protection less than it could be."""
+
+FIXES: Final = {
+    "no_reading": "wait for the first poll; then see the sources in `powerguard status`",
+    "blind": "check the UPS card's network, address and credentials (`powerguard doctor`)",
+    "not_protected": "give the UPS a runtime_table from its data sheet",
+    "undersized": "a larger UPS, less load, faster checkpoints, or a shorter host.force_after_s",
+    "dry_run": "set mode: armed when `powerguard doctor` is content",
+    "maintenance": "powerguard maintenance off",
+    "policy_unverified": "see bmc in `powerguard status`, and `powerguard doctor`",
+    "journal_in_memory": "free the disk that holds the journal, or mount it writable",
+    "settings_rejected": "powerguard config validate",
+    "battery_worn": "replace the battery",
+    "fsd_at_first": "clear it at the UPS's primary",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """One thing that reduces protection. severity: error = not ready, warning = ready, but with less."""
+
+    name: str
+    severity: str
+    text: str
+    fix: str = ""
+    numbers: tuple[tuple[str, float | str], ...] = ()
+
+
+def is_ready(reasons: tuple[Reason, ...]) -> bool:
+    """Say whether the host would be saved; warnings do not count."""
+    return not any(reason.severity == "error" for reason in reasons)
+
+
+def readiness(daemon: Daemon) -> tuple[Reason, ...]:
+    """Return everything that reduces protection now, errors first; empty when all is well."""
+    found = [*_of_supply(daemon), *_of_battery(daemon), *_of_daemon(daemon), *_of_alarms(daemon.state)]
+    unique = {reason.name + reason.text: reason for reason in found}
+    return tuple(sorted(unique.values(), key=lambda reason: reason.severity != "error"))
+
+
+def _reason(name: str, detail: str = "", **numbers: float | str | None) -> Reason:
+    severity = "error" if name in ERRORS else "warning"
+    text = (ERRORS | WARNINGS)[name]
+    return Reason(
+        name=name,
+        severity=severity,
+        text=f"{text} ({detail})" if detail else text,
+        fix=FIXES.get(name, ""),
+        numbers=tuple(
+            (key, round(value, 3) if isinstance(value, float) else value)
+            for key, value in numbers.items()
+            if value is not None
+        ),
+    )
+
+
+def _of_supply(daemon: Daemon) -> list[Reason]:
+    found: list[Reason] = []
+    now_s = daemon.clock()
+    if daemon.state.feed.reading is None:
+        found.append(_reason("no_reading", waited_s=now_s - daemon.started_at_s))
+    elif daemon.state.feed.lost_since_s is not None or not any(source.up for source in daemon.sources):
+        found.append(_reason("blind", age_s=now_s - daemon.state.feed.reading.at_s))
+    for source in daemon.sources:
+        if not source.up and source.polls:
+            age_s = None if source.last_reading_at_s is None else now_s - source.last_reading_at_s
+            detail = f"{source.source}: {source.last_error}" if source.last_error else source.source
+            found.append(_reason("source_down", detail, ups=source.ups, age_s=age_s))
+    return found
+
+
+def _of_battery(daemon: Daemon) -> list[Reason]:
+    """The sums of a full battery with the load of now, as if no outage had begun."""
+    policy, state = daemon.policy, daemon.state
+    if state.feed.reading is None:
+        return []
+    points = sums.table(policy, state.battery)
+    if not points:
+        return [_reason("not_protected", blind_s=policy.blind_s)]
+    fresh = tuple(
+        replace(trainer, durable=False, failed="", order=None, paused=False, told_pause=False)
+        for trainer in state.trainers
+    )
+    load = sums.load_of(state.battery)
+    if not isinstance(state.phase, Online):
+        load = max(load, state.phase.outage.load_at_start or load)
+    paused = sums.paused_load(policy, fresh, load)
+    tau_paused_s = sums.tau_s(points, paused)
+    checkpoint_s = sums.checkpoint_s(fresh, daemon.clock())
+    health = state.battery.health
+    if sums.fits(policy, left=health, tau_paused_s=tau_paused_s, checkpoint=checkpoint_s, grade=Grade.FULL):
+        return []
+    grade = sums.choose_grade(policy, left=health, tau_paused_s=tau_paused_s, checkpoint=checkpoint_s)
+    stop_s = sums.stop_s(policy, Grade.FULL)
+    available_s = 0.75 * sums.usable(policy, health) * tau_paused_s
+    return [
+        _reason(
+            "undersized",
+            f"needs {checkpoint_s + stop_s:.0f} s, has {available_s:.0f} s; the stop would be {grade}",
+            need_s=checkpoint_s + stop_s,
+            available_s=available_s,
+            missing_s=checkpoint_s + stop_s - available_s,
+            checkpoint_s=checkpoint_s,
+            stop_s=stop_s,
+            load_paused=paused,
+            grade=grade.value,
+        )
+    ]
+
+
+def _of_daemon(daemon: Daemon) -> list[Reason]:
+    found: list[Reason] = []
+    now_s = daemon.clock()
+    if not daemon.armed:
+        found.append(_reason("dry_run"))
+    maintenance = daemon.state.maintenance
+    if maintenance is not None:
+        found.append(_reason("maintenance", maintenance.reason, ends_in_s=maintenance.until_s - now_s))
+    if now_s - daemon.progressed_at_s > HUNG_AFTER_S:
+        found.append(_reason("hung", since_s=now_s - daemon.progressed_at_s))
+    if daemon.bmc is not None and not daemon.bmc.verified:
+        told = daemon.bmc.error or f"policy is {daemon.bmc.policy or 'not read yet'}"
+        found.append(_reason("policy_unverified", told))
+    if not daemon.journal_ok:
+        found.append(_reason("journal_in_memory"))
+    if not daemon.settings_ok:
+        found.append(_reason("settings_rejected", daemon.config_path))
+    return found
+
+
+def _of_alarms(state: State) -> list[Reason]:
+    """What the core holds to be wrong, and what the newest reading itself says."""
+    names = list(state.told)
+    reading = state.feed.reading
+    if reading is not None:
+        if reading.output_source in (OutputSource.BYPASS, OutputSource.ECO):
+            names.append("unprotected")
+        if reading.replace_battery:
+            names.append("battery_worn")
+        if reading.overload:
+            names.append("overload")
+    if state.rearm_checkpoint_at_s is not None:
+        names.append("low_charge")
+    found = []
+    for name in dict.fromkeys(names):
+        known = name in ERRORS or name in WARNINGS
+        found.append(_reason(name) if known else _reason("other", name))
+    return found

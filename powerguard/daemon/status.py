@@ -1,0 +1,297 @@
+"""The daemon as one JSON object: what is so (`status`), and what will happen, with every term of it (`plan_view`).
+
+Pure over `Daemon`: nothing is asked of the world, nothing changes. Both objects carry `schema_version`; within one
+version keys are only ever added. null means not known, never zero. Durations are relative seconds (`*_s`); moments
+are Unix seconds (`*_at`), so that a reader on another host needs no clock of ours.
+"""
+
+import math
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from powerguard.core import budget as sums
+from powerguard.core import plan
+from powerguard.core.budget import Budget
+from powerguard.core.machine import phase_name
+from powerguard.core.model import Online, Reading, Shutdown, Supply, Trainer
+from powerguard.daemon.port import Daemon, SourceView
+from powerguard.daemon.readiness import Reason, is_ready, readiness
+from powerguard.daemon.terms import terms
+
+SCHEMA_VERSION: Final = 1
+
+Json = dict[str, object]
+
+
+def package_version() -> str:
+    """Return the installed version of powerguard; "unknown" when run from an unpacked source."""
+    try:
+        return version("powerguard")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+VERSION: Final = package_version()
+
+
+class Times:
+    """Turns moments of this boot's clock into what people and programs can use."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        """Take both clocks once, so that every moment of one object fits every other."""
+        self.now_s = daemon.clock()
+        self.wall_s = daemon.wall()
+
+    def at(self, at_s: float | None) -> float | None:
+        """Unix seconds of a moment; None stays None."""
+        return None if at_s is None else round(self.wall_s + at_s - self.now_s, 3)
+
+    def ago_s(self, at_s: float | None) -> float | None:
+        """Seconds since a moment."""
+        return None if at_s is None else round(self.now_s - at_s, 3)
+
+    def in_s(self, at_s: float | None) -> float | None:
+        """Seconds until a moment, negative when it has passed."""
+        return None if at_s is None else round(at_s - self.now_s, 3)
+
+
+def rounded(value: float | None) -> float | None:
+    """Three decimals, and None for what JSON cannot hold."""
+    return None if value is None or not math.isfinite(value) else round(value, 3)
+
+
+def status(daemon: Daemon) -> Json:
+    """Return the state of everything that an operator asks about."""
+    times = Times(daemon)
+    state = daemon.state
+    reasons = readiness(daemon)
+    now = plan.outage_budget(daemon.policy, state, times.now_s)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "object": "status",
+        "version": VERSION,
+        "at": round(times.wall_s, 3),
+        "phase": phase_name(state.phase),
+        "mode": "armed" if daemon.armed else "dry-run",
+        "ready": is_ready(reasons),
+        "degraded": bool(reasons),
+        "reasons": [_reason(reason) for reason in reasons],
+        "alarms": list(state.told),
+        "supply": state.feed.supply.value,
+        "supply_since_at": times.at(state.feed.since_s) if state.feed.supply is not Supply.UNKNOWN else None,
+        "ups": _ups(daemon.policy.ups, state.feed.reading, times, now),
+        "budget": _budget(now),
+        "outage": _outage(daemon, times),
+        "next": _next(daemon, now, times),
+        "maintenance": _maintenance(daemon, times),
+        "trainers": [_trainer(trainer, times) for trainer in state.trainers],
+        "sources": [_source(source, times) for source in daemon.sources],
+        "bmc": _bmc(daemon, times),
+        "host": {"kind": daemon.host_kind},
+        "last_outage": None if daemon.last_outage is None else asdict(daemon.last_outage),
+        "daemon": {
+            "boot_id": daemon.boot_id,
+            "uptime_s": times.ago_s(daemon.started_at_s),
+            "progress_age_s": times.ago_s(daemon.progressed_at_s),
+            "loop_lag_s": rounded(daemon.loop_lag_s),
+            "config_path": daemon.config_path,
+            "settings_ok": daemon.settings_ok,
+            "settings_at": times.at(daemon.settings_at_s),
+            "journal_ok": daemon.journal_ok,
+        },
+    }
+
+
+def plan_view(daemon: Daemon) -> Json:
+    """Return the budget of this moment: every term with its source, and what happens next and when."""
+    times = Times(daemon)
+    now = plan.outage_budget(daemon.policy, daemon.state, times.now_s)
+    reasons = readiness(daemon)
+    on_battery = daemon.state.feed.supply is Supply.BATTERY or not isinstance(daemon.state.phase, Online)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "object": "plan",
+        "version": VERSION,
+        "at": round(times.wall_s, 3),
+        "phase": phase_name(daemon.state.phase),
+        "mode": "armed" if daemon.armed else "dry-run",
+        "ready": is_ready(reasons),
+        "reasons": [_reason(reason) for reason in reasons],
+        "assumes_utility_fails_now": not on_battery,
+        "fits": now.fits,
+        "grade": now.grade.value,
+        "slack_s": rounded(now.slack_s),
+        "terms": [asdict(term) for term in terms(daemon, now)],
+        "next": _next(daemon, now, times),
+    }
+
+
+def _reason(reason: Reason) -> Json:
+    return {
+        "name": reason.name,
+        "severity": reason.severity,
+        "text": reason.text,
+        "fix": reason.fix,
+        "numbers": dict(reason.numbers),
+    }
+
+
+def _ups(name: str, reading: Reading | None, times: Times, now: Budget) -> Json | None:
+    if reading is None:
+        return None
+    return {
+        "name": name,
+        "source": reading.source,
+        "age_s": times.ago_s(reading.at_s),
+        "output_source": reading.output_source.value,
+        "charge_pct": rounded(reading.charge_pct),
+        "load_pct": rounded(reading.load_pct),
+        "watts": rounded(reading.watts),
+        "runtime_s": rounded(reading.runtime_s),
+        "runtime_effective_s": rounded(now.reff_now_s),
+        "on_battery_s": rounded(reading.on_battery_s),
+        "input_present": reading.input_present,
+        "input_v": rounded(reading.input_v),
+        "battery_temp_c": rounded(reading.battery_temp_c),
+        "low_battery": reading.low_battery,
+        "replace_battery": reading.replace_battery,
+        "overload": reading.overload,
+        "testing": reading.testing,
+        "calibrating": reading.calibrating,
+        "forced_shutdown": reading.forced_shutdown,
+        "output_off_in_s": rounded(reading.output_off_in_s),
+        "alarms": list(reading.alarms),
+    }
+
+
+def _budget(now: Budget) -> Json:
+    return {
+        "grade": now.grade.value,
+        "fits": now.fits,
+        "runtime_effective_s": rounded(now.reff_now_s),
+        "runtime_effective_paused_s": rounded(now.reff_paused_s),
+        "checkpoint_s": rounded(now.checkpoint_s),
+        "stop_s": rounded(now.stop_s),
+        "need_s": rounded(now.need_s),
+        "slack_s": rounded(now.slack_s),
+        "cut_in_s": rounded(now.cut_in_s),
+    }
+
+
+def _outage(daemon: Daemon, times: Times) -> Json | None:
+    phase = daemon.state.phase
+    if isinstance(phase, Online):
+        return None
+    outage = phase.outage
+    latch = phase if isinstance(phase, Shutdown) else None
+    return {
+        "id": outage.id,
+        "since_at": times.at(outage.since_s),
+        "lasted_s": times.ago_s(outage.since_s),
+        "grade": outage.grade.value,
+        "because": getattr(phase, "because", ""),
+        "policy_verified": outage.policy_verified,
+        "aborted_by": outage.aborted_by,
+        "latched": latch is not None,
+        "latched_at": None if latch is None else times.at(latch.latched_s),
+        "power_off_by_at": None if latch is None else times.at(latch.force_at_s or None),
+        "can_abort": can_abort(daemon) == "",
+    }
+
+
+def can_abort(daemon: Daemon) -> str:
+    """Return "" when there is a shutdown that can still be called off, else why not."""
+    name = phase_name(daemon.state.phase)
+    if name in ("emergency_checkpoint", "holding"):
+        return ""
+    if name == "shutdown":
+        return "past the commit point: nothing in this boot undoes the power-off"
+    if name == "on_battery":
+        return "nothing to abort yet: training goes on; `powerguard maintenance on` keeps the host from powering off"
+    if name == "recovery":
+        return "nothing to abort: the host is coming back"
+    return "nothing to abort: there is no outage"
+
+
+def _next(daemon: Daemon, now: Budget, times: Times) -> list[Json]:
+    return [
+        {
+            "action": step.action,
+            "at": times.at(step.at_s),
+            "in_s": times.in_s(step.at_s),
+            "because": step.because,
+        }
+        for step in plan.forecast(daemon.policy, daemon.state, now)
+        if step.at_s is None or math.isfinite(step.at_s)
+    ]
+
+
+def _maintenance(daemon: Daemon, times: Times) -> Json | None:
+    maintenance = daemon.state.maintenance
+    if maintenance is None:
+        return None
+    return {
+        "ends_at": times.at(maintenance.until_s),
+        "ends_in_s": times.in_s(maintenance.until_s),
+        "reason": maintenance.reason,
+        "who": maintenance.who,
+    }
+
+
+def _trainer(trainer: Trainer, times: Times) -> Json:
+    return {
+        "name": trainer.name,
+        "alive": trainer.alive,
+        "conduct": trainer.conduct.value,
+        "paused": trainer.paused,
+        "step": trainer.step,
+        "step_s": rounded(trainer.step_s or None),
+        "checkpoint_s": rounded(trainer.checkpoint_s),
+        "disk": trainer.disk,
+        "checkpoint_in_flight": trainer.order is not None,
+        "checkpoint_eta_s": times.in_s(trainer.eta_at_s) if trainer.order is not None else None,
+        "durable": trainer.durable,
+        "durable_step": trainer.durable_step,
+        "durable_age_s": times.ago_s(trainer.durable_at_s),
+        "failed": trainer.failed,
+    }
+
+
+def _source(source: SourceView, times: Times) -> Json:
+    return {
+        "ups": source.ups,
+        "source": source.source,
+        "up": source.up,
+        "age_s": times.ago_s(source.last_reading_at_s),
+        "polls": source.polls,
+        "failures": source.failures,
+        "last_error": source.last_error,
+        "authenticated": source.authenticated,
+    }
+
+
+def _bmc(daemon: Daemon, times: Times) -> Json | None:
+    bmc = daemon.bmc
+    if bmc is None:
+        return None
+    return {
+        "kind": bmc.kind,
+        "policy": bmc.policy,
+        "verified": bmc.verified,
+        "age_s": times.ago_s(bmc.checked_at_s),
+        "error": bmc.error,
+    }
+
+
+def required_steps(daemon: Daemon, now: Budget) -> dict[str, float]:
+    """Split what is still needed into the steps that a person thinks in; the sum is `need_s`."""
+    policy = daemon.policy
+    bare_s = sums.stop_s(policy, now.grade, reserve_s=0.0)
+    ups_off_s = 0.0 if now.grade.value == "bare" else min(policy.ups_off_s, bare_s)
+    return {
+        "checkpoint": now.checkpoint_s,
+        "host_stop": bare_s - ups_off_s,
+        "ups_off": ups_off_s,
+        "reserve": now.stop_s - bare_s,
+    }

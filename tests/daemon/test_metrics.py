@@ -1,0 +1,176 @@
+"""The scrape: what Prometheus and its own linter make of it, and that unknown is absent rather than zero."""
+
+import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from powerguard.core.model import Battery, Done, Feed, State, SyncFilesystems
+from powerguard.daemon.families import LIFETIME, SECTIONS
+from powerguard.daemon.metrics import OPENMETRICS, TEXT, reference, registry, scrape
+from powerguard.daemon.port import Daemon
+from tests.daemon.watched import NOW_S, PHASES, WALL_S, scene
+from tests.peers import require
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
+Labels = frozenset[tuple[str, str]]
+
+
+def scraped(daemon: Daemon) -> dict[tuple[str, Labels], float]:
+    body, kind = scrape(registry(daemon), "text/plain")
+    assert kind == TEXT
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in parse_text(body.decode())
+        for sample in family.samples
+    }
+
+
+def value(daemon: Daemon, name: str, labels: Mapping[str, str] | None = None) -> float | None:
+    return scraped(daemon).get((f"powerguard_{name}", frozenset((labels or {}).items())))
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_one_phase_holds(phase: str) -> None:
+    """All six are always there, so that an alert on any of them has a series to look at."""
+    found = {
+        dict(labels)["phase"]: number
+        for (name, labels), number in scraped(scene(phase)).items()
+        if name == "powerguard_phase"
+    }
+    assert found == {name: float(name == phase) for name in PHASES}
+
+
+@pytest.mark.peer("promtool")
+@pytest.mark.parametrize("phase", PHASES)
+def test_promtool_has_nothing_to_say(phase: str) -> None:
+    """Prometheus' own linter, in every phase."""
+    body, _ = scrape(registry(scene(phase)), "")
+    told = subprocess.run([require("promtool"), "check", "metrics"], input=body, capture_output=True, check=False)
+    assert (told.returncode, told.stdout + told.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_openmetrics_parses(phase: str) -> None:
+    """The strict parser refuses interleaved families and counters without _total."""
+    body, kind = scrape(registry(scene(phase)), "application/openmetrics-text; version=1.0.0")
+    assert kind == OPENMETRICS
+    assert body.endswith(b"# EOF\n")
+    assert len(list(parse_openmetrics(body.decode()))) > 40
+    assert b"_created" not in body
+
+
+def test_unknown_is_absent() -> None:
+    """A UPS that is gone must not read as an empty battery."""
+    daemon = scene()
+    daemon.state = State(feed=Feed(), battery=Battery())
+    daemon.bmc = None
+    daemon.last_outage = None
+    names = {name for name, _ in scraped(daemon)}
+    for name in (
+        "ups_battery_charge_ratio",
+        "ups_load_ratio",
+        "ups_battery_runtime_seconds",
+        "ups_battery_runtime_effective_seconds",
+        "ups_status",
+        "ups_on_battery",
+        "budget_slack_seconds",
+        "bmc_up",
+        "bmc_power_restore_policy_ok",
+        "last_outage_outcome",
+        "deadline_timestamp_seconds",
+        "maintenance_until_timestamp_seconds",
+    ):
+        assert f"powerguard_{name}" not in names
+
+
+def test_numbers_are_in_base_units() -> None:
+    """Percent becomes a ratio, moments become Unix seconds."""
+    daemon = scene("on_battery")
+    assert value(daemon, "ups_battery_charge_ratio", {"ups": "rack-a"}) == 0.71
+    assert value(daemon, "ups_load_ratio", {"ups": "rack-a"}) == 0.62
+    assert value(daemon, "outage_start_timestamp_seconds") == WALL_S - 6.0
+    assert value(daemon, "ups_last_reading_timestamp_seconds", {"ups": "rack-a", "source": "snmp:10.0.0.5"}) == (
+        WALL_S - 0.5
+    )
+    deadline = value(daemon, "deadline_timestamp_seconds")
+    assert deadline is not None
+    assert deadline > WALL_S
+
+
+def test_status_flags_are_nuts() -> None:
+    """Rules for a NUT exporter port by renaming."""
+    daemon = scene("on_battery")
+    assert value(daemon, "ups_status", {"ups": "rack-a", "flag": "OB"}) == 1
+    assert value(daemon, "ups_status", {"ups": "rack-a", "flag": "OL"}) == 0
+
+
+def test_a_reason_is_a_series() -> None:
+    """Every reason stands at 0 beforehand; the one that holds is 1."""
+    daemon = scene()
+    assert value(daemon, "degraded") == 0
+    assert value(daemon, "degraded_reason", {"reason": "undersized"}) == 0
+    daemon = replace(daemon, armed=False)
+    assert value(daemon, "armed") == 0
+    assert value(daemon, "degraded_reason", {"reason": "dry_run"}) == 1
+
+
+def test_lifetime_counters_come_from_the_journal() -> None:
+    """They survive the power-off; what the journal has not counted yet is 0, not absent."""
+    daemon = scene()
+    assert value(daemon, "outages_total", {"outcome": "ridden_through"}) == 3
+    assert value(daemon, "outages_total", {"outcome": "dirty"}) == 0
+    assert value(daemon, "on_battery_seconds_total") == 321.5
+    daemon = replace(daemon, journal_counters={})
+    assert value(daemon, "shutdowns_total") == 0
+    assert value(daemon, "ups_transfers_total", {"ups": "rack-a"}) == 0
+    known = {"outages_dirty", "shutdowns", "ups_transfers", "on_battery_seconds"}
+    assert known <= set(LIFETIME)
+
+
+def test_histogram_is_cumulative() -> None:
+    """Every bucket holds all that took no longer; count and sum agree with it."""
+    daemon = scene()
+    for took_s in (0.4, 3.0, 700.0):
+        action = SyncFilesystems(id="a", by_s=NOW_S, outage="o")
+        daemon.actions.count(Done(at_s=NOW_S, action=action, took_s=took_s))
+    name = "action_duration_seconds"
+    assert value(daemon, f"{name}_bucket", {"action": "sync", "le": "0.5"}) == 1
+    assert value(daemon, f"{name}_bucket", {"action": "sync", "le": "5"}) == 2
+    assert value(daemon, f"{name}_bucket", {"action": "sync", "le": "+Inf"}) == 3
+    assert value(daemon, f"{name}_count", {"action": "sync"}) == 3
+    assert value(daemon, f"{name}_sum", {"action": "sync"}) == pytest.approx(703.4)
+    assert value(daemon, "actions_total", {"action": "sync", "result": "done"}) == 3
+
+
+def test_no_label_holds_an_outage() -> None:
+    """An id in a label is a new series for each outage, for ever."""
+    for phase in PHASES:
+        body, _ = scrape(registry(scene(phase)), "")
+        assert b"6f1d2c3b" not in body
+
+
+def test_reference_is_made_from_the_table() -> None:
+    """python -m powerguard.daemon.metrics > docs/reference/metrics.md"""
+    assert PAGE.read_text(encoding="utf-8") == reference()
+
+
+def test_every_family_is_there() -> None:
+    """A family that no scene ever shows would be a promise that nobody kept."""
+    seen = {name for phase in PHASES for name, _ in scraped(scene(phase))}
+    absent_here = {"maintenance_until_timestamp_seconds", "ups_output_off_seconds"}
+    absent_here |= {
+        "ups_output_power_watts",
+        "ups_battery_temperature_celsius",
+        "last_outage_recovery_duration_seconds",
+    }
+    absent_here |= {"checkpoint_last_success_timestamp_seconds"} - {n.removeprefix("powerguard_") for n in seen}
+    for families in SECTIONS.values():
+        for family in families:
+            if family.name not in absent_here:
+                name = f"powerguard_{family.name}" + ("_count" if family.kind == "histogram" else "")
+                assert name in seen

@@ -1,0 +1,254 @@
+"""What the daemon says of itself: true in every phase, plain JSON, and honest about what would not hold."""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from powerguard.core import plan
+from powerguard.core.model import (
+    Battery,
+    Done,
+    Failed,
+    Feed,
+    Grade,
+    Maintenance,
+    Outcome,
+    OutputSource,
+    Policy,
+    PollNow,
+    SyncFilesystems,
+)
+from powerguard.daemon.port import ActionFigures, BmcView, Daemon, SourceView
+from powerguard.daemon.readiness import ERRORS, WARNINGS, is_ready, readiness
+from powerguard.daemon.status import plan_view, required_steps, status
+from tests.daemon.watched import NOW_S, PHASES, WALL_S, Watched, reading, scene
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+
+
+def names(daemon: Daemon) -> list[str]:
+    return [reason.name for reason in readiness(daemon)]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_every_phase_is_plain_json(phase: str) -> None:
+    """No NaN, no enum, nothing that a program would stumble over; the same keys in every phase."""
+    daemon = scene(phase)
+    for body in (status(daemon), plan_view(daemon)):
+        text = json.dumps(body, allow_nan=False)
+        assert json.loads(text)["phase"] == phase
+        assert json.loads(text)["schema_version"] == 1
+    assert list(status(daemon)) == list(status(scene("online")))
+
+
+def test_online_and_well_is_ready() -> None:
+    """Nothing to complain of means nothing said."""
+    body = status(scene())
+    assert (body["ready"], body["degraded"], body["reasons"], body["outage"]) == (True, False, [], None)
+    assert body["at"] == WALL_S
+
+
+def test_moments_are_unix_seconds() -> None:
+    """A moment of the boot's clock is told as wall time, so that another host can read it."""
+    body = status(scene("shutdown"))
+    outage = body["outage"]
+    assert isinstance(outage, dict)
+    assert outage["since_at"] == WALL_S - 60.0
+    assert outage["power_off_by_at"] == WALL_S + 55.0
+    assert outage["latched"] is True
+    assert outage["can_abort"] is False
+
+
+@pytest.mark.parametrize(("phase", "can"), [("emergency_checkpoint", True), ("holding", True), ("on_battery", False)])
+def test_says_whether_it_can_be_aborted(phase: str, can: bool) -> None:  # noqa: FBT001
+    outage = status(scene(phase))["outage"]
+    assert isinstance(outage, dict)
+    assert outage["can_abort"] is can
+
+
+def test_undersized_tells_the_numbers() -> None:
+    """A full stop that does not fit a *full* battery is said beforehand, with how much is missing."""
+    daemon = scene()
+    daemon.policy = replace(daemon.policy, runtime_table=((0.5, 180.0), (1.0, 72.0)))
+    (reason,) = readiness(daemon)
+    numbers = dict(reason.numbers)
+    assert reason.name == "undersized"
+    assert numbers["need_s"] == 140.0
+    assert float(numbers["missing_s"]) == pytest.approx(140.0 - float(numbers["available_s"]), abs=0.01)
+    assert numbers["grade"] in {Grade.SHORT.value, Grade.BARE.value}
+    assert not is_ready(readiness(daemon))
+
+
+def test_undersized_is_about_a_full_battery() -> None:
+    """In an outage a half-empty battery is no news about its size, nor is the load that fell with the pause."""
+    assert "undersized" not in names(scene("holding"))
+    daemon = scene("holding")
+    daemon.policy = replace(daemon.policy, runtime_table=((0.5, 180.0), (1.0, 72.0)))
+    assert "undersized" in names(daemon)
+
+
+def test_not_protected_when_nobody_knows_the_runtime() -> None:
+    """No table and no reported runtime: no number is invented."""
+    daemon = scene()
+    daemon.policy = replace(daemon.policy, runtime_table=())
+    assert names(daemon) == ["not_protected"]
+    body = plan_view(daemon)
+    assert body["slack_s"] is None
+    assert body["fits"] is False
+
+
+def test_a_reported_runtime_is_enough() -> None:
+    """Without a table the UPS's own runtime on utility stands in for it."""
+    daemon = scene()
+    daemon.policy = replace(daemon.policy, runtime_table=())
+    daemon.state = replace(daemon.state, battery=replace(daemon.state.battery, tau_point=(0.62, 1260.0)))
+    assert names(daemon) == []
+
+
+BROKEN = [
+    ("no_reading", lambda d: replace(d, state=replace(d.state, feed=Feed(), battery=Battery()))),
+    ("blind", lambda d: replace(d, state=replace(d.state, feed=replace(d.state.feed, lost_since_s=NOW_S - 9.0)))),
+    ("dry_run", lambda d: replace(d, armed=False)),
+    ("hung", lambda d: replace(d, progressed_at_s=NOW_S - 30.0)),
+    (
+        "maintenance",
+        lambda d: replace(
+            d, state=replace(d.state, maintenance=Maintenance(until_s=NOW_S + 60.0, reason="fan", who="root"))
+        ),
+    ),
+    ("policy_unverified", lambda d: replace(d, bmc=BmcView(kind="ipmi", policy="always-off"))),
+    ("journal_in_memory", lambda d: replace(d, journal_ok=False)),
+    ("settings_rejected", lambda d: replace(d, settings_ok=False)),
+    ("unproven_battery", lambda d: replace(d, state=replace(d.state, told=("unproven_battery",)))),
+    ("other", lambda d: replace(d, state=replace(d.state, told=("a_name_of_tomorrow",)))),
+    ("low_charge", lambda d: replace(d, state=replace(d.state, rearm_checkpoint_at_s=NOW_S + 9.0))),
+    (
+        "unprotected",
+        lambda d: replace(
+            d, state=replace(d.state, feed=replace(d.state.feed, reading=reading(output_source=OutputSource.BYPASS)))
+        ),
+    ),
+    (
+        "overload",
+        lambda d: replace(d, state=replace(d.state, feed=replace(d.state.feed, reading=reading(overload=True)))),
+    ),
+    (
+        "battery_worn",
+        lambda d: replace(d, state=replace(d.state, feed=replace(d.state.feed, reading=reading(replace_battery=True)))),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "breaks"), BROKEN, ids=[name for name, _ in BROKEN])
+def test_each_fault_has_its_reason(name: str, breaks: object) -> None:
+    """One fault, one reason; errors make it not ready, warnings only degraded."""
+    assert callable(breaks)
+    daemon: Watched = breaks(scene())
+    assert name in names(daemon)
+    assert is_ready(readiness(daemon)) is (name in WARNINGS)
+    assert status(daemon)["degraded"] is True
+
+
+def test_source_down_is_named_with_its_error() -> None:
+    """One source of two down is less redundancy, not blindness."""
+    daemon = scene()
+    down = SourceView(ups="rack-a", source="nut:10.0.0.9", up=False, polls=9, failures=9, last_error="refused")
+    daemon.sources = (*daemon.sources, down)
+    (reason,) = readiness(daemon)
+    assert (reason.name, reason.severity) == ("source_down", "warning")
+    assert "nut:10.0.0.9: refused" in reason.text
+
+
+def test_terms_add_up() -> None:
+    """Whoever does the sums with the printed terms gets the printed results."""
+    for phase in ("online", "on_battery", "emergency_checkpoint", "holding"):
+        body = plan_view(scene(phase))
+        terms = {term["name"]: term["value"] for term in body["terms"]}  # type: ignore[attr-defined]
+        assert terms["host_stop_s"] + terms["ups_off_s"] + terms["reserve_s"] == pytest.approx(terms["stop_s"])
+        assert terms["checkpoint_s"] + terms["stop_s"] == pytest.approx(terms["need_s"])
+        assert terms["usable"] * terms["tau_paused_s"] == pytest.approx(terms["reff_paused_s"], rel=1e-3)
+        assert terms["reff_paused_s"] - terms["need_s"] == pytest.approx(terms["slack_s"], rel=1e-3)
+        assert all(term["source"] and term["unit"] for term in body["terms"])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("grade", Grade)
+def test_required_steps_add_up(grade: Grade) -> None:
+    """The stacked panel must reach exactly the need."""
+    daemon = scene("on_battery")
+    now = replace(plan.outage_budget(daemon.policy, daemon.state, NOW_S), grade=grade)
+    from powerguard.core import budget as sums
+
+    now = replace(now, stop_s=sums.stop_s(daemon.policy, grade))
+    assert math.fsum(required_steps(daemon, now).values()) == pytest.approx(now.checkpoint_s + now.stop_s)
+
+
+def test_next_is_in_order_of_time() -> None:
+    """What comes next comes first, and the last of it is the power-off."""
+    for phase in ("online", "on_battery", "emergency_checkpoint", "holding"):
+        steps = plan_view(scene(phase))["next"]
+        assert isinstance(steps, list)
+        times = [step["in_s"] for step in steps]
+        assert times == sorted(times)
+        assert steps[-1]["action"] == "shutdown"
+
+
+def test_every_reason_is_in_the_reference() -> None:
+    page = (REFERENCE / "status.md").read_text(encoding="utf-8")
+    assert [name for name in (*ERRORS, *WARNINGS) if f"`{name}`" not in page] == []
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_it_is_fast(phase: str) -> None:
+    """Both objects are made on the loop that guards the host: they may not hold it up."""
+    daemon = scene(phase)
+    took = []
+    for _ in range(20):
+        began = time.perf_counter()
+        status(daemon)
+        plan_view(daemon)
+        took.append(time.perf_counter() - began)
+    assert min(took) < 0.005
+
+
+def outcomes() -> Iterator[tuple[Outcome, str]]:
+    action = SyncFilesystems(id="a", by_s=1.0, outage="o")
+    yield Done(at_s=1.0, action=action, took_s=0.7), "done"
+    yield Failed(at_s=1.0, action=action, took_s=700.0, reason="no"), "failed"
+    yield Failed(at_s=1.0, action=action, took_s=5.0, reason="late", timed_out=True), "timed_out"
+
+
+def test_actions_are_counted_by_result() -> None:
+    """Counts, buckets (a bound belongs to its own bucket) and sums; polls are not actions here."""
+    figures = ActionFigures()
+    for outcome, result in outcomes():
+        figures.count(outcome)
+        assert figures.counts["sync", result] == 1
+    assert sum(figures.buckets["sync"]) == 3
+    assert figures.buckets["sync"][1] == 1
+    assert figures.buckets["sync"][3] == 1
+    assert figures.buckets["sync"][-1] == 1
+    assert figures.seconds["sync"] == pytest.approx(705.7)
+    figures.count(Done(at_s=1.0, action=PollNow(id="p", by_s=1.0, ups="u"), took_s=1.0))
+    assert sum(figures.counts.values()) == 3
+
+
+def example(name: str) -> dict[str, object]:
+    return dict(json.loads((REFERENCE / f"{name}.json").read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("name", ["status-online", "status-holding", "plan-online", "plan-holding"])
+def test_examples_in_the_reference_are_true(name: str) -> None:
+    """The documented objects are what the code makes; `tests/daemon/watched.py` is their world."""
+    kind, _, phase = name.partition("-")
+    made = {"status": status, "plan": plan_view}[kind](scene(phase))
+    assert example(name) == json.loads(json.dumps(made))
+
+
+def test_policy_of_the_scenes_is_a_policy() -> None:
+    """The scenes stand on the real model."""
+    assert isinstance(scene().policy, Policy)

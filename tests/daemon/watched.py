@@ -1,0 +1,194 @@
+"""A daemon to be watched: a plain dataclass at our own port `Daemon`, and one scene for each phase."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from powerguard.clock import Clock
+from powerguard.core.model import (
+    Battery,
+    Conduct,
+    EmergencyCheckpoint,
+    Event,
+    Feed,
+    Grade,
+    Holding,
+    OnBattery,
+    Online,
+    Outage,
+    OutputSource,
+    Phase,
+    Policy,
+    Reading,
+    Recovery,
+    Shutdown,
+    State,
+    Supply,
+    Trainer,
+    TrainerPolicy,
+)
+from powerguard.daemon.port import ActionFigures, BmcView, LastOutage, SourceView
+
+NOW_S = 5000.0
+WALL_S = 1_795_000_000.0
+BOOT = "6f1d2c3b-0000-4000-8000-000000000001"
+
+
+@dataclass
+class Watched:
+    """Satisfies `port.Daemon`; remembers what it was told."""
+
+    policy: Policy
+    state: State
+    armed: bool = True
+    started_at_s: float = 1000.0
+    progressed_at_s: float = NOW_S - 0.4
+    boot_id: str = BOOT
+    config_path: str = "/etc/powerguard/powerguard.yaml"
+    settings_ok: bool = True
+    settings_at_s: float = 1000.0
+    journal_ok: bool = True
+    journal_counters: Mapping[str, float] = field(
+        default_factory=lambda: {
+            "outages_ridden_through": 3.0,
+            "shutdowns": 1.0,
+            "ups_transfers": 4.0,
+            "on_battery_seconds": 321.5,
+        }
+    )
+    sources: Sequence[SourceView] = ()
+    bmc: BmcView | None = None
+    host_kind: str = "systemd"
+    actions: ActionFigures = field(default_factory=ActionFigures)
+    last_outage: LastOutage | None = None
+    loop_lag_s: float = 0.004
+    now_s: float = NOW_S
+    events: list[Event] = field(default_factory=list)
+    polls: int = 0
+
+    @property
+    def clock(self) -> Clock:
+        return lambda: self.now_s
+
+    def submit(self, event: Event) -> None:
+        self.events.append(event)
+
+    def poll_now(self) -> None:
+        self.polls += 1
+
+    def wall(self) -> float:
+        return WALL_S + self.now_s - NOW_S
+
+
+POLICY = Policy(
+    boot_id=BOOT,
+    ups="rack-a",
+    rating_w=5400.0,
+    runtime_table=((0.5, 1620.0), (0.75, 1080.0), (1.0, 720.0)),
+    force_after_s=60.0,
+    stop_q95_s=60.0,
+    trainers=(TrainerPolicy(name="llm"),),
+)
+
+TRAINER = Trainer(
+    name="llm", conduct=Conduct.PAUSE, checkpoint_s=20.0, disk="nvme0", step=48211, step_s=1.2, durable_step=48000
+)
+
+
+def reading(**changes: object) -> Reading:
+    told = Reading(
+        at_s=NOW_S - 0.5,
+        ups="rack-a",
+        source="snmp:10.0.0.5",
+        output_source=OutputSource.UTILITY,
+        runtime_s=1260.0,
+        charge_pct=100.0,
+        load_pct=62.0,
+        input_v=231.0,
+        provenance=(("load_pct", "upsAdvOutputLoad"), ("runtime_s", "upsAdvBatteryRunTimeRemaining")),
+    )
+    return replace(told, **changes)  # type: ignore[arg-type]
+
+
+def outage(**changes: object) -> Outage:
+    began = Outage(
+        id="6f1d2c3b-49400",
+        since_s=NOW_S - 60.0,
+        grade=Grade.FULL,
+        load_at_start=0.62,
+        charge_at_start_pct=100.0,
+        policy_asked=True,
+        policy_verified=True,
+    )
+    return replace(began, **changes)  # type: ignore[arg-type]
+
+
+def _phases() -> dict[str, Phase]:
+    return {
+        "online": Online(),
+        "on_battery": OnBattery(outage=outage(since_s=NOW_S - 6.0)),
+        "emergency_checkpoint": EmergencyCheckpoint(
+            outage=outage(), began_s=NOW_S - 5.0, because="budget", paused_load=0.37, settle_by_s=NOW_S + 40.0
+        ),
+        "holding": Holding(outage=outage(), began_s=NOW_S - 20.0, paused_load=0.37, settle_by_s=NOW_S + 20.0),
+        "shutdown": Shutdown(
+            outage=outage(),
+            boot_id=BOOT,
+            latched_s=NOW_S - 3.0,
+            because="budget",
+            ordered=True,
+            force_at_s=NOW_S + 55.0,
+            again_at_s=NOW_S + 400.0,
+        ),
+        "recovery": Recovery(outage=outage(since_s=NOW_S - 900.0), began_s=NOW_S - 30.0, clean=True),
+    }
+
+
+PHASES = tuple(_phases())
+
+
+def scene(name: str = "online") -> Watched:
+    """Return a daemon in that phase, with everything in order."""
+    phase = _phases()[name]
+    dark = name in ("on_battery", "emergency_checkpoint", "holding", "shutdown")
+    told = reading()
+    battery = Battery(at_s=NOW_S - 0.5, used=0.0, gauge=0.76, charged=0.75, left=0.74, load=0.62)
+    trainer = TRAINER
+    if dark:
+        told = reading(output_source=OutputSource.BATTERY, runtime_s=900.0, charge_pct=71.0, on_battery_s=60.0)
+        battery = replace(battery, used=0.21, gauge=0.55, charged=0.53, left=0.53)
+    if name == "emergency_checkpoint":
+        trainer = replace(
+            trainer, order="a-1", told_pause=True, ordered_at_s=NOW_S - 5.0, eta_at_s=NOW_S + 12.0, tries=1
+        )
+    if name in ("holding", "shutdown"):
+        battery = replace(battery, load=0.37)
+        trainer = replace(
+            trainer, paused=True, told_pause=True, durable=True, durable_at_s=NOW_S - 20.0, durable_step=48214, tries=1
+        )
+    source = SourceView(
+        ups="rack-a", source="snmp:10.0.0.5", up=True, last_reading_at_s=NOW_S - 0.5, polls=4000, failures=2,
+        authenticated=True,
+    )  # fmt: skip
+    return Watched(
+        policy=POLICY,
+        state=State(
+            phase=phase,
+            feed=Feed(
+                supply=Supply.BATTERY if dark else Supply.UTILITY,
+                since_s=NOW_S - 60.0 if dark else 1002.0,
+                reading=told,
+            ),
+            battery=battery,
+            trainers=(trainer,),
+        ),
+        sources=(source,),
+        bmc=BmcView(kind="ipmi", policy="always-on", verified=True, checked_at_s=NOW_S - 600.0),
+        last_outage=LastOutage(
+            id="6f1d2c3b-1",
+            outcome="resumed_in_place",
+            began_wall_s=WALL_S - 86400.0,
+            ended_wall_s=WALL_S - 86100.0,
+            on_battery_s=212.0,
+            checkpoint_s=18.4,
+        ),
+    )
