@@ -282,7 +282,7 @@ def _finish(profiles: Sequence[Profile], draft: Draft) -> Decoded:
         "alarms": State.ON_BATTERY in states,
     }
     for state, told_by in states.items():
-        draft.provenance.setdefault(f"alarm:{state}", told_by)
+        draft.provenance.setdefault(f"alarm:{state.value}", told_by)
     return Decoded(
         output_source=draft.output_source,
         runtime_s=numbers.get("runtime_s"),
@@ -299,7 +299,7 @@ def _finish(profiles: Sequence[Profile], draft: Draft) -> Decoded:
         overload=State.OVERLOAD in states,
         testing=State.SELF_TEST in states,
         calibrating=State.CALIBRATION in states,
-        alarms=tuple(sorted(states)),
+        alarms=tuple(sorted(state.value for state in states)),
         stale=stale,
         witnesses=tuple(name for name, yes in supports.items() if yes and name in trusted),
         provenance=tuple(sorted(draft.provenance.items())),

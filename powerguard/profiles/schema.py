@@ -3,6 +3,7 @@
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from powerguard.core.model import OutputSource
 from powerguard.options import Options
@@ -16,6 +17,11 @@ OidText = Annotated[str, Field(pattern=rf"^({_ABSOLUTE}|{_RELATIVE})$", examples
 
 Number = int | float
 Range = tuple[Number | None, Number | None]
+
+
+def _misplaced(what: str, *path: str | int) -> PydanticCustomError:
+    """Return an error that a check of the whole file finds, with the place in the file that it is about."""
+    return PydanticCustomError("profile", "{what}", {"what": what, "path": path})
 
 
 def _known_unit(unit: str) -> str:
@@ -169,24 +175,21 @@ class Profile(Options):
     def _consistent(self) -> Self:
         for field, sources in self.numbers.items():
             if field not in NUMBERS:
-                msg = f"numbers.{field}: unknown field (one of: {', '.join(NUMBERS)})"
-                raise ValueError(msg)
-            for source in sources:
+                raise _misplaced(f"unknown field (one of: {', '.join(NUMBERS)})", "numbers", field)
+            for index, source in enumerate(sources):
                 if UNITS[source.unit][0] != NUMBERS[field].dimension:
-                    msg = f"numbers.{field}: {source.object}: unit {source.unit!r} is no {NUMBERS[field].dimension}"
-                    raise ValueError(msg)
+                    what = f"unit {source.unit!r} is no {NUMBERS[field].dimension}"
+                    raise _misplaced(what, "numbers", field, index, "unit")
                 if source.lines is not None and getattr(self.lines, source.lines) is None:
-                    msg = f"numbers.{field}: {source.object}: lines.{source.lines} is not given"
-                    raise ValueError(msg)
+                    raise _misplaced(f"lines.{source.lines} is not given", "numbers", field, index, "lines")
             places = [self.absolute(source.oid or source.column or "") for source in sources]
             if len(set(places)) != len(places):
-                msg = f"numbers.{field}: the same object twice"
-                raise ValueError(msg)
-        known = {"output_source", *NUMBERS}
-        for name in (*self.probe.all_of, *self.probe.any_of):
-            if name not in known or (name != "output_source" and name not in self.numbers):
-                msg = f"probe: {name!r} is no field of this profile"
-                raise ValueError(msg)
+                raise _misplaced("the same object twice", "numbers", field)
+        known = {"output_source", *self.numbers}
+        for word, names in (("all_of", self.probe.all_of), ("any_of", self.probe.any_of)):
+            for index, name in enumerate(names):
+                if name not in known:
+                    raise _misplaced(f"{name!r} is no field of this profile", "probe", word, index)
         return self
 
     @model_validator(mode="after")

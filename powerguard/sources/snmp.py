@@ -1,0 +1,299 @@
+"""The `snmp` source: polls the network card of one UPS and publishes what the decoder makes of its answers."""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from powerguard.clock import Clock, boottime_s
+from powerguard.core.model import OutputSource, SourceFailed
+from powerguard.profiles.decode import Decoded, decode
+from powerguard.profiles.load import Profiles, load_profiles
+from powerguard.profiles.values import Answer, Missing
+from powerguard.sources.base import Publish
+from powerguard.sources.snmp_discovery import SYS_UP_TIME, Identity, Plan, discover, scalars, worth_polling
+from powerguard.sources.snmp_options import SnmpOptions
+from powerguard.sources.snmp_port import PysnmpPort, SnmpError, SnmpPort
+
+log = structlog.get_logger(__name__)
+
+_LOST_AFTER = 3
+_LONGEST_BACKOFF_S = 3.0
+"""From a failed try (2 s) to the next, so that a lost card is asked every 5 s, on utility too: the outage may begin."""
+_CLOSEST_S = 0.2
+"""Between two polls, however often somebody asks for one: hints can be forged, and old cards drown."""
+_REFRESH_S = 300.0
+_ALARMS_EVERY = 5
+_WRAP_TICKS = 2**32 - 60_000
+"""sysUpTime starts again at 0 after 497 days: from its last ten minutes a step back is no reboot."""
+
+
+def _where(options: SnmpOptions) -> str:
+    return f"{options.host}:{options.port}"
+
+
+def source_name(options: SnmpOptions) -> str:
+    """Return the name of the source in readings, metrics and logs: "snmp:10.0.0.5"."""
+    return f"snmp:{options.host}" if options.port == 161 else f"snmp:{_where(options)}"
+
+
+class SnmpSource:
+    """Polls one card every `poll_s` on a fixed grid; three misses in a row and the source is lost, and is tried on.
+
+    port and profiles: stand-ins for tests and the simulator; None: pysnmp, and the packaged and site profiles.
+    """
+
+    def __init__(
+        self,
+        options: SnmpOptions,
+        *,
+        ups: str,
+        clock: Clock,
+        feed: str | None = None,
+        port: SnmpPort | None = None,
+        profiles: Profiles | None = None,
+    ) -> None:
+        """Ask nothing yet. feed: the UPS's own name when not given."""
+        self.name = source_name(options)
+        self._options = options
+        self._ups = ups
+        self._feed = ups if feed is None else feed
+        self._clock = clock
+        self._port = PysnmpPort(options) if port is None else port
+        self._profiles = profiles
+        self._authenticated = options.version == 3 and options.auth is not None
+        self._asked = asyncio.Event()
+        self._plan: Plan | None = None
+        self._refresh_at_s = 0.0
+        self._misses = 0
+        self._up_ticks = 0
+        self._output_source: OutputSource | None = None
+        self._alarms: Mapping[str, Answer] = {}
+        self._alarms_told: tuple[object, ...] = ()
+        self._alarms_age = 0
+        self._told: set[str] = set()
+
+    def poll_now(self) -> None:
+        """Poll at once; during a poll: once more after it, for the one in flight may have been asked too early."""
+        self._asked.set()
+
+    async def run(self, publish: Publish) -> None:
+        """Poll until cancelled."""
+        try:
+            grid_s = self._clock()
+            while True:
+                began_s = self._clock()
+                await self._poll_and_publish(publish)
+                now_s = self._clock()
+                behind = max(0.0, now_s - grid_s) // self._options.poll_s
+                grid_s += (behind + 1) * self._options.poll_s
+                await self._rest(until_s=max(grid_s, now_s + self._backoff_s()), earliest_s=began_s + _CLOSEST_S)
+        finally:
+            await self._port.close()
+
+    def _backoff_s(self) -> float:
+        over = self._misses - _LOST_AFTER
+        return 0.0 if over < 0 else min(_LONGEST_BACKOFF_S, self._options.poll_s * 2.0 ** min(over, 8))
+
+    async def _rest(self, *, until_s: float, earliest_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, until_s - self._clock())):
+                await self._asked.wait()
+        too_early_s = earliest_s - self._clock()
+        if too_early_s > 0:
+            await asyncio.sleep(too_early_s)  # noqa: TID251 - the gap itself; whoever asks now gets the poll after it
+        self._asked.clear()
+
+    # --- One poll -----------------------------------------------------------------------------------------------
+
+    async def _poll_and_publish(self, publish: Publish) -> None:
+        try:
+            async with asyncio.timeout(self._limit_s()):
+                decoded = await self._poll()
+        except TimeoutError:
+            self._miss(
+                publish, f"{_where(self._options)} answers too slowly: no whole reading in {self._limit_s():g} s"
+            )
+        except SnmpError as error:
+            self._miss(publish, str(error))
+        else:
+            if decoded.stale is not None:
+                self._miss(publish, f"{_where(self._options)}: {decoded.stale}")
+                return
+            at_s = self._clock()
+            publish(
+                decoded.reading(
+                    at_s=at_s, ups=self._ups, source=self.name, feed=self._feed, authenticated=self._authenticated
+                )
+            )
+            self._note(decoded)
+            await self._look_around(decoded, at_s)
+
+    def _limit_s(self) -> float:
+        """A card that answers every request just before its timeout would else keep us for minutes."""
+        tries_s = 2 * self._options.timeout_s
+        return tries_s * 3 + 1.0 if self._plan is not None else tries_s * 5 + 5.0
+
+    async def _poll(self) -> Decoded:
+        if self._plan is None:
+            self._plan = await self._discover()
+        plan = self._plan
+        answers = await self._port.get(plan.oids)
+        left_out = [oid for oid, answer in answers.items() if answer is Missing.NO_ANSWER]
+        if left_out:
+            answers.update(await self._port.get(left_out))
+        self._watch_up_time(answers.get(SYS_UP_TIME))
+        decoded = decode(plan.profiles, {**answers, **await self._alarm_rows(plan, answers)})
+        if decoded.output_source is None:
+            objects = " or ".join(source.object for profile in plan.profiles for source in profile.output_source)
+            msg = f"{_where(self._options)} answered without {objects}"
+            self._plan = None  # Another card may have taken its place.
+            raise SnmpError(msg)
+        return decoded
+
+    async def _discover(self) -> Plan:
+        if self._profiles is None:
+            self._profiles = await asyncio.to_thread(load_profiles)
+            for problem in self._profiles.problems:
+                log.error("profile_refused", ups=self._ups, because=problem)
+        plan = await discover(self._port, _where(self._options), self._profiles, self._options.profile)
+        log.info(
+            "source_found",
+            ups=self._ups,
+            source=self.name,
+            profiles=[profile.name for profile in plan.profiles],
+            device=plan.identity.sys_descr,
+            objects=len(plan.oids),
+        )
+        self._refresh_at_s = self._clock() + _REFRESH_S
+        return plan
+
+    async def _alarm_rows(self, plan: Plan, answers: Mapping[str, Answer]) -> Mapping[str, Answer]:
+        """Walk the alarm tables while there are alarms: when the count or the status changed, else every few polls.
+
+        A table that cannot be walked must not cost the reading.
+        """
+        tables = [(profile, profile.alarm_table) for profile in plan.profiles if profile.alarm_table is not None]
+        counts = tuple(answers.get(profile.absolute(table.count.oid)) for profile, table in tables)
+        statuses = tuple(
+            answers.get(profile.absolute(source.oid)) for profile in plan.profiles for source in profile.output_source
+        )
+        self._alarms_age += 1
+        if (counts, statuses) == self._alarms_told and self._alarms_age < _ALARMS_EVERY:
+            return self._alarms
+        rows: dict[str, Answer] = {}
+        for (profile, table), count in zip(tables, counts, strict=True):
+            if isinstance(count, int) and count > 0:
+                try:
+                    rows.update(await self._port.walk(profile.absolute(table.column)))
+                except SnmpError as error:
+                    log.debug("alarms_unreadable", ups=self._ups, source=self.name, because=str(error))
+        self._alarms, self._alarms_told, self._alarms_age = rows, (counts, statuses), 0
+        return rows
+
+    def _watch_up_time(self, ticks: Answer | None) -> None:
+        if not isinstance(ticks, int):
+            return
+        if ticks < self._up_ticks < _WRAP_TICKS:
+            log.warning("card_rebooted", ups=self._ups, source=self.name, up_s=ticks / 100)
+            self._refresh_at_s = 0.0
+            self._alarms_told = ()
+        self._up_ticks = ticks
+
+    async def _look_around(self, decoded: Decoded, at_s: float) -> None:
+        """Look for objects that were not there before: now and then, after a reboot, and when the battery begins.
+
+        On battery only one round for the scalars; else everything anew, for the card may have been replaced.
+        """
+        on_battery = decoded.output_source is OutputSource.BATTERY
+        began = on_battery and self._output_source is not OutputSource.BATTERY
+        self._output_source = decoded.output_source
+        plan = self._plan
+        if plan is None or (at_s < self._refresh_at_s and not began):
+            return
+        with contextlib.suppress(SnmpError, TimeoutError):
+            async with asyncio.timeout(2 * self._options.timeout_s):
+                if on_battery:
+                    found = await scalars(self._port, plan.profiles)
+                    oids = tuple(dict.fromkeys((*worth_polling(found), *plan.oids)))
+                    self._plan = Plan(identity=plan.identity, profiles=plan.profiles, oids=oids, answers=found)
+                else:
+                    self._plan = await self._discover()
+        self._refresh_at_s = at_s + _REFRESH_S
+
+    # --- What is told -------------------------------------------------------------------------------------------
+
+    def _miss(self, publish: Publish, reason: str) -> None:
+        self._misses += 1
+        lost = self._misses >= _LOST_AFTER
+        if self._misses == _LOST_AFTER:
+            log.error("source_lost", ups=self._ups, source=self.name, because=reason, misses=self._misses)
+        publish(SourceFailed(at_s=self._clock(), ups=self._ups, source=self.name, reason=reason, lost=lost))
+
+    def _note(self, decoded: Decoded) -> None:
+        if self._misses >= _LOST_AFTER:
+            log.info("source_back", ups=self._ups, source=self.name, misses=self._misses)
+            self._refresh_at_s = 0.0
+        self._misses = 0
+        for rejected in decoded.rejected:
+            self._once("value_rejected", f"{rejected.field}: {rejected.why}", field=rejected.field, object=rejected.oid)
+        for warning in decoded.warnings:
+            self._once("objects_disagree", warning)
+
+    def _once(self, event: str, because: str, **keyed: str) -> None:
+        """Tell each standing oddity of a card once; one that makes up new ones every second is not told on for ever."""
+        if because not in self._told and len(self._told) < 100:
+            self._told.add(because)
+            log.warning(event, ups=self._ups, source=self.name, because=because, **keyed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeReport:
+    """What doctor and `snmp probe` show of a card.
+
+    profiles: names of the families it speaks, most trusted first. raw: every object asked for. latency_s: one poll.
+    """
+
+    where: str
+    identity: Identity
+    profiles: tuple[str, ...]
+    raw: dict[str, Answer]
+    decoded: Decoded
+    latency_s: float
+    authenticated: bool
+    profile_problems: tuple[str, ...] = ()
+
+
+async def probe(
+    options: SnmpOptions, *, clock: Clock = boottime_s, port: SnmpPort | None = None, profiles: Profiles | None = None
+) -> ProbeReport:
+    """Look at a card once. Raises SnmpError, whose text is for the operator, when there is nothing to report."""
+    port = PysnmpPort(options) if port is None else port
+    limit_s = 10 * options.timeout_s + 5.0
+    try:
+        async with asyncio.timeout(limit_s):
+            profiles = await asyncio.to_thread(load_profiles) if profiles is None else profiles
+            plan = await discover(port, _where(options), profiles, options.profile)
+            began_s = clock()
+            raw = plan.answers | await port.get(plan.oids)
+            latency_s = clock() - began_s
+            for profile in plan.profiles:
+                if profile.alarm_table is not None:
+                    raw |= await port.walk(profile.absolute(profile.alarm_table.column))
+    except TimeoutError as error:
+        msg = f"{_where(options)} answers too slowly: no whole report in {limit_s:g} s"
+        raise SnmpError(msg, unanswered=True) from error
+    finally:
+        await port.close()
+    return ProbeReport(
+        where=_where(options),
+        identity=plan.identity,
+        profiles=tuple(profile.name for profile in plan.profiles),
+        raw=raw,
+        decoded=decode(plan.profiles, raw),
+        latency_s=latency_s,
+        authenticated=options.version == 3 and options.auth is not None,
+        profile_problems=profiles.problems,
+    )

@@ -1,0 +1,94 @@
+"""Finding out what a card is and which of its objects to poll."""
+
+import difflib
+from dataclasses import dataclass
+
+from powerguard.profiles.load import Profiles
+from powerguard.profiles.probe import choose
+from powerguard.profiles.schema import Profile
+from powerguard.profiles.values import Answer, Missing, Oid
+from powerguard.sources.snmp_port import SnmpError, SnmpPort
+
+SYS_DESCR = Oid("1.3.6.1.2.1.1.1.0")
+SYS_OBJECT_ID = Oid("1.3.6.1.2.1.1.2.0")
+SYS_UP_TIME = Oid("1.3.6.1.2.1.1.3.0")
+SYS_NAME = Oid("1.3.6.1.2.1.1.5.0")
+FALLBACK = "rfc1628"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a card says of itself; "" where it does not."""
+
+    sys_descr: str = ""
+    sys_object_id: str = ""
+    sys_name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to ask a card at every poll. answers: what it said while we found out."""
+
+    identity: Identity
+    profiles: tuple[Profile, ...]
+    oids: tuple[str, ...]
+    answers: dict[str, Answer]
+
+
+async def discover(port: SnmpPort, where: str, profiles: Profiles, wanted: str | None) -> Plan:
+    """Return the plan for one card. Raises SnmpError when it does not answer, or fits no profile.
+
+    where: the card as the operator knows it. wanted: a profile that the settings name; RFC 1628 still fills its gaps.
+    """
+    candidates = _candidates(where, profiles, wanted)
+    identity = _identity(await port.get([SYS_DESCR, SYS_OBJECT_ID, SYS_NAME]))
+    asked = dict.fromkeys(oid for profile in candidates for oid in profile.mandatory())
+    answers = await port.get(list(asked))
+    chosen = choose(candidates, answers, sys_object_id=identity.sys_object_id, sys_descr=identity.sys_descr)
+    if not chosen or (wanted is not None and chosen[0].name != wanted):
+        raise SnmpError(_nothing_fits(where, identity, candidates, wanted))
+    answers = await scalars(port, chosen)
+    for column in dict.fromkeys(column for profile in chosen for column in profile.columns()):
+        answers.update(await port.walk(column))
+    return Plan(identity=identity, profiles=chosen, oids=worth_polling(answers), answers=answers)
+
+
+async def scalars(port: SnmpPort, profiles: tuple[Profile, ...]) -> dict[str, Answer]:
+    """Ask for every scalar of the chosen profiles: objects come and go, on battery more than else."""
+    return await port.get(list(dict.fromkeys([SYS_UP_TIME, *(oid for one in profiles for oid in one.scalars())])))
+
+
+def worth_polling(answers: dict[str, Answer]) -> tuple[str, ...]:
+    """Return what has a value, or has none just now (NULL). One object that is not there costs v1 a round trip."""
+    return tuple(oid for oid, answer in answers.items() if not isinstance(answer, Missing) or answer is Missing.NULL)
+
+
+def _candidates(where: str, profiles: Profiles, wanted: str | None) -> tuple[Profile, ...]:
+    if wanted is None:
+        return profiles.ranked()
+    if wanted not in profiles.by_name:
+        near = difflib.get_close_matches(wanted, profiles.by_name, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(profiles.by_name))}"
+        msg = f"{where}: there is no profile {wanted!r} ({hint})"
+        raise SnmpError(msg)
+    return tuple(profiles.by_name[name] for name in dict.fromkeys((wanted, FALLBACK)) if name in profiles.by_name)
+
+
+def _identity(answers: dict[str, Answer]) -> Identity:
+    def text(oid: str) -> str:
+        answer = answers.get(oid)
+        if isinstance(answer, bytes):
+            return "".join(char for char in answer.decode("utf-8", "replace") if char.isprintable())[:200]
+        return str(answer) if isinstance(answer, Oid) else ""
+
+    return Identity(sys_descr=text(SYS_DESCR), sys_object_id=text(SYS_OBJECT_ID), sys_name=text(SYS_NAME))
+
+
+def _nothing_fits(where: str, identity: Identity, candidates: tuple[Profile, ...], wanted: str | None) -> str:
+    tried = ", ".join(profile.name for profile in candidates)
+    what = f"does not fit profile {wanted}" if wanted else f"fits no profile (tried: {tried})"
+    device = f"{identity.sys_descr or 'no sysDescr'}, {identity.sys_object_id or 'no sysObjectID'}"
+    return (
+        f"{where} answers ({device}) and {what}:"
+        " is it a UPS, may this user see its objects, or does it need a profile in /etc/powerguard/profiles.d?"
+    )
