@@ -3,9 +3,12 @@
 import os
 import stat
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MAX_SECRET_BYTES: Final = 16384
+"""Longer is no password, token or key, but a file that was named by mistake."""
 
 
 class Options(BaseModel):
@@ -57,14 +60,32 @@ class Secret(Options):
         else:
             path = Path(str(self.file))
         try:
-            if self.file is not None and stat.S_IMODE(path.stat().st_mode) & 0o077:
-                msg = f"{path}: others can read this secret (chmod 0400 {path})"
-                raise SecretError(msg)
-            secret = path.read_bytes().rstrip(b"\r\n")
+            secret = _read(path, private=self.file is not None)
         except OSError as error:
             msg = f"{path}: {error.strerror}"
             raise SecretError(msg) from error
+        if len(secret) > MAX_SECRET_BYTES:
+            msg = f"{path}: is larger than {MAX_SECRET_BYTES} bytes, so it is no password or token"
+            raise SecretError(msg)
+        secret = secret.rstrip(b"\r\n")
         if not secret:
             msg = f"{path}: the secret is empty"
             raise SecretError(msg)
         return secret
+
+
+def _read(path: Path, *, private: bool) -> bytes:
+    """Read a file that must be regular and, where `private`, closed to group and others."""
+    # Opened once and looked at by its descriptor: what is checked is what is read. NONBLOCK: a pipe never waits.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            msg = f"{path}: is not a file"
+            raise SecretError(msg)
+        if private and stat.S_IMODE(mode) & 0o077:
+            msg = f"{path}: others can read this secret (chmod 0400 {path})"
+            raise SecretError(msg)
+        return os.read(descriptor, MAX_SECRET_BYTES + 1)
+    finally:
+        os.close(descriptor)

@@ -148,7 +148,7 @@ class Explainer:
         return f"is required (write {place.path[-1]}: {written(node['examples'][0])} or the like)"
 
     def _unknown(self, place: _Place) -> str:
-        name = str(place.path[-1])
+        name = str(place.path[-1])[:_SHOWN]
         known = sorted(place.parent.get("properties", {}))
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
         if near:
@@ -272,7 +272,7 @@ def _one_of(choices: list[str]) -> str:
 
 
 def _near(value: object, choices: list[str]) -> str:
-    near = difflib.get_close_matches(str(value).lower(), choices, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(str(value)[:_SHOWN].lower(), choices, n=1, cutoff=0.6)
     return near[0] if near else ""
 
 

@@ -21,6 +21,9 @@ DEFAULT_PATH: Final = Path("/etc/powerguard/powerguard.yaml")
 MAX_FILES: Final = 100
 """In conf.d; more are a folder that was named by mistake."""
 
+MAX_TOLD: Final = 100
+"""Mistakes that are spelt out; nobody reads more, and a wrong file may have thousands."""
+
 _Options = TypeVar("_Options", bound=Options)
 
 
@@ -144,9 +147,17 @@ def _merge(
         if isinstance(value, dict) and isinstance(into.get(key), dict):
             _merge(into[key], value, below, document, origins)
             continue
-        for known in [known for known in origins if known[: len(below)] == below]:
-            del origins[known]
+        if key in into:
+            _forget(into[key], below, origins)
         into[key] = _copy(value, below, document, origins)
+
+
+def _forget(value: Any, path: KeyPath, origins: dict[KeyPath, Document]) -> None:  # noqa: ANN401 - any parsed file
+    """Take a value that is replaced out of the origins."""
+    del origins[path]
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        _forget(item, (*path, key), origins)
 
 
 def _copy(value: Any, path: KeyPath, document: Document, origins: dict[KeyPath, Document]) -> Any:  # noqa: ANN401 - any parsed file
@@ -166,7 +177,10 @@ def validate(model: type[_Options], files: Files, schema: Callable[[], dict[str,
     except ValidationError as error:
         explainer = Explainer(schema(), files.written)
         details = error.errors(include_url=False)
-        raise SettingsError(_in_order(files, [explainer.explain(detail, files.data) for detail in details])) from None
+        told = _in_order(files, [explainer.explain(detail, files.data) for detail in details[:MAX_TOLD]])
+        if len(details) > MAX_TOLD:
+            told.append(f"{files.documents[0].name}: and {len(details) - MAX_TOLD} more mistakes")
+        raise SettingsError(told) from None
 
 
 def _in_order(files: Files, mistakes: list[Mistake]) -> list[str]:

@@ -11,6 +11,10 @@ class BmcOptions(Options):
     """How the host's own BMC is reached, and what may be done to it.
 
     kind: the engine. "none": there is none, so nobody makes sure that the host powers on by itself.
+    host: address or name of the BMC on its own network.
+    port: UDP port of IPMI over LAN (RMCP+).
+    user: account of the BMC with privilege level Operator; no more is needed.
+    password: where its password is kept.
     policy: "ensure" sets the power restore policy to always-on where it is anything else; "observe" only reads it.
     """
 

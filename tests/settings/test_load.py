@@ -1,0 +1,290 @@
+"""Settings are read as they are written, or every mistake is told at once with its place and what would be right."""
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from powerguard.settings.load import MAX_TOLD, SettingsError, load, load_with_origins
+from powerguard.settings.schema import Settings
+from powerguard.strictyaml import Document
+
+LEAST = """\
+mode: dry-run
+ups:
+  rack-a:
+    sources:
+      - {kind: snmp, host: 10.0.0.5}
+"""
+SECRET = "hunter2"
+HERE = Path(__file__).parent
+
+
+def write(folder: Path, text: str, name: str = "powerguard.yaml") -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def read(folder: Path, text: str) -> Settings:
+    return load(write(folder, text))
+
+
+def mistakes(folder: Path, text: str) -> list[str]:
+    """Return the problems of a file, without the folder's name."""
+    with pytest.raises(SettingsError) as caught:
+        read(folder, text)
+    return [problem.removeprefix(f"{folder}/") for problem in caught.value.problems]
+
+
+def test_the_least_that_is_needed(tmp_path: Path) -> None:
+    settings = read(tmp_path, LEAST)
+    assert (settings.mode, settings.feed, settings.budget.margin, settings.http.port) == (
+        "dry-run",
+        "rack-a",
+        0.2,
+        13493,
+    )
+    assert settings.host.force_after_s == 110
+
+
+def test_every_mistake_of_a_file_is_told_at_once() -> None:
+    """The file of mistakes and what is told of it lie side by side, for whoever changes a message."""
+    with pytest.raises(SettingsError) as caught:
+        load(HERE / "mistakes.yaml")
+    told = [problem.removeprefix(f"{HERE}/") for problem in caught.value.problems]
+    assert told == (HERE / "mistakes.txt").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        ("budget: {margin: true}", "budget.margin: must be 0 to 0.9, got true"),
+        ("budget: {margin: 20}", "budget.margin: must be 0 to 0.9, got 20"),
+        ("budget: {margin: '0,2'}", "budget.margin: must be 0 to 0.9, got '0,2' (write 0.2)"),
+        ("budget: {blind_s: 1:30}", "budget.blind_s: must be 20 to 3600, got '1:30'"),
+        ("budget: {blind_s: 0120}", "budget.blind_s: must be 20 to 3600, got '0120' (write 120)"),
+        ("budget: [1]", "budget: must be a map of keys and values, got a list of 1"),
+        ("budget: {margin: .nan}", "budget.margin: must be 0 to 0.9, got '.nan'"),
+        ("http: {port: 0}", "http.port: must be a whole number, 1 to 65535, got 0"),
+        ("log: {format: yes}", "log.format: must be auto, journald, logfmt or json, got 'yes'"),
+        ("log: {level: [info]}", "log.level: must be debug, info, warning or error, got a list of 1"),
+        ("host: {kind: comand}", "host.kind: must be systemd, command or dry-run, got 'comand' (write command)"),
+        ("lgo: {}", "lgo: unknown key (did you mean 'log'?)"),
+        ("journal: {zzz: 1}", "journal.zzz: unknown key (known here: keep_outages, path)"),
+        ("control: {socket: run/x}", "control.socket: must be an absolute path, got 'run/x'"),
+        (
+            'log: {level: "\\u202einfo"}',
+            "log.level: must be debug, info, warning or error, got '\\u202einfo' (write info)",
+        ),
+        ("trainers: [{name: a, url: http://10.0.0.9:5000}]", "trainers[0]: a trainer on another host needs a token"),
+    ],
+)
+def test_a_mistake_says_what_would_be_right(tmp_path: Path, setting: str, problem: str) -> None:
+    (told,) = mistakes(tmp_path, f"{LEAST}{setting}\n")
+    place, _, what = told.partition(": ")
+    assert place.startswith("powerguard.yaml:6:")
+    assert what.startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ("{}", "must be a map of keys and values of 1 to 32 entries, got an empty map"),
+        ("{50: 540, 100: 540}", "must fall as the load rises, got 540 s at 50 % and 540 s at 100 % (write load in"),
+        ("{540: 50, 240: 100}", "as a key here must be a load in percent of the rating, above 0, at most 150"),
+    ],
+)
+def test_a_runtime_table_that_cannot_be(tmp_path: Path, table: str, problem: str) -> None:
+    told = mistakes(tmp_path, f"{LEAST}    runtime_table: {table}\n")
+    assert problem in told[0]
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ("feeds: {supplies: [rack-b]}", "6:20: feeds.supplies[0]: no UPS of this name under ups (known: rack-a)"),
+        (
+            "feeds: {supplies: [rack-a, rack-b]}",
+            "6:8: feeds: several feeds are not supported yet; keep one of rack-a, rack-b",
+        ),
+        ("feeds: {supplies: [rack-a], minimum_supplies: 2}", "6:8: feeds: minimum_supplies is 2, but there are only 1"),
+        (
+            "  b: {sources: [{kind: snmp, host: b}]}",
+            "3:3: ups: several UPSes, so feeds must say which one feeds this host",
+        ),
+        (
+            "      - {kind: snmp, host: b}",
+            "6:9: ups.rack-a.sources[1]: several sources of one UPS are not supported yet",
+        ),
+        (
+            "trainers: [{name: a, url: 'unix:/a'}, {name: a, url: 'unix:/b'}]",
+            "6:46: trainers[1].name: trainers[0] has this name already; give each its own",
+        ),
+    ],
+)
+def test_names_must_agree(tmp_path: Path, more: str, problem: str) -> None:
+    (told,) = mistakes(tmp_path, f"{LEAST}{more}\n")
+    assert told.startswith(f"powerguard.yaml:{problem}")
+
+
+def test_conf_d_comes_on_top_in_the_order_of_names(tmp_path: Path) -> None:
+    path = write(tmp_path, f"{LEAST}budget: {{reserve_s: 30, margin: 0.3}}\ncheckpoint_dirs: [/a, /b]\n")
+    write(tmp_path, "budget: {margin: 0.5}\nlog: {level: debug}\n", "conf.d/20-b.yaml")
+    write(tmp_path, "budget: {margin: 0.4}\ncheckpoint_dirs: [/c]\n", "conf.d/10-a.yaml")
+    write(tmp_path, "budget: {margin: 0.9}\n", "conf.d/.hidden.yaml")
+    write(tmp_path, "", "conf.d/30-empty.yaml")
+    settings = load(path)
+    assert (settings.budget.reserve_s, settings.budget.margin) == (30, 0.5)
+    assert (settings.checkpoint_dirs, settings.log.level) == (["/c"], "debug")
+
+
+def test_another_conf_d_can_be_named(tmp_path: Path) -> None:
+    path = write(tmp_path, LEAST)
+    write(tmp_path, "mode: armed\n", "other place/x.yaml")
+    assert (load(path).mode, load(path, tmp_path / "other place").mode) == ("dry-run", "armed")
+    with pytest.raises(SettingsError, match="absent: cannot be read: No such file or directory"):
+        load(path, tmp_path / "absent")
+
+
+def test_mistakes_in_conf_d_name_the_file_that_made_them(tmp_path: Path) -> None:
+    path = write(tmp_path, LEAST)
+    first = write(tmp_path, "ups:\n  rack-a:\n    rating_w: big\n    sources: [{kind: snmp}]\n", "conf.d/a.yaml")
+    second = write(tmp_path, "ups: {rack-a: {rating_wt: 1}}\nmode: null\n", "conf.d/b.yaml")
+    with pytest.raises(SettingsError) as caught:
+        load(path)
+    assert [problem.partition(": ")[0] for problem in caught.value.problems] == [
+        f"{first}:3:15",
+        f"{first}:4:15",
+        f"{second}:1:16",
+        f"{second}:2:7",
+    ]
+
+
+def test_a_yml_file_in_conf_d_is_not_silently_left_out(tmp_path: Path) -> None:
+    path = write(tmp_path, LEAST)
+    write(tmp_path, "mode: armed\n", "conf.d/a.yml")
+    with pytest.raises(SettingsError, match=r"a\.yml: is not read; call it a\.yaml"):
+        load(path)
+
+
+def test_where_each_value_comes_from(tmp_path: Path) -> None:
+    path = write(tmp_path, f"{LEAST}checkpoint_dirs: [/a, /b]\n")
+    added = write(tmp_path, "\ncheckpoint_dirs:\n  - /c\n", "conf.d/a.yaml")
+    files = load_with_origins(path).files
+    assert files.origin(("ups", "rack-a", "sources", 0, "host")) == f"{path}:5"
+    assert files.origin(("checkpoint_dirs", 0)) == f"{added}:3"
+    assert files.origin(("checkpoint_dirs", 1)) is None
+    assert files.origin(("budget", "margin")) is None
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n"])
+def test_an_empty_file_says_what_it_needs(tmp_path: Path, text: str) -> None:
+    (told,) = mistakes(tmp_path, text)
+    assert told.startswith("powerguard.yaml: is empty; it needs at least mode and ups")
+
+
+@pytest.mark.parametrize("text", ["- a\n", "mode\n", "5\n", "'mode: armed'\n"])
+def test_a_file_that_is_no_map(tmp_path: Path, text: str) -> None:
+    (told,) = mistakes(tmp_path, text)
+    assert told == "powerguard.yaml:1:1: must be a map of settings (key: value lines)"
+
+
+def test_a_missing_file_says_where_the_sample_is(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"No such file or directory \(write one: config/powerguard.yaml"):
+        load(tmp_path / "absent.yaml")
+
+
+def test_problems_of_all_files_are_told_together(tmp_path: Path) -> None:
+    path = write(tmp_path, "a: 1\na: 2\n")
+    write(tmp_path, "b: *c\n", "conf.d/x.yaml")
+    (tmp_path / "conf.d" / "y.yaml").write_bytes(b"\xff\xfe")
+    (tmp_path / "conf.d" / "z.yaml").mkdir()
+    with pytest.raises(SettingsError) as caught:
+        load(path)
+    assert [problem.split(": ")[0].removeprefix(f"{tmp_path}/") for problem in caught.value.problems] == [
+        "powerguard.yaml:2:1",
+        "conf.d/x.yaml:1:4",
+        "conf.d/y.yaml:1:1",
+        "conf.d/z.yaml",
+    ]
+
+
+def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
+    """A loop of links stands for every refusal of the system; permissions do not stop a test that runs as root."""
+    path = tmp_path / "powerguard.yaml"
+    path.symlink_to(path)
+    with pytest.raises(SettingsError, match="cannot be read: Too many levels of symbolic links"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n".join(f"key{number}: 1" for number in range(30_000)),
+        f"mode: armed\nups: {{a: {{sources: [{', '.join(['{kind: x}'] * 20_000)}]}}}}",
+        f"{'x' * 500_000}: 1",
+        f"mode: {'x' * 500_000}",
+        "ups: " + "[" * 31 + "]" * 31,
+    ],
+    ids=["many keys", "many items", "a long key", "a long value", "deep"],
+)
+def test_a_hostile_file_is_refused_soon_and_briefly(tmp_path: Path, text: str) -> None:
+    """No file keeps the daemon from starting for long, or floods its log."""
+    write(tmp_path, text, "conf.d/same.yaml")
+    began_s = time.perf_counter()
+    told = mistakes(tmp_path, text)
+    assert time.perf_counter() - began_s < 20
+    assert len(told) <= MAX_TOLD + 1
+    assert max(map(len, told)) < 600
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        f"bmc: {{kind: ipmi-lan, host: b, user: u, password: {SECRET}}}",
+        f"bmc: {{kind: ipmi-lan, host: b, user: u, password: {{file: {SECRET}}}}}",
+        f"bmc: {{kind: ipmi-lan, host: b, user: u, password: {{credential: a, file: /{SECRET}}}}}",
+        f"bmc: {{kind: ipmi-lan, host: b, user: u, password: [{SECRET}]}}",
+        f"bmc: {{kind: ipmi-lan, host: b, user: u, pasword: {SECRET}}}",
+        f"trainers: [{{name: a, url: 'http://u:{SECRET}@h:5000'}}]",
+        f"trainers: [{{name: a, url: 'unix:/a', token: {SECRET}}}]",
+        f"http: {{listen: 'http://u:{SECRET}@h'}}",
+        f"password: {SECRET}",
+        f"password: &x {SECRET}",
+    ],
+)
+def test_no_secret_that_stands_in_the_wrong_place_is_shown(tmp_path: Path, setting: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        read(tmp_path, f"{LEAST}{setting}\n")
+    assert SECRET not in str(caught.value)
+    assert SECRET not in repr(caught.value)
+    assert caught.value.__cause__ is None
+
+
+_junk = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 10**9) | st.floats(-10, 1e6) | st.text("abc-/:{}1", max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["kind", "host", "x", "1"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*Settings.model_fields, "modee", "50"]), _junk, max_size=5))
+@settings(max_examples=150, deadline=None)
+def test_whatever_stands_in_the_file_the_answer_is_settings_or_mistakes(data: dict[str, object]) -> None:
+    """Nothing else is ever raised, and every mistake has a place."""
+    from powerguard.settings.load import Files, validate
+
+    files = Files(data, (Document("f.yaml", data),), {})
+    try:
+        validate(Settings, files)
+    except SettingsError as error:
+        told = error.problems
+    else:
+        told = ("f.yaml:valid",)
+    assert all(problem.startswith("f.yaml:") for problem in told)

@@ -1,0 +1,150 @@
+"""What the core gets of the settings: shares, seconds, ages resolved, nothing optimistic."""
+
+from datetime import date
+
+import pytest
+
+from powerguard.core.model import Conduct, Policy, TrainerPolicy
+from powerguard.settings.caution import warnings
+from powerguard.settings.policy import battery_age_months, policy
+from powerguard.settings.schema import Settings
+
+TODAY = date(2026, 11, 21)
+BASE: dict[str, object] = {"mode": "dry-run", "ups": {"a": {"sources": [{"kind": "snmp", "host": "h"}]}}}
+
+
+def made(**more: object) -> Settings:
+    return Settings.model_validate({**BASE, **more})
+
+
+def with_ups(**more: object) -> Settings:
+    return made(ups={"a": {"sources": [{"kind": "snmp", "host": "h"}], **more}})
+
+
+def policy_of(settings: Settings) -> Policy:
+    return policy(settings, boot_id="b", today=TODAY)
+
+
+def test_the_defaults_of_the_settings_are_those_of_the_core() -> None:
+    assert policy_of(made()) == Policy(boot_id="b", ups="a")
+
+
+def test_the_runtime_table_is_sorted_and_in_shares() -> None:
+    table = policy_of(with_ups(runtime_table={100: 240, 12.5: 3000, 50: 540})).runtime_table
+    assert table == ((0.125, 3000.0), (0.5, 540.0), (1.0, 240.0))
+
+
+@pytest.mark.parametrize(
+    ("installed", "months", "health"),
+    [(None, None, 0.75), ("2026-11", 0, 0.75), ("2023-11", 36, 0.75), ("2023-10", 37, 0.6), ("2027-01", -2, 0.75)],
+)
+def test_an_old_battery_counts_for_less(installed: str | None, months: int | None, health: float) -> None:
+    assert battery_age_months(installed, TODAY) == months
+    assert policy_of(with_ups(battery_installed=installed)).health == health
+
+
+@pytest.mark.parametrize(("told", "health", "replaced"), [(0.9, 0.9, 0.6), (0.4, 0.4, 0.4)])
+def test_a_measured_health_is_taken_as_it_is(told: float, health: float, replaced: float) -> None:
+    """Even a battery that asks to be replaced is never taken for better than measured."""
+    got = policy_of(made(budget={"health": told}))
+    assert (got.health, got.health_replace) == (health, replaced)
+
+
+@pytest.mark.parametrize(
+    ("q95", "median", "force_after", "expected"),
+    [
+        (None, None, 110, (110, 45)),
+        (80, None, 110, (80, 45)),
+        (300, None, 110, (110, 45)),
+        (30, None, 110, (30, 30)),
+        (None, None, 20, (20, 20)),
+        (None, 60, 40, (40, 40)),
+    ],
+)
+def test_a_stop_never_counts_for_more_than_its_end_by_force(
+    q95: float | None, median: float | None, force_after: float, expected: tuple[float, float]
+) -> None:
+    got = policy_of(made(budget={"stop_q95_s": q95, "stop_median_s": median}, host={"force_after_s": force_after}))
+    assert (got.stop_q95_s, got.stop_median_s) == expected
+
+
+def test_trainers_come_with_their_seed_and_their_limit() -> None:
+    trainers = [
+        {"name": "a", "url": "unix:/a", "size_bytes": 8_500_000_000, "write_bytes_per_s": 425_000_000, "disk": "nvme"},
+        {"name": "b", "url": "unix:/b", "after": "continue", "checkpoint_s": 7, "max_checkpoint_s": 90},
+    ]
+    assert policy_of(made(trainers=trainers)).trainers == (
+        TrainerPolicy(name="a", conduct=Conduct.PAUSE, checkpoint_s=40.0, max_checkpoint_s=600.0, disk="nvme"),
+        TrainerPolicy(name="b", conduct=Conduct.CONTINUE, checkpoint_s=7.0, max_checkpoint_s=90.0),
+    )
+
+
+def test_percent_and_hours_become_shares_and_seconds() -> None:
+    got = policy_of(made(budget={"recharge_h": 2.5, "resume_charge_pct": 55, "paused_load": 0.3}))
+    assert (got.recharge_s, got.resume_charge_share, got.paused_load_share) == (9000, 0.55, 0.3)
+
+
+def test_the_ups_brings_its_delays_and_its_pace() -> None:
+    source = {"kind": "snmp", "host": "h", "poll_s": 4.0}
+    got = policy_of(
+        made(ups={"a": {"sources": [source], "output_off_after_s": 30, "forced_shutdown_delay_s": 40, "rating_w": 900}})
+    )
+    assert (got.ups_off_s, got.fsd_delay_s, got.stale_s, got.rating_w) == (30, 40, 12, 900)
+
+
+def told(settings: Settings) -> dict[str, str]:
+    return {".".join(map(str, warning.path)): warning.what for warning in warnings(settings, today=TODAY)}
+
+
+def test_what_is_wanting_in_the_least_settings_is_told() -> None:
+    found = told(made())
+    assert set(found) == {"ups.a.sources.0.version", "ups.a.runtime_table", "bmc.kind"}
+    assert "SNMP version 2c answers can be forged" in found["ups.a.sources.0.version"]
+
+
+def test_settings_that_lack_nothing_warn_of_nothing() -> None:
+    source = {"kind": "snmp", "host": "h", "version": 3, "user": "u", "auth": {"credential": "c"}}
+    bmc = {"kind": "ipmi-lan", "host": "b", "user": "u", "password": {"credential": "c"}}
+    assert told(made(ups={"a": {"sources": [source], "runtime_table": {50: 500}}}, bmc=bmc)) == {}
+
+
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        ({"mode": "armed", "host": {"kind": "dry-run"}}, "host.kind"),
+        ({"http": {"listen": "0.0.0.0"}}, "http.listen"),
+        ({"budget": {"margin": 0.05}}, "budget.margin"),
+        ({"budget": {"reserve_s": 5}}, "budget.reserve_s"),
+        ({"trainer_sockets": None}, "trainers"),
+        ({"ups": {"a": {"sources": [{"kind": "snmp", "host": "h", "poll_s": 5.0}]}}}, "ups.a.sources.0.poll_s"),
+        (
+            {"ups": {"a": {"sources": [{"kind": "snmp", "host": "h", "version": 3, "user": "u"}]}}},
+            "ups.a.sources.0.auth",
+        ),
+        (
+            {
+                "bmc": {
+                    "kind": "ipmi-lan",
+                    "host": "b",
+                    "user": "u",
+                    "password": {"credential": "c"},
+                    "policy": "observe",
+                }
+            },
+            "bmc.policy",
+        ),
+    ],
+)
+def test_what_reduces_the_protection_is_told(more: dict[str, object], key: str) -> None:
+    assert set(told(made(**more))) - set(told(made())) == {key}
+
+
+@pytest.mark.parametrize(("installed", "word"), [("2020-01", "older than 3 years"), ("2027-01", "lies in the future")])
+def test_the_age_of_the_battery_is_told(installed: str, word: str) -> None:
+    assert word in told(with_ups(battery_installed=installed))["ups.a.battery_installed"]
+
+
+def test_a_ups_that_feeds_nobody_is_told() -> None:
+    both = {name: {"sources": [{"kind": "snmp", "host": "h"}]} for name in ("a", "b")}
+    found = told(made(ups=both, feeds={"supplies": ["b"]}))
+    assert "does not feed this host" in found["ups.a"]
