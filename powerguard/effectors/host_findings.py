@@ -1,6 +1,6 @@
 """What `powerguard doctor` looks at on the host: is the way to power-off open, and what would hold a shutdown up.
 
-Only looks: two short-lived children at most, two seconds each, and an open() of the FIFO that writes nothing.
+Only looks: three short-lived children at most, two seconds each, and an open() of the FIFO that writes nothing.
 """
 
 import asyncio
@@ -41,7 +41,8 @@ async def findings(options: HostOptions, *, armed: bool, spawn: Spawn = run_chil
     async with asyncio.TaskGroup() as group:
         inhibitors = group.create_task(_inhibitors(options, spawn))
         stops = group.create_task(_slow_stops(options, spawn))
-    return [_way(options, armed=armed), inhibitors.result(), *stops.result()]
+        helper = group.create_task(_helper(options, spawn))
+    return [_way(options, armed=armed), *helper.result(), inhibitors.result(), *stops.result()]
 
 
 def _way(options: HostOptions, *, armed: bool) -> Finding:
@@ -65,6 +66,24 @@ def _way(options: HostOptions, *, armed: bool) -> Finding:
         return Finding(name, "FAIL", str(error), "systemctl enable --now powerguard-off.socket")
     forced = f"forced {options.force_after_s:g} s after the order"
     return Finding(name, "PASS", f"powerguard-off listens on {options.fifo}; {forced}")
+
+
+async def _helper(options: HostOptions, spawn: Spawn) -> list[Finding]:
+    """Look behind the FIFO: a listening socket says nothing of a helper that is masked, or left in a rehearsal."""
+    if options.kind != "systemd":
+        return []
+    name, unit = "host.helper", "powerguard-off.service"
+    said = await _look(spawn, "systemctl", "show", unit, "--property=LoadState,Environment")
+    told = _properties(said or "")
+    if "LoadState" not in told:
+        return [Finding(name, "WARN", f"cannot ask systemd about {unit}", "is this a systemd host?")]
+    if told["LoadState"] != "loaded":
+        fix = "install it (docs/guides/install.md)" if told["LoadState"] == "not-found" else f"systemctl unmask {unit}"
+        return [Finding(name, "FAIL", f"{unit}: {told['LoadState']}", fix)]
+    if "POWERGUARD_" in told.get("Environment", ""):
+        text = f"{unit} is set to rehearse: it records, and does not power off"
+        return [Finding(name, "FAIL", text, f"systemctl revert {unit}")]
+    return [Finding(name, "PASS", f"{unit} is installed and would act")]
 
 
 async def _look(spawn: Spawn, *argv: str) -> str | None:

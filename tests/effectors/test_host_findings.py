@@ -24,17 +24,21 @@ KillMode=process
 Id=slurmd.service
 """
 
+HELPER = "LoadState=loaded\nEnvironment=LC_ALL=C\n"
+
 
 class Programs:
     """Answers as busctl and systemctl would, or not at all."""
 
-    def __init__(self, delay: str | None = "t 5000000\n", units: str | None = UNITS) -> None:
-        self._said = {"busctl": delay, "systemctl": units}
+    def __init__(
+        self, delay: str | None = "t 5000000\n", units: str | None = UNITS, helper: str | None = HELPER
+    ) -> None:
+        self._said = {"busctl": delay, "systemctl": units, "powerguard-off.service": helper}
 
     async def __call__(
         self, argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
     ) -> Ended:
-        said = self._said[argv[0]]
+        said = self._said["powerguard-off.service" if "powerguard-off.service" in argv else argv[0]]
         assert limit_s <= 2.0
         if said is None:
             raise FileNotFoundError(2, "No such file or directory", argv[0])
@@ -108,6 +112,23 @@ async def test_the_way_to_power_off_is_tried_without_a_word(tmp_path: Path) -> N
             os.read(end, 1)
     finally:
         os.close(end)
+
+
+@pytest.mark.parametrize(
+    ("helper", "verdict", "fix"),
+    [
+        (HELPER, "PASS", ""),
+        ("LoadState=not-found\n", "FAIL", "install it"),
+        ("LoadState=masked\n", "FAIL", "systemctl unmask"),
+        ("LoadState=loaded\nEnvironment=LC_ALL=C POWERGUARD_OFF_RECORD=/run/x\n", "FAIL", "systemctl revert"),
+        (None, "WARN", "systemd host"),
+    ],
+)
+async def test_the_helper_behind_the_socket_is_looked_at(helper: str | None, verdict: str, fix: str) -> None:
+    """A rehearsal that was forgotten would be found out in the dark otherwise."""
+    told = (await found(HostOptions(), Programs(helper=helper)))["host.helper"]
+    assert told.verdict == verdict
+    assert fix in told.fix
 
 
 async def test_a_dry_run_is_not_a_pass() -> None:

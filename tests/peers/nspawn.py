@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pty
+import secrets
 import shutil
 import signal
 import subprocess
@@ -75,7 +76,7 @@ class Container:
     def __enter__(self) -> Self:
         """Boot, and wait until systemd says that it is up."""
         argv = [require("systemd-nspawn"), "--quiet", "--boot", f"--directory={image()}", "--volatile=overlay"]
-        argv += ["--register=no", "--keep-unit", f"--machine=pg{os.getpid()}-{self._folder.name[-4:].lower()}"]
+        argv += ["--register=no", "--keep-unit", f"--machine=pg-{secrets.token_hex(4)}"]
         argv += ["--link-journal=no", "--resolv-conf=off", "--timezone=off", "--private-network"]
         for number, (inside, text) in enumerate(self._files.items()):
             outside = self._folder / f"{number}"
