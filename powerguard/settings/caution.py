@@ -12,6 +12,7 @@ from powerguard.settings.schema import Settings, UpsOptions
 _SLOW_POLL_S: Final = 2.0
 _SLIM_MARGIN: Final = 0.1
 _SLIM_RESERVE_S: Final = 20.0
+_QUICK_RECHARGE_H: Final = 1.0
 _AUTHENTICATED_VERSION: Final = 3
 
 
@@ -76,4 +77,8 @@ def _budget(settings: Settings) -> Iterator[Mistake]:
     if settings.budget.reserve_s < _SLIM_RESERVE_S:
         yield Mistake(
             ("budget", "reserve_s"), f"below {_SLIM_RESERVE_S:g} s one slow service costs the host (better: 60)"
+        )
+    if settings.budget.recharge_h < _QUICK_RECHARGE_H:
+        yield Mistake(
+            ("budget", "recharge_h"), "no battery charges in less than an hour, only supercapacitors do (better: 8)"
         )

@@ -176,7 +176,11 @@ class BudgetOptions(Options):
         examples=[0.6],
     )
     recharge_h: float = Field(
-        default=8, ge=0.5, le=72, description="Hours that the UPS needs to charge an empty battery.", examples=[8]
+        default=8,
+        ge=0.01,  # supercapacitors charge in less than a minute
+        le=72,
+        description="Hours that the UPS needs to charge an empty battery.",
+        examples=[8],
     )
     utility_stable_s: float = Field(
         default=10,

@@ -26,7 +26,15 @@ def policy_of(settings: Settings) -> Policy:
 
 
 def test_the_defaults_of_the_settings_are_those_of_the_core() -> None:
-    assert policy_of(made()) == Policy(boot_id="b", ups="a")
+    assert policy_of(made(mode="armed")) == Policy(boot_id="b", ups="a")
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "powers_off"),
+    [("armed", "systemd", True), ("armed", "dry-run", False), ("dry-run", "systemd", False)],
+)
+def test_the_core_knows_whether_the_order_kills(mode: str, kind: str, powers_off: bool) -> None:  # noqa: FBT001
+    assert policy_of(made(mode=mode, host={"kind": kind})).powers_off is powers_off
 
 
 def test_the_runtime_table_is_sorted_and_in_shares() -> None:
@@ -115,6 +123,7 @@ def test_settings_that_lack_nothing_warn_of_nothing() -> None:
         ({"http": {"listen": "0.0.0.0"}}, "http.listen"),
         ({"budget": {"margin": 0.05}}, "budget.margin"),
         ({"budget": {"reserve_s": 5}}, "budget.reserve_s"),
+        ({"budget": {"recharge_h": 0.5}}, "budget.recharge_h"),
         ({"trainer_sockets": None}, "trainers"),
         ({"ups": {"a": {"sources": [{"kind": "snmp", "host": "h", "poll_s": 5.0}]}}}, "ups.a.sources.0.poll_s"),
         (
