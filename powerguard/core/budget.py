@@ -135,7 +135,8 @@ def account(policy: Policy, battery: Battery, feed: Feed, reading: Reading, *, d
         at_s=reading.at_s,
         used=used,
         away_s=0.0,
-        charged=battery.charged if charge is None else health * charge,
+        # On battery a term that falls silent goes on by dead reckoning; on utility it is simply not known.
+        charged=health * charge if charge is not None else battery.charged if draining else None,
         load=averaged,
         step_at_s=step_at_s,
         health=health,
@@ -156,6 +157,8 @@ def _left(
     lags = draining and smoothing and gauge is not None
     if reading.runtime_s is not None and reading.runtime_s >= 0.0 and not lags:
         gauge = reading.runtime_s / tau_now_s
+    elif not draining:
+        gauge = None
     low_load = battery.low_load
     if feed.low_battery_at_s is None:
         low_load = None

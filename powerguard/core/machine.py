@@ -269,6 +269,8 @@ def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
         changes: dict[str, object] = {"waiting": waiting}
         if isinstance(action, PowerOff):
             changes["ordered"] = isinstance(outcome, Done)
+            if isinstance(outcome, Done):
+                turn.note("power_off_accepted", "told by the host effector", Level.WARNING, **dict(outcome.detail))
             if isinstance(outcome, Failed):
                 changes["again_at_s"] = turn.now_s + RETRY_S
         turn.set_phase(replace(phase, **changes))  # type: ignore[arg-type]
@@ -546,6 +548,10 @@ def _finish(turn: Turn, phase: Shutdown) -> None:
         force_s = max(0.0, phase.force_at_s - turn.now_s)
         level = Level.ERROR if turn.now_s > deadline_s else Level.WARNING
         turn.note("power_off_repeated", "the host is still alive", level, force_after_s=force_s)
+    else:
+        because = "everything before it is done" if not phase.waiting else "what is not done by now is left"
+        grade = phase.outage.grade
+        turn.note("power_off_ordered", because, Level.WARNING, force_after_s=force_s, grade=grade)
     turn.order(PowerOff, limit_s=RETRY_S, outage=phase.outage.id, grade=phase.outage.grade, force_after_s=force_s)
     turn.set_phase(
         replace(

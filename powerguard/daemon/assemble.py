@@ -172,8 +172,8 @@ def assemble(
 def services(loop: Loop, settings: Settings) -> dict[str, Runnable]:
     """Return the tasks that let others look in: the read-only port and the admin socket."""
     return {
-        "http": lambda: http.serve(loop, settings.http.listen, settings.http.port),
-        "admin socket": lambda: admin.serve(loop, Path(settings.control.socket), settings.control.group),
+        "http": lambda: http.serve_http(loop, listen=settings.http.listen, port=settings.http.port),
+        "admin socket": lambda: admin.serve_admin(loop, path=settings.control.socket),
     }
 
 

@@ -1,0 +1,46 @@
+"""Time that passes only when nobody has anything left to do: an hour of outage in a blink.
+
+For worlds without sockets, threads and children: those live in real time, and this loop would run past them.
+"""
+
+import asyncio
+import selectors
+from collections.abc import Mapping
+from typing import Any
+
+
+class _Jumping(selectors.DefaultSelector):
+    """A selector that does not wait: it moves the loop's clock on to the next timer."""
+
+    def __init__(self, loop: "VirtualLoop") -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready and timeout is not None and timeout > 0:
+            self._loop.jump(timeout)
+        elif not ready and timeout is None:
+            msg = "virtual time: everybody waits and no timer is set; this world would stand still for ever"
+            raise RuntimeError(msg)
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock is its own; `time` is the clock of everything that runs in it."""
+
+    def __init__(self, began_s: float = 1000.0) -> None:
+        self._virtual_s = began_s
+        super().__init__(_Jumping(self))
+
+    def time(self) -> float:
+        """Seconds of virtual time."""
+        return self._virtual_s
+
+    def jump(self, seconds: float) -> None:
+        """Let time pass."""
+        self._virtual_s += seconds
+
+    def call_exception_handler(self, context: Mapping[str, Any]) -> None:
+        """Fail loudly: an exception that nobody awaits is a fault of this world."""
+        super().call_exception_handler(dict(context))
