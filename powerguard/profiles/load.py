@@ -81,7 +81,7 @@ def parse_profile(text: str, name: str) -> Profile:
 
 def _tell(document: strictyaml.Document, loc: tuple[int | str, ...], kind: str, what: str) -> str:
     path = _in_file(document.data, loc)
-    where = document.where_key(path) if kind == "extra_forbidden" else document.where(path)
+    where = document.where_key(path) if kind in {"extra_forbidden", "profile"} else document.where(path)
     if kind == "extra_forbidden":
         what = "unknown key"
     elif kind == "missing":

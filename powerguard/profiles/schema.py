@@ -19,7 +19,7 @@ Number = int | float
 Range = tuple[Number | None, Number | None]
 
 
-def _misplaced(what: str, *path: str | int) -> PydanticCustomError:
+def _misplaced(path: tuple[str | int, ...], what: str) -> PydanticCustomError:
     """Return an error that a check of the whole file finds, with the place in the file that it is about."""
     return PydanticCustomError("profile", "{what}", {"what": what, "path": path})
 
@@ -175,21 +175,21 @@ class Profile(Options):
     def _consistent(self) -> Self:
         for field, sources in self.numbers.items():
             if field not in NUMBERS:
-                raise _misplaced(f"unknown field (one of: {', '.join(NUMBERS)})", "numbers", field)
+                raise _misplaced(("numbers", field), f"unknown field (one of: {', '.join(NUMBERS)})")
             for index, source in enumerate(sources):
                 if UNITS[source.unit][0] != NUMBERS[field].dimension:
                     what = f"unit {source.unit!r} is no {NUMBERS[field].dimension}"
-                    raise _misplaced(what, "numbers", field, index, "unit")
+                    raise _misplaced(("numbers", field, index, "unit"), what)
                 if source.lines is not None and getattr(self.lines, source.lines) is None:
-                    raise _misplaced(f"lines.{source.lines} is not given", "numbers", field, index, "lines")
+                    raise _misplaced(("numbers", field, index, "lines"), f"lines.{source.lines} is not given")
             places = [self.absolute(source.oid or source.column or "") for source in sources]
             if len(set(places)) != len(places):
-                raise _misplaced("the same object twice", "numbers", field)
+                raise _misplaced(("numbers", field), "the same object twice")
         known = {"output_source", *self.numbers}
         for word, names in (("all_of", self.probe.all_of), ("any_of", self.probe.any_of)):
             for index, name in enumerate(names):
                 if name not in known:
-                    raise _misplaced(f"{name!r} is no field of this profile", "probe", word, index)
+                    raise _misplaced(("probe", word, index), f"{name!r} is no field of this profile")
         return self
 
     @model_validator(mode="after")
