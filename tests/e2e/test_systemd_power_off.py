@@ -90,14 +90,32 @@ def say(container: Container, text: str, user: str = "powerguard") -> int:
     return container.run(*argv, "bash", "-c", script, "bash", text, WORD).returncode
 
 
+def delay_lock_held(container: Container) -> None:
+    """Wait until logind knows of the lock."""
+    manager = (LOGIN, f"/{LOGIN.replace('.', '/')}", f"{LOGIN}.Manager")
+    end_s = time.monotonic() + 10
+    while '"delay"' not in container.check("busctl", "call", *manager, "ListInhibitors"):
+        assert time.monotonic() < end_s, "the lock was not taken"
+        time.sleep(0.1)
+
+
+def test_without_powerguard_all_this_takes_long() -> None:
+    """Or the tests below would prove nothing: the lock, the unit and the process do hold a usual shutdown up."""
+    with host("delay-lock.service", "stubborn.service") as container:
+        delay_lock_held(container)
+        container.run("systemctl", "poweroff", "--no-block", "--check-inhibitors=no")
+        time.sleep(5)
+        assert container.run("systemctl", "is-system-running").stdout.strip() == "running"
+        container.check("systemctl", "start", "--no-block", "poweroff.target")
+        time.sleep(12)
+        assert container.on
+        assert container.run("cat", "/proc/1/comm").stdout.strip().startswith("systemd-shutdow")
+
+
 def test_a_delay_lock_does_not_hold_the_power_off_up() -> None:
     """Thirty seconds on a stock Debian with `systemctl poweroff`; with a word, an orderly stop in seconds."""
     with host("delay-lock.service") as container:
-        end_s = time.monotonic() + 10
-        while '"delay"' not in container.check("busctl", "call", LOGIN, f"/{LOGIN.replace('.', '/')}",
-                                               f"{LOGIN}.Manager", "ListInhibitors"):  # fmt: skip
-            assert time.monotonic() < end_s, "the lock was not taken"
-            time.sleep(0.1)
+        delay_lock_held(container)
         assert say(container, word(container, in_s=60)) == 0
         took_s = container.off_within(60)
         assert "forcing the power-off" not in container.console
@@ -132,6 +150,17 @@ def test_nothing_stops_it_once_it_has_its_word() -> None:
         container.run("systemctl", "stop", "--no-block", "--job-mode=ignore-dependencies", "powerguard-off.socket")
         container.run("systemctl", "kill", "powerguard-off.service")
         assert container.off_within(60) < 6 + HARD_S + SLACK_S
+
+
+def test_a_systemd_that_answers_nobody_is_powered_off_all_the_same() -> None:
+    """PID 1 itself hangs: no unit stops, systemctl gets no answer, and the power goes off by the last ladder."""
+    with host("hangs.service") as container:
+        assert say(container, word(container, in_s=5)) == 0
+        time.sleep(1)
+        container.freeze_systemd()
+        took_s = container.off_within(60)
+    print(f"PID 1 frozen, deadline 5 s: {1 + took_s:.1f} s")
+    assert 2 < took_s < 4 + HARD_S + SLACK_S
 
 
 def test_everything_at_once_and_a_second_word_that_is_earlier() -> None:

@@ -134,6 +134,11 @@ class Container:
             raise AssertionError(msg) from None
         return time.monotonic() - began_s
 
+    def freeze_systemd(self) -> None:
+        """Stop PID 1 inside, as a kernel bug or a hung disk may: it answers nobody any more."""
+        assert self._leader is not None
+        os.kill(self._leader, signal.SIGSTOP)
+
     @property
     def on(self) -> bool:
         """Say whether it still runs."""
