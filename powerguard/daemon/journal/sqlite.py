@@ -66,6 +66,11 @@ def is_corrupt(error: sqlite3.Error) -> bool:
     return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or broken_schema
 
 
+def is_full_or_busy(error: sqlite3.Error) -> bool:
+    """Tell a want of space or of a lock, after which the connection is as good as before."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
+
+
 _ADVICE = {
     sqlite3.SQLITE_FULL: "free some space there",
     sqlite3.SQLITE_READONLY: "the daemon's user must be able to write the file and its folder",
@@ -85,7 +90,7 @@ def translated(path: Path) -> Iterator[None]:
         message = f"{path}: {error}" + (f" ({advice})" if advice else "")
         raise JournalError(message) from error
     except OSError as error:
-        message = f"{path}: {error.strerror or error}"
+        message = f"{path}: {error.strerror or error} (the daemon's user must be able to write the file and its folder)"
         raise JournalError(message) from error
 
 

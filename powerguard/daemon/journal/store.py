@@ -20,6 +20,7 @@ from powerguard.daemon.journal.sqlite import (
     NotOursError,
     inode,
     is_corrupt,
+    is_full_or_busy,
     pragma,
     quick_check,
     sync_folder,
@@ -188,16 +189,16 @@ class Store:
                 _write_snapshot(db, Snapshot(boot_id=loaded.boot_id, at_s=loaded.at_s, wall=loaded.wall, state=state))
             for outage in reversed(outages):
                 _write_outage(db, outage)
-            for action in loaded.in_flight:
+            for number, action in enumerate(loaded.in_flight, start=-len(loaded.in_flight)):
                 name = None if loaded.outage is None else loaded.outage.id
-                _run(db, _ACTION, action.id, 0, loaded.boot_id, name, dump(to_plain(action)))
+                _run(db, _ACTION, action.id, number, loaded.boot_id, name, dump(to_plain(action)))
             for counter, value in loaded.counters.items():
                 _run(db, _COUNT, counter, value)
 
     # --- Writing ---------------------------------------------------------------------------------------------------
 
     def write(self, batch: Batch) -> None:
-        """Make a batch durable, all or nothing. Raises JournalError; the next write opens the file anew."""
+        """Make a batch durable, all or nothing. Raises JournalError; the next write tries everything anew."""
         with translated(self.path):
             try:
                 self._write(batch)
@@ -205,6 +206,8 @@ class Store:
                 self._set_aside(error.why, str(error))
                 self._write(batch)
             except sqlite3.Error as error:
+                if is_full_or_busy(error):
+                    raise  # rolled back and usable; readers need the log's index, which a full disk could not make anew
                 self.close()
                 if not is_corrupt(error):
                     raise

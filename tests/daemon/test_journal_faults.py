@@ -1,0 +1,558 @@
+"""A journal whose disk is full, read-only, damaged, gone or hung: told, kept in memory, never in the way."""
+
+import asyncio
+import os
+import random
+import resource
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from powerguard.core.model import EnsurePolicy, Grade, OnBattery, Outage, State
+from powerguard.daemon.journal import Entry, Health, Inline, Journal, JournalError, Limits, Loaded, read_all, read_only
+from powerguard.daemon.journal import recent as query_recent
+from powerguard.daemon.journal.store import Batch, Store
+
+QUICK = Limits(append_s=0.1, load_s=0.1, read_s=0.1, retry_s=0.05)
+
+
+def step(serial: int) -> Entry:
+    phase = OnBattery(outage=Outage(id="o-1", since_s=1.0, grade=Grade.FULL))
+    action = EnsurePolicy(id=f"o-1-{serial}", by_s=500.0, outage="o-1")
+    return Entry(at_s=float(serial), state=State(phase=phase, serial=serial), actions=(action,))
+
+
+def serials(path: Path) -> list[int]:
+    with read_only(path) as db:
+        rows = db.execute("SELECT action FROM entries WHERE kind = 'action' ORDER BY seq").fetchall()
+    return [int(str(row[0]).rpartition("-")[2]) for row in rows]
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Wait for what the journal does by itself, in its own time."""
+    async with asyncio.timeout(10):
+        while not true():  # noqa: ASYNC110 - what is waited for has no event to wait on
+            await asyncio.sleep(0.01)
+
+
+class Told:
+    """Listens to the journal's alarms."""
+
+    def __init__(self) -> None:
+        self.all: list[Health] = []
+
+    def __call__(self, health: Health) -> None:
+        self.all.append(health)
+
+    @property
+    def durable(self) -> list[bool]:
+        return [health.durable for health in self.all]
+
+
+# --- Hung --------------------------------------------------------------------------------------------------------
+
+
+class Held:
+    """An executor whose disk does not answer until it is released."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], None]] = []
+        self.held = True
+
+    def submit(self, call: Callable[[], None]) -> None:
+        if self.held:
+            self.calls.append(call)
+        else:
+            call()
+
+    def release(self) -> None:
+        self.held = False
+        while self.calls:
+            self.calls.pop(0)()
+
+    def close(self, limit_s: float) -> None:
+        del limit_s
+
+
+async def test_a_hung_disk_costs_one_append_its_limit_and_the_others_nothing(tmp_path: Path) -> None:
+    """500 ms once, not once a step: a shutdown has dozens of steps. When the disk is back, everything is on it."""
+    path = tmp_path / "journal.db"
+    told, writer = Told(), Held()
+    writer.held = False
+    journal = Journal(path, boot_id="b", writer=writer, on_health=told)
+    await journal.load()
+    assert await journal.append(step(1))
+    writer.held = True
+    began_s = time.monotonic()
+    assert not await journal.append(step(2))
+    first_s = time.monotonic() - began_s
+    assert 0.45 < first_s < 0.8
+    for serial in range(3, 50):
+        assert not await journal.append(step(serial))
+    assert time.monotonic() - began_s - first_s < 0.3
+    await asyncio.sleep(0)
+    assert told.durable == [False]
+    assert "no answer from the disk in 0.5 s" in told.all[0].reason
+    assert journal.health.waiting == 48
+    writer.release()
+    await until(lambda: journal.health.durable)
+    assert serials(path) == list(range(1, 50))
+    assert await journal.append(step(50))
+    assert told.durable == [False, True]
+    assert await journal.close()
+
+
+class Stuck(Store):
+    """A store whose every write waits in the kernel, as far as its thread can tell."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def write(self, batch: Batch) -> None:
+        self.gate.wait()
+        super().write(batch)
+
+    def load(self) -> tuple[Loaded, tuple[object, ...]]:  # type: ignore[override]  # narrower than needed here
+        self.gate.wait()
+        return super().load()
+
+
+async def test_the_loop_turns_on_while_the_real_writer_thread_hangs(tmp_path: Path) -> None:
+    """A timer of 5 ms keeps its time while an append waits for a thread that does not come back."""
+    store = Stuck(tmp_path / "journal.db")
+    journal = Journal(tmp_path / "journal.db", boot_id="b", store=store)
+    await journal.load()
+    store.gate.clear()
+    late_s = 0.0
+
+    async def tick() -> None:
+        nonlocal late_s
+        while True:
+            began_s = time.monotonic()
+            await asyncio.sleep(0.005)
+            late_s = max(late_s, time.monotonic() - began_s - 0.005)
+
+    async with asyncio.TaskGroup() as group:
+        ticking = group.create_task(tick())
+        assert not await journal.append(step(1))
+        began_s = time.monotonic()
+        assert not await journal.close(limit_s=0.4)
+        assert time.monotonic() - began_s < 0.7
+        ticking.cancel()
+    assert late_s < 0.2
+    store.gate.set()
+
+
+async def test_a_hung_disk_does_not_keep_the_daemon_from_starting(tmp_path: Path) -> None:
+    """The start is bounded too; what is decided meanwhile is on the disk once it answers, counters included."""
+    path = tmp_path / "journal.db"
+    before = Journal(path, boot_id="a")
+    await before.load()
+    before.count("outages", 5)
+    await before.close()
+    told = Told()
+    store = Stuck(path)
+    store.gate.clear()
+    journal = Journal(path, boot_id="b", store=store, limits=QUICK, on_health=told)
+    began_s = time.monotonic()
+    loaded = await journal.load()
+    assert time.monotonic() - began_s < 0.4
+    assert loaded == Loaded(trouble=journal.health.reason)
+    assert "no answer from the disk" in loaded.trouble
+    journal.count("outages")
+    assert not await journal.append(step(1))
+    store.gate.set()
+    await until(lambda: told.durable == [False, True])
+    assert dict(journal.counters) == {"outages": 6.0}
+    assert await journal.close()
+    with read_only(path) as db:
+        after, _ = read_all(db)
+    assert after.counters == {"outages": 6.0}
+    assert after.state == step(1).state
+
+
+async def test_a_hung_reader_gets_an_answer_from_memory(tmp_path: Path) -> None:
+    """HTTP asks for the history while the disk hangs: what is known is told, at once from the second time on."""
+    reader = Held()
+    journal = Journal(tmp_path / "journal.db", boot_id="b", reader=reader, limits=QUICK)
+    await journal.load()
+    await journal.append(step(1))
+    (record,) = await journal.history()
+    assert record.id == "o-1"
+    began_s = time.monotonic()
+    told = await journal.outage("o-1")
+    assert told is not None
+    assert [line.action for line in told[1]] == ["o-1-1"]
+    assert [line.action for line in await journal.recent()] == ["o-1-1"]
+    assert await journal.outage("o-9") is None
+    assert time.monotonic() - began_s < 0.05
+    assert len(reader.calls) == 1, "a query that hangs is not followed by others"
+    reader.release()
+    await asyncio.sleep(0)
+    assert [each.id for each in await journal.history()] == ["o-1"]
+    await journal.close()
+
+
+async def test_memory_is_bounded_and_what_it_loses_is_told(tmp_path: Path) -> None:
+    """A disk that is gone for days: the newest steps and the newest state are kept, and the gap is told."""
+    path = tmp_path / "journal.db"
+    writer = Held()
+    limits = Limits(append_s=0.01, memory_steps=10)
+    journal = Journal(path, boot_id="b", writer=writer, limits=limits)
+    for serial in range(1, 41):
+        assert not await journal.append(step(serial))
+    assert (journal.health.waiting, journal.health.dropped) == (10, 30)
+    writer.release()
+    await until(lambda: journal.health.durable)
+    with read_only(path) as db:
+        loaded, _ = read_all(db)
+        gaps = [line for line in query_recent(db, 100) if line.kind == "gap"]
+    # The first batch was on its way when memory ran full.
+    assert serials(path) == [1, *range(31, 41)]
+    assert [gap.payload for gap in gaps] == [{"steps": 30}]
+    assert loaded.state == step(40).state
+    assert journal.health.waiting == 0
+    await journal.close()
+
+
+async def test_a_cancelled_append_is_still_written(tmp_path: Path) -> None:
+    """The step was decided; that its waiter went away changes nothing."""
+    path = tmp_path / "journal.db"
+    writer = Held()
+    journal = Journal(path, boot_id="b", writer=writer)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(journal.append(step(1)))
+        await asyncio.sleep(0.01)
+        task.cancel()
+    assert task.cancelled()
+    writer.release()
+    assert await journal.append(step(2))
+    assert serials(path) == [1, 2]
+    await journal.close()
+
+
+# --- Full, read-only, not there --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def file_size_limit(size_bytes: int) -> Iterator[None]:
+    """A disk with room for so much; as with a full one, write() fails (EFBIG)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def test_writes_that_fail_are_kept_and_caught_up(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    told = Told()
+    journal = Journal(path, boot_id="b", on_health=told, limits=QUICK)
+    await journal.load()
+    assert await journal.append(step(1))
+    with file_size_limit(8192):
+        answers = [await journal.append(step(serial)) for serial in range(2, 60)]
+        assert not any(answers[-10:])
+        written = answers.count(True)
+        await asyncio.sleep(0.15)  # the retries fail as well
+        assert told.durable == [False]
+        assert str(path) in told.all[0].reason
+    with read_only(path) as db:
+        assert read_all(db)[0].state == step(1 + written).state, "what was said to be durable is"
+    await until(lambda: told.durable == [False, True])
+    assert serials(path) == list(range(1, 60))
+    assert await journal.close()
+
+
+@contextmanager
+def small_disk() -> Iterator[Path]:
+    """A real file system of 256 KiB."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", folder], check=False, stderr=-3)
+        if mounted.returncode:
+            pytest.skip("may not mount a tmpfs here")
+        try:
+            yield Path(folder)
+        finally:
+            subprocess.run(["umount", "-l", folder], check=True)
+
+
+def fill(ballast: Path) -> None:
+    with ballast.open("wb", buffering=0) as file:
+        while os.statvfs(file.fileno()).f_bavail:
+            file.write(b"x" * 4096)
+
+
+@pytest.mark.root
+async def test_a_full_disk(tmp_path: Path) -> None:
+    """A real ENOSPC: alarm with advice, memory, and everything written once there is room."""
+    with small_disk() as disk:
+        path = disk / "journal.db"
+        told = Told()
+        journal = Journal(path, boot_id="b", on_health=told, limits=QUICK)
+        await journal.load()
+        assert await journal.append(step(1))
+        ballast = disk / "ballast"
+        fill(ballast)
+        answers = [await journal.append(step(serial)) for serial in range(2, 40)]
+        with read_only(path) as db:
+            assert read_all(db)[0].state == step(1 + answers.count(True)).state
+        assert told.durable == [False]
+        assert "full" in told.all[0].reason
+        assert "free some space" in told.all[0].reason
+        ballast.unlink()
+        await until(lambda: journal.health.durable)
+        assert serials(path) == list(range(1, 40))
+        await journal.close()
+
+
+@pytest.mark.root
+async def test_a_disk_that_becomes_read_only(tmp_path: Path) -> None:
+    """What ext4 does after an I/O error (here: a start on such a disk), and its return."""
+    with small_disk() as disk:
+        path = disk / "journal.db"
+        journal = Journal(path, boot_id="b", limits=QUICK)
+        await journal.load()
+        await journal.append(step(1))
+        await journal.close()
+        remount = "mount", "-o"
+        subprocess.run([*remount, "remount,ro", str(disk)], check=True)  # noqa: ASYNC221 - set-up
+        told = Told()
+        journal = Journal(path, boot_id="b", limits=QUICK, on_health=told)
+        loaded = await journal.load()
+        assert not loaded.durable
+        assert "must be able to write the file and its folder" in loaded.trouble
+        assert not await journal.append(step(2))
+        assert [each.id for each in await journal.history()] == ["o-1"], "reading works"
+        subprocess.run([*remount, "remount,rw", str(disk)], check=True)  # noqa: ASYNC221 - set-up
+        await until(lambda: journal.health.durable)
+        assert serials(path) == [1, 2]
+        await journal.close()
+
+
+async def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+    """A file where the folder should be: the daemon starts, protects, and says so until it is put right."""
+    (tmp_path / "state").write_text("not a folder")
+    path = tmp_path / "state" / "journal.db"
+    told = Told()
+    journal = Journal(path, boot_id="b", limits=QUICK, on_health=told)
+    loaded = await journal.load()
+    assert (loaded.state, loaded.durable) == (None, False)
+    assert str(path) in loaded.trouble
+    assert not await journal.append(step(1))
+    (tmp_path / "state").unlink()
+    await until(lambda: told.durable == [False, True])
+    assert serials(path) == [1]
+    await journal.close()
+
+
+async def test_a_second_writer_is_told_apart_from_a_broken_disk(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    journal = Journal(path, boot_id="b", limits=Limits(retry_s=0.05))
+    await journal.load()
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    assert not await journal.append(step(1))
+    assert "only one daemon may run" in journal.health.reason
+    other.execute("ROLLBACK")
+    other.close()
+    await until(lambda: journal.health.durable)
+    assert serials(path) == [1]
+    await journal.close()
+
+
+async def test_a_journal_that_is_removed_under_us_is_started_anew(tmp_path: Path) -> None:
+    """Commits into a file without a name would be acknowledged and gone."""
+    path = tmp_path / "journal.db"
+    told = Told()
+    journal = Journal(path, boot_id="b", on_health=told)
+    await journal.load()
+    assert await journal.append(step(1))
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink()
+    assert await journal.append(step(2))
+    assert serials(path) == [2]
+    assert [each.set_aside for each in told.all] == [1]
+    with read_only(path) as db:
+        outage = read_all(db)[0].outage
+    assert outage is not None, "the outage that runs is in the new file as well"
+    await journal.close()
+
+
+# --- Damaged -------------------------------------------------------------------------------------------------------
+
+
+async def begun(path: Path, steps: int = 300) -> None:
+    journal = Journal(path, boot_id="b")
+    await journal.load()
+    journal.count("outages", 4)
+    for serial in range(1, steps + 1):
+        await journal.append(step(serial))
+    await journal.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 4096, b"SQLite format 3\0" + b"\xff" * 5000, b"{}"], ids=repr)
+async def test_a_file_that_is_no_journal_is_kept_and_replaced(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "journal.db"
+    path.write_bytes(content)
+    told = Told()
+    journal = Journal(path, boot_id="b", on_health=told)
+    loaded = await journal.load()
+    assert (loaded.state, loaded.durable) == (None, True)
+    assert await journal.append(step(1))
+    await journal.close()
+    if content:
+        assert (tmp_path / "journal.db.corrupt-1").read_bytes() == content
+        assert "kept as journal.db.corrupt-1, and a new journal was started" in loaded.trouble
+        assert [each.set_aside for each in told.all] == [1]
+    else:
+        assert loaded.trouble == "", "an empty file is what a crash at the very first start leaves"
+
+
+def test_what_can_still_be_read_of_a_damaged_file_is_used(tmp_path: Path) -> None:
+    """Any page may be hit: the daemon starts, the damaged file is kept, and state and outage survive most hits."""
+    good = tmp_path / "good.db"
+    asyncio.run(begun(good))
+    whole = good.read_bytes()
+    chance = random.Random(7)
+    survived = set_aside = 0
+    for turn in range(40):
+        folder = tmp_path / str(turn)
+        folder.mkdir()
+        path = folder / "journal.db"
+        at = chance.randrange(100, len(whole) - 512)
+        path.write_bytes(whole[:at] + chance.randbytes(512) + whole[at + 512 :])
+        store = Store(path)
+        loaded, _ = store.load()
+        survived += loaded.state == step(300).state
+        store.write(Batch(open_outage="o-1"))
+        store.close()
+        if store.told:
+            set_aside += 1
+            assert sorted(each.name for each in folder.iterdir()) == ["journal.db", "journal.db.corrupt-1"]
+            if loaded.state is not None:
+                again, _ = Store(path).load()
+                assert (again.state, again.in_flight) == (loaded.state, loaded.in_flight), "seeded into the new file"
+    assert set_aside >= 5
+    assert survived >= 20
+
+
+async def test_damage_while_we_run(tmp_path: Path) -> None:
+    """A bad page is met in the middle of an outage: the file is set aside and the step is durable in the new one."""
+    path = tmp_path / "journal.db"
+    await begun(path, 20)
+    told = Told()
+    journal = Journal(path, boot_id="b", on_health=told)
+    await journal.load()
+    store = journal._store
+    assert store._db is not None
+    store._db.execute("PRAGMA writable_schema = ON")
+    store._db.execute("UPDATE sqlite_schema SET rootpage = 9999 WHERE name = 'entries'")
+    store._db.execute("PRAGMA writable_schema = RESET")
+    assert await journal.append(step(21))
+    assert journal.health.set_aside == 1
+    await journal.close()
+    assert (tmp_path / "journal.db.corrupt-1").exists()
+    with read_only(path) as db:
+        loaded, _ = read_all(db)
+    assert loaded.state == step(21).state
+    assert loaded.outage is not None
+
+
+# --- Everything at once ----------------------------------------------------------------------------------------------
+
+
+FULL = JournalError("disk full")
+BUG = RuntimeError("a bug")
+
+
+class Moody(Store):
+    """A store that fails at random, before or after the commit, and in ways that it should not."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        super().__init__(path)
+        self.chance = random.Random(seed)
+        self.cured = False
+
+    def write(self, batch: Batch) -> None:
+        mood = 9 if self.cured else self.chance.randrange(6)
+        if mood == 0:
+            raise FULL
+        if mood == 1:
+            raise BUG
+        super().write(batch)
+        if mood == 2:
+            self.close()
+            raise MemoryError
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_whatever_fails_an_acknowledged_step_is_there_and_none_is_missing(tmp_path: Path, seed: int) -> None:
+    """Never raises; a commit whose answer was lost is written twice rather than not at all."""
+    path = tmp_path / "journal.db"
+    store = Moody(path, seed)
+    journal = Journal(path, boot_id="b", store=store, limits=Limits(retry_s=0.001))
+    await journal.load()
+    for serial in range(1, 120):
+        if await journal.append(step(serial)):
+            with read_only(path) as db:
+                loaded, _ = read_all(db)
+            assert loaded.state is not None
+            assert loaded.state.serial == serial
+        elif serial % 3 == 0:
+            await asyncio.sleep(0.002)
+    store.cured = True
+    await until(lambda: journal.health.durable)
+    await journal.close()
+    found = serials(path)
+    assert sorted(set(found)) == list(range(1, 120))
+    with read_only(path) as db:
+        assert len(read_all(db)[0].in_flight) == 119, "an action that was written twice is one action"
+
+
+async def test_inline_needs_no_thread(tmp_path: Path) -> None:
+    """The simulator runs the real journal in virtual time: nothing may depend on a thread."""
+    before = threading.active_count()
+    journal = Journal(tmp_path / "journal.db", boot_id="b", writer=Inline(), reader=Inline())
+    assert threading.active_count() == before
+    await journal.load()
+    assert await journal.append(step(1))
+    assert [each.id for each in await journal.history()] == ["o-1"]
+    assert await journal.close()
+
+
+HUNG_EXIT = """
+import asyncio, sys, threading
+from pathlib import Path
+from powerguard.daemon.journal import Journal, Limits
+from powerguard.daemon.journal.store import Store
+class Hung(Store):
+    def load(self): threading.Event().wait()
+async def main():
+    journal = Journal(Path(sys.argv[1]), boot_id="b", store=Hung(Path(sys.argv[1])), limits=Limits(load_s=0.05))
+    print((await journal.load()).durable, await journal.close(limit_s=0.1))
+asyncio.run(main())
+"""
+
+
+def test_the_process_ends_though_its_journal_hangs(tmp_path: Path) -> None:
+    """A thread that waits for a dead disk must not keep the daemon's exit, and so the host's shutdown, waiting."""
+    ended = subprocess.run(
+        [sys.executable, "-c", HUNG_EXIT, str(tmp_path / "j.db")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+    )
+    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "False True"), ended.stderr
