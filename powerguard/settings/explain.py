@@ -116,13 +116,17 @@ class Explainer:
         return place
 
     def resolve(self, node: Node) -> Node:
-        """Follow references, and look through "or null". What stands beside a reference (a description) wins."""
+        """Follow references, and look through "or null". What stands beside a reference (a description) wins.
+
+        allOf of one is how pydantic before 2.9 puts a description beside a reference.
+        """
         while True:
-            beside = {key: value for key, value in node.items() if key not in {"$ref", "anyOf"}}
+            beside = {key: value for key, value in node.items() if key not in {"$ref", "anyOf", "allOf"}}
             if "$ref" in node:
                 found = self._schema["$defs"][node["$ref"].rpartition("/")[2]]
             else:
-                options = [option for option in node.get("anyOf", []) if option.get("type") != "null"]
+                together: list[Node] = node.get("anyOf") or node.get("allOf") or []
+                options = [option for option in together if option.get("type") != "null"]
                 if len(options) != 1:
                     return node
                 found = options[0]
@@ -185,9 +189,12 @@ class Explainer:
         return f"{kind_of}{_size(node)}"
 
     def _wrong(self, place: _Place, message: str) -> str:
-        text = f"must be {self.wanted(place.node) or message}"
+        wanted = self.wanted(place.node)
+        text = f"must be {wanted or message}"
         if place.secret:
             return f"{text}; the secret itself never stands in the settings"
+        if not wanted:
+            return text  # A place that the schema does not describe may be that of a secret.
         if isinstance(place.value, int | float) and not isinstance(place.value, bool):
             place.text = self._written(place.path) or str(place.value)
         got = place.text or _shown(place.value)
