@@ -372,6 +372,11 @@ async def test_a_second_writer_is_told_apart_from_a_broken_disk(tmp_path: Path) 
     await journal.close()
 
 
+def remove(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink()
+
+
 async def test_a_journal_that_is_removed_under_us_is_started_anew(tmp_path: Path) -> None:
     """Commits into a file without a name would be acknowledged and gone."""
     path = tmp_path / "journal.db"
@@ -379,8 +384,7 @@ async def test_a_journal_that_is_removed_under_us_is_started_anew(tmp_path: Path
     journal = Journal(path, boot_id="b", on_health=told)
     await journal.load()
     assert await journal.append(step(1))
-    for suffix in ("", "-wal", "-shm"):
-        Path(f"{path}{suffix}").unlink()
+    remove(path)
     assert await journal.append(step(2))
     assert serials(path) == [2]
     assert [each.set_aside for each in told.all] == [1]
