@@ -136,7 +136,9 @@ class Explainer:
 
     def child(self, node: Node, step: int | str) -> Node:
         """Return the schema of one key or item below a resolved node; {} where it says nothing."""
-        if isinstance(step, int) and "items" in node:
+        if isinstance(step, int) and step < len(node.get("prefixItems", ())):
+            found = node["prefixItems"][step]
+        elif isinstance(step, int) and "items" in node:
             found = node["items"]
         else:
             found = node.get("properties", {}).get(step)
@@ -176,6 +178,9 @@ class Explainer:
         kind, choices = node.get("type", ""), _choices(node)
         if node.get("title") == _REFERENCE:
             return "{credential: NAME} or {file: PATH}"
+        if "discriminator" in node:
+            union = node["discriminator"]
+            return f"a map with {union.get('propertyName', 'kind')}: {_one_of(sorted(union.get('mapping', {})))}"
         if "x-wanted" in node:
             return str(node["x-wanted"])
         if choices:
@@ -229,7 +234,7 @@ def _number(text: str, node: Node, *, of_bytes: bool) -> str:
         return ""
     amount, unit = float(match[1]), match[2].lower()
     if unit == "%":
-        amount *= 0.01 if node.get("maximum", math.inf) <= 1.0 else 1.0
+        amount *= 0.01 if min(node.get("maximum", math.inf), node.get("exclusiveMaximum", math.inf)) <= 1.0 else 1.0
     else:
         scale = (_SIZES if of_bytes else _UNITS).get(unit)
         if scale is None:

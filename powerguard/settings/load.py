@@ -175,12 +175,13 @@ def validate(model: type[_Options], files: Files, schema: Callable[[], dict[str,
         # As JSON, because there a list is good for a tuple and text for a path, and nothing else is coerced.
         return model.model_validate_json(json.dumps(files.data))
     except ValidationError as error:
-        explainer = Explainer(schema(), files.written)
         details = error.errors(include_url=False)
-        told = _in_order(files, [explainer.explain(detail, files.data) for detail in details[:MAX_TOLD]])
-        if len(details) > MAX_TOLD:
-            told.append(f"{files.documents[0].name}: and {len(details) - MAX_TOLD} more mistakes")
-        raise SettingsError(told) from None
+    # Raised out here, so that no traceback leads to pydantic's error, whose text quotes every value.
+    explainer = Explainer(schema(), files.written)
+    told = _in_order(files, [explainer.explain(detail, files.data) for detail in details[:MAX_TOLD]])
+    if len(details) > MAX_TOLD:
+        told.append(f"{files.documents[0].name}: and {len(details) - MAX_TOLD} more mistakes")
+    raise SettingsError(told)
 
 
 def _in_order(files: Files, mistakes: list[Mistake]) -> list[str]:

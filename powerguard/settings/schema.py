@@ -17,7 +17,7 @@ from powerguard.options import Options
 from powerguard.sources.snmp_options import SnmpOptions
 
 SourceOptions = Annotated[SnmpOptions, Field()]
-"""The options of any source; a union told apart by `kind` as soon as there are several."""
+"""The options of any source. A second one makes this `Annotated[SnmpOptions | ..., Field(discriminator="kind")]`."""
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,31}$")]
 AbsolutePath = Annotated[str, Field(pattern=r"^/[^\x00]{1,4095}$", json_schema_extra={"x-wanted": "an absolute path"})]

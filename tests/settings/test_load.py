@@ -262,7 +262,7 @@ def test_no_secret_that_stands_in_the_wrong_place_is_shown(tmp_path: Path, setti
         read(tmp_path, f"{LEAST}{setting}\n")
     assert SECRET not in str(caught.value)
     assert SECRET not in repr(caught.value)
-    assert caught.value.__cause__ is None
+    assert (caught.value.__cause__, caught.value.__context__) == (None, None)
 
 
 def test_where_the_schema_says_nothing_no_value_is_shown(tmp_path: Path) -> None:
