@@ -109,10 +109,10 @@ class _BadRequestError(Exception):
 class Admin:
     """The verbs that change something."""
 
-    def __init__(self, daemon: Daemon, *, admin_gid: int | None) -> None:
-        """Speak for this daemon. admin_gid: of the group that may change things; None: root and we alone."""
+    def __init__(self, daemon: Daemon, *, group: str) -> None:
+        """Speak for this daemon. group: who may change things beside root and us; a name that need not exist."""
         self._daemon = daemon
-        self._admin_gid = admin_gid
+        self._group = group
 
     def abort(self, who: Peer, body: Mapping[str, object]) -> Answer:
         """Call this outage's shutdown off; refused, with the reason, when there is nothing to call off."""
@@ -189,9 +189,9 @@ class Admin:
                 peer = peer_of(sock)
             except OSError as error:
                 return respond(error_json(f"the kernel does not say who asks: {error.strerror}", 403))
-            if changes and not may_change(peer, own_uid=os.getuid(), admin_gid=self._admin_gid):
+            if changes and not may_change(peer, own_uid=os.getuid(), admin_gid=group_id(self._group)):
                 log.warning("operator_refused", who=peer.name, pid=peer.pid, path=request.path)
-                return respond(error_json(f"{peer.name} is neither root nor in group {GROUP}", 403))
+                return respond(error_json(f"{peer.name} is neither root nor in group {self._group}", 403))
             try:
                 return respond(verb(peer, _parsed(await request.read())))
             except _BadRequestError as error:
@@ -261,14 +261,15 @@ def _unbind(path: Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def admin_server(daemon: Daemon, *, path: str = SOCKET, mode: int = MODE) -> AsyncIterator[str]:
+async def admin_server(
+    daemon: Daemon, *, path: str = SOCKET, mode: int = MODE, group: str = GROUP
+) -> AsyncIterator[str]:
     """Serve the admin socket; yields its path. Raises OSError when it cannot be made."""
-    gid = group_id()
     app = application()
     add_reads(app, daemon)
-    Admin(daemon, admin_gid=gid).add(app)
+    Admin(daemon, group=group).add(app)
     async with guarded(app) as make:
-        sock = _bind(Path(path), mode, gid)
+        sock = _bind(Path(path), mode, group_id(group))
         server = await asyncio.get_running_loop().create_unix_server(make, sock=sock, backlog=BACKLOG)
         try:
             yield path

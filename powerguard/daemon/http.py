@@ -7,11 +7,13 @@ Nothing here can change anything. A hostile client costs at most `MAX_CONNECTION
 import asyncio
 import contextlib
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, cast
 
 import structlog
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from powerguard.daemon.metrics import registry, scrape
 from powerguard.daemon.port import Daemon
@@ -29,7 +31,7 @@ MAX_LINE_BYTES: Final = 2048
 MAX_BODY_BYTES: Final = 4096
 FRESH_S: Final = 0.25
 """An answer made this recently is given again: a flood of scrapes costs four of them a second."""
-BACKLOG: Final = 16
+BACKLOG: Final = 64
 
 HEADERS: Final = {
     "Cache-Control": "no-store",
@@ -45,12 +47,22 @@ Answer = tuple[int, bytes, str]
 JSON_TYPE: Final = "application/json; charset=utf-8"
 
 
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Keep what is our fault. A client that speaks no HTTP could otherwise fill the log with tracebacks."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+_library_log = logging.getLogger("powerguard.http")
+_library_log.addFilter(_is_ours)
+
+
 class Guard(asyncio.Protocol):
     """Stands between the socket and aiohttp's protocol: counts connections, and ends each of them at its limit."""
 
-    def __init__(self, inner: asyncio.Protocol, open_now: set["Guard"]) -> None:
-        """Guard one connection. open_now: all that are open on this server."""
+    def __init__(self, inner: asyncio.Protocol, open_now: set["Guard"], limit_s: float) -> None:
+        """Guard one connection for at most limit_s. open_now: all that are open on this server."""
         self._inner = inner
+        self._limit_s = limit_s
         self._open = open_now
         self._transport: asyncio.Transport | None = None
         self._end: asyncio.TimerHandle | None = None
@@ -61,7 +73,7 @@ class Guard(asyncio.Protocol):
             self._transport.abort()
             return
         self._open.add(self)
-        self._end = asyncio.get_running_loop().call_later(CONNECTION_LIMIT_S, self._transport.abort)
+        self._end = asyncio.get_running_loop().call_later(self._limit_s, self._transport.abort)
         self._inner.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -184,9 +196,9 @@ def application() -> web.Application:
     """Return an application whose every refusal is JSON, and that has nothing in it yet."""
 
     @web.middleware
-    async def refuse_in_json(request: web.Request, handle: Handler) -> web.StreamResponse:
+    async def refuse_in_json(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            return await handle(request)
+            return await handler(request)
         except web.HTTPException as error:
             reason = f"{request.method} {request.path[:100]}: {error.reason}"
             refused = respond(error_json(reason, error.status))
@@ -198,14 +210,17 @@ def application() -> web.Application:
 
 
 @contextlib.asynccontextmanager
-async def guarded(app: web.Application) -> AsyncIterator[Callable[[], asyncio.Protocol]]:
+async def guarded(
+    app: web.Application, connection_limit_s: float = CONNECTION_LIMIT_S
+) -> AsyncIterator[Callable[[], asyncio.Protocol]]:
     """Run an application; yields the factory of guarded connections for a server to use."""
     runner = web.AppRunner(
         app,
         handle_signals=False,
         access_log=None,
+        logger=_library_log,
         shutdown_timeout=0.5,
-        keepalive_timeout=CONNECTION_LIMIT_S,
+        keepalive_timeout=connection_limit_s,
         lingering_time=1.0,
         max_line_size=MAX_LINE_BYTES,
         max_field_size=MAX_LINE_BYTES,
@@ -215,17 +230,19 @@ async def guarded(app: web.Application) -> AsyncIterator[Callable[[], asyncio.Pr
     make = cast("Callable[[], asyncio.Protocol]", runner.server)
     open_now: set[Guard] = set()
     try:
-        yield lambda: Guard(make(), open_now)
+        yield lambda: Guard(make(), open_now, connection_limit_s)
     finally:
         await runner.cleanup()
 
 
 @contextlib.asynccontextmanager
-async def http_server(daemon: Daemon, *, listen: str = LISTEN, port: int = PORT) -> AsyncIterator[int]:
+async def http_server(
+    daemon: Daemon, *, listen: str = LISTEN, port: int = PORT, connection_limit_s: float = CONNECTION_LIMIT_S
+) -> AsyncIterator[int]:
     """Serve the read-only port; yields the port in use (0 asks for a free one). Raises OSError when it is taken."""
     app = application()
     add_reads(app, daemon)
-    async with guarded(app) as make:
+    async with guarded(app, connection_limit_s) as make:
         server = await asyncio.get_running_loop().create_server(make, listen, port, backlog=BACKLOG)
         try:
             yield int(server.sockets[0].getsockname()[1])

@@ -1,0 +1,245 @@
+"""The admin socket: who may change what, asked of the kernel and not of the client."""
+
+import asyncio
+import grp
+import json
+import os
+import shutil
+import socket
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from powerguard.core.model import Abort, CheckpointNow, Feed, Maintenance, SetMaintenance, State
+from powerguard.daemon.admin import Peer, admin_server, may_change, owns_shutdown, peer_of
+from tests.daemon.watched import NOW_S, PHASES, scene
+
+
+@pytest.fixture
+def path() -> Iterator[str]:
+    """A short path: unix sockets take 107 bytes."""
+    folder = tempfile.mkdtemp(dir="/tmp", prefix="pg ")
+    yield f"{folder}/powerguard.sock"
+    shutil.rmtree(folder)
+
+
+async def post(path: str, verb: str, body: object = None, raw: bytes | None = None) -> tuple[int, dict[str, Any]]:
+    data = json.dumps(body or {}).encode() if raw is None else raw
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(path)) as session,
+        session.post(f"http://localhost/api/v1/{verb}", data=data) as answer,
+    ):
+        return answer.status, await answer.json()
+
+
+@pytest.mark.parametrize("phase", PHASES)
+async def test_reads_are_here_too(path: str, phase: str) -> None:
+    """One socket is enough for the command line."""
+    async with (
+        admin_server(scene(phase), path=path),
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(path)) as session,
+    ):
+        for target in ("/api/v1/status", "/api/v1/plan", "/metrics", "/healthz", "/readyz"):
+            async with session.get(f"http://localhost{target}") as answer:
+                assert answer.status == 200
+
+
+@pytest.mark.parametrize("phase", PHASES)
+async def test_abort_before_the_latch_only(path: str, phase: str) -> None:
+    """Taken while there is a shutdown that can be called off; otherwise refused with the reason."""
+    daemon = scene(phase)
+    async with admin_server(daemon, path=path):
+        code, body = await post(path, "abort", {"reason": "generator is up"})
+    if phase in ("emergency_checkpoint", "holding"):
+        (event,) = daemon.events
+        assert isinstance(event, Abort)
+        assert (event.reason, event.at_s) == ("generator is up", NOW_S)
+        assert (code, body["object"], body["who"]) == (202, "accepted", event.who)
+    else:
+        assert (code, body["object"], daemon.events) == (409, "error", [])
+        assert body["error"]
+    if phase == "shutdown":
+        assert "commit point" in body["error"]
+
+
+async def test_maintenance_on_and_off(path: str) -> None:
+    """With an end and a reason, or not at all."""
+    daemon = scene()
+    async with admin_server(daemon, path=path):
+        assert (await post(path, "maintenance", {"for_s": 7200, "reason": "fan swap"}))[0] == 202
+        assert (await post(path, "maintenance", {"for_s": 0}))[0] == 202
+    on, off = daemon.events
+    assert isinstance(on, SetMaintenance)
+    assert isinstance(off, SetMaintenance)
+    assert (on.until_s, on.reason, on.who) == (NOW_S + 7200.0, "fan swap", off.who)
+    assert off.until_s <= off.at_s
+
+
+WRONG = [
+    ({}, "for_s"),
+    ({"for_s": -1, "reason": "x"}, "for_s"),
+    ({"for_s": "2h", "reason": "x"}, "for_s"),
+    ({"for_s": True, "reason": "x"}, "for_s"),
+    ({"for_s": float("nan"), "reason": "x"}, "for_s"),
+    ({"for_s": 8 * 86400, "reason": "x"}, "for_s"),
+    ({"for_s": 60}, "reason"),
+    ({"for_s": 60, "reason": ["x"]}, "reason"),
+]
+
+
+@pytest.mark.parametrize(("body", "word"), WRONG)
+async def test_maintenance_that_makes_no_sense(path: str, body: object, word: str) -> None:
+    """What is wrong is named, and nothing happens."""
+    daemon = scene()
+    async with admin_server(daemon, path=path):
+        code, answer = await post(path, "maintenance", body)
+    assert (code, daemon.events) == (400, [])
+    assert answer["error"].startswith(f"{word}: ")
+
+
+@pytest.mark.parametrize("raw", [b"{", b"[]", b"[" * 4000, b"\xff", b'"x"'])
+async def test_body_that_is_no_object(path: str, raw: bytes) -> None:
+    daemon = scene("holding")
+    async with admin_server(daemon, path=path):
+        code, answer = await post(path, "abort", raw=raw)
+        assert (code, answer["object"]) == ((400, "error"))
+        code, answer = await post(path, "abort", raw=b"{" + b" " * 5000 + b"}")
+        assert code == 413
+    assert daemon.events == []
+
+
+async def test_hostile_reason_is_cleaned(path: str) -> None:
+    """What goes to the log and the terminal has no control characters and an end."""
+    daemon = scene("holding")
+    async with admin_server(daemon, path=path):
+        await post(path, "abort", {"reason": "\x1b[31m\n" + "x" * 3000})
+    (event,) = daemon.events
+    assert isinstance(event, Abort)
+    assert event.reason.isprintable()
+    assert len(event.reason) == 200
+
+
+async def test_checkpoint_needs_a_trainer(path: str) -> None:
+    """Nobody to ask is an error, not an accepted nothing."""
+    daemon = scene()
+    async with admin_server(daemon, path=path):
+        code, body = await post(path, "checkpoint")
+        assert (code, body["trainers"]) == (202, ["llm"])
+        (event,) = daemon.events
+        assert isinstance(event, CheckpointNow)
+        daemon.state = replace(daemon.state, trainers=(replace(daemon.state.trainers[0], alive=False),))
+        code, body = await post(path, "checkpoint")
+    assert (code, len(daemon.events)) == (409, 1)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+async def test_event_is_a_hint(path: str, phase: str) -> None:
+    """Whatever it is called, it causes a poll and nothing else: no event reaches the core."""
+    daemon = scene(phase)
+    async with admin_server(daemon, path=path):
+        code, body = await post(path, "event", {"name": "doshutdown", "ups": "rack-a"})
+    assert (code, body["owned"], daemon.polls, daemon.events) == (202, True, 1, [])
+
+
+def test_owns_the_shutdown_only_when_it_can_do_it() -> None:
+    """Another UPS daemon stands back only for one that is armed, awake, and has seen the UPS."""
+    assert owns_shutdown(scene("holding"))
+    assert not owns_shutdown(replace(scene("holding"), armed=False))
+    assert not owns_shutdown(replace(scene("holding"), progressed_at_s=NOW_S - 9.0))
+    assert not owns_shutdown(replace(scene(), state=State(feed=Feed())))
+    maintained = replace(scene().state, maintenance=Maintenance(until_s=NOW_S + 9.0, reason="fan", who="root"))
+    assert owns_shutdown(replace(scene(), state=maintained))
+
+
+def test_who_may_change() -> None:
+    """Root, ourselves, and the group by any of the peer's groups."""
+    stranger = Peer(pid=1, uid=1000, gid=1000, groups=(1000, 27))
+    assert not may_change(stranger, own_uid=990, admin_gid=991)
+    assert not may_change(stranger, own_uid=990, admin_gid=None)
+    assert may_change(stranger, own_uid=1000, admin_gid=None)
+    assert may_change(stranger, own_uid=990, admin_gid=27)
+    assert may_change(replace(stranger, gid=991), own_uid=990, admin_gid=991)
+    assert may_change(replace(stranger, uid=0), own_uid=990, admin_gid=None)
+
+
+def test_kernel_names_the_peer() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with ours, theirs:
+        peer = peer_of(ours)
+    assert (peer.pid, peer.uid, peer.gid) == (os.getpid(), os.getuid(), os.getgid())
+    assert set(peer.groups) == set(os.getgroups())
+
+
+ASK = (
+    "import os,socket,sys\n"
+    "os.setgroups([int(g) for g in sys.argv[3:]]);os.setgid(65534);os.setuid(65534)\n"
+    "s=socket.socket(socket.AF_UNIX);s.connect(sys.argv[1])\n"
+    "s.sendall(b'POST /api/v1/%s HTTP/1.0\\r\\n\\r\\n' % sys.argv[2].encode())\n"
+    "print(s.recv(65536).decode())\n"
+)
+
+
+async def ask_as_nobody(path: str, verb: str, *groups: int) -> str:
+    argv = [sys.executable, "-c", ASK, path, verb, *map(str, groups)]
+    child = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
+    out, _ = await child.communicate()
+    return out.decode().split("\r\n", 1)[0]
+
+
+@pytest.mark.root
+async def test_stranger_is_refused_and_the_group_is_not(path: str) -> None:
+    """A real process of another user: refused; with the group among its supplementary groups: taken; hints: anybody."""
+    daemon = scene("holding")
+    group = grp.getgrgid(os.getgrouplist("daemon", 1)[0])
+    Path(path).parent.chmod(0o755)
+    async with admin_server(daemon, path=path, mode=0o666, group=group.gr_name):
+        assert " 403 " in await ask_as_nobody(path, "abort")
+        assert " 403 " in await ask_as_nobody(path, "maintenance")
+        assert daemon.events == []
+        assert " 202 " in await ask_as_nobody(path, "event")
+        assert " 202 " in await ask_as_nobody(path, "abort", group.gr_gid)
+    assert len(daemon.events) == 1
+
+
+def mode_of(path: str) -> int | None:
+    return stat.S_IMODE(Path(path).stat().st_mode) if Path(path).exists() else None
+
+
+def leave(path: str, text: str) -> None:
+    Path(path).write_text(text, encoding="utf-8")
+
+
+def left(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8")
+
+
+async def test_mode_is_right_from_the_first_moment(path: str) -> None:
+    async with admin_server(scene(), path=path):
+        assert mode_of(path) == 0o660
+    assert mode_of(path) is None
+
+
+async def test_dead_socket_makes_way_and_a_living_one_does_not(path: str) -> None:
+    """kill -9 leaves the socket behind; a second daemon beside the first would be worse."""
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(path)
+    async with admin_server(scene(), path=path):
+        with pytest.raises(FileExistsError, match="another powerguard listens there"):
+            async with admin_server(scene(), path=path):
+                pass
+        assert (await post(path, "event"))[0] == 202
+
+
+async def test_file_in_the_way_is_left_alone(path: str) -> None:
+    leave(path, "precious")
+    with pytest.raises(FileExistsError, match="not a socket"):
+        async with admin_server(scene(), path=path):
+            pass
+    assert left(path) == "precious"
