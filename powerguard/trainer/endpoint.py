@@ -237,9 +237,11 @@ class _Handler(BaseHTTPRequestHandler):
         elif parts.path == METRICS_PATH:
             self._send(HTTPStatus.OK, metrics(self.server.guard), kind="text/plain; version=0.0.4; charset=utf-8")
         elif (name := _checkpoint_name(parts.path)) is not None:
-            text = (parse_qs(parts.query).get("wait") or ["0"])[0]
-            wait_s = min(float(text), MAX_WAIT_S) if _WAIT.fullmatch(text) else 0.0
-            self._send_checkpoint(name, self.server.guard.checkpoint(name, wait_s=wait_s))
+            query = parse_qs(parts.query)
+            wait = query.get("wait", ["0"])[0]
+            wait_s = min(float(wait), MAX_WAIT_S) if _WAIT.fullmatch(wait) else 0.0
+            status = self.server.guard.checkpoint(name, wait_s=wait_s, seen=query.get("seen", [""])[0])
+            self._send_checkpoint(name, status)
         else:
             self._refuse(HTTPStatus.NOT_FOUND, f"no such route: {parts.path}")
 

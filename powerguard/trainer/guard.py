@@ -210,15 +210,18 @@ class Guard:
             self._changed.notify_all()
             return self._status_of(operation)
 
-    def checkpoint(self, name: str, *, wait_s: float = 0.0) -> CheckpointStatus | None:
-        """Return how a checkpoint goes on, as soon as its phase changes or after wait_s. None: never heard of."""
+    def checkpoint(self, name: str, *, wait_s: float = 0.0, seen: str = "") -> CheckpointStatus | None:
+        """Return how a checkpoint goes on, after wait_s or as soon as there is news. None: never heard of.
+
+        seen: the phase that the asker knows of; another one is news at once. "": a change from now on is.
+        """
         with self._changed:
             operation = self._operations.get(name)
             if operation is None:
                 return None
-            phase = operation.phase
+            known = seen or operation.phase.value
             if not operation.ended and wait_s > 0:
-                self._changed.wait_for(lambda: operation.phase is not phase, timeout=wait_s)
+                self._changed.wait_for(lambda: operation.phase != known, timeout=wait_s)
             return self._status_of(operation)
 
     def tell(self, name: str) -> None:

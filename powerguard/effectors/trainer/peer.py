@@ -140,8 +140,6 @@ class Peer:
         number = cause.errno if isinstance(cause, OSError) else None
         if number in _GONE:
             return GoneError(f"{self.options.url}: nobody listens there ({errno.errorcode[number or 0]})")
-        if number == errno.EAGAIN:  # the listen queue of a unix socket is full: its owner does not accept any more
-            return HungError(f"{self.options.url}: does not accept connections")
         if number in (errno.EACCES, errno.EPERM):
             return StrangerError(f"{self.options.url}: we may not connect (let our group write to the socket)")
         # Only the kind of the error is told: its text may hold what the peer sent, and headers that we sent.
@@ -163,24 +161,31 @@ class _CheckedUnixConnector(aiohttp.UnixConnector):
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's signature
     ) -> ResponseHandler:
         connection = await super()._create_connection(req, traces, timeout)
-        if self._uids is not None:
-            uid = _peer_uid(connection.transport)
-            if uid not in self._uids:
-                connection.close()
-                allowed = ", ".join(map(str, sorted(self._uids)))
-                msg = f"unix:{self.path}: served by uid {uid}, who is not allowed to (allowed: {allowed})"
-                raise StrangerError(msg)
+        uid = _peer_uid(connection.transport)
+        if uid is None:
+            connection.close()
+            msg = f"unix:{self.path}: does not accept connections (its queue is full: a stopped trainer?)"
+            raise HungError(msg)
+        if self._uids is not None and uid not in self._uids:
+            connection.close()
+            allowed = ", ".join(map(str, sorted(self._uids)))
+            msg = f"unix:{self.path}: served by uid {uid}, who is not allowed to (allowed: {allowed})"
+            raise StrangerError(msg)
         return connection
 
 
 def _peer_uid(transport: asyncio.Transport | None) -> int | None:
-    """Return the user id of who called listen(). unix(7), SO_PEERCRED: pid, uid, gid."""
+    """Return the user id of who called listen(); None where there is no connection.
+
+    unix(7), SO_PEERCRED: pid, uid, gid; uid -1 on a socket that is not connected. asyncio takes such a one for
+    connected when the listen queue is full: connect(2) then says EAGAIN, which it mistakes for "in progress".
+    """
     sock = None if transport is None else transport.get_extra_info("socket")
     if sock is None:
         return None
     layout = struct.Struct("3i")
     uid: int = layout.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size))[1]
-    return uid
+    return uid if uid >= 0 else None
 
 
 async def _read(response: aiohttp.ClientResponse) -> tuple[bytes, str]:

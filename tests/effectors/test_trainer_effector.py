@@ -1,0 +1,500 @@
+"""The daemon's conduct for every answer of a trainer, against real servers: bounded, told, and never twice."""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from powerguard.clock import boottime_s
+from powerguard.core.model import PollNow, ResumeTrainer
+from powerguard.effectors.base import EffectorError
+from powerguard.effectors.trainer.options import TrainerOptions
+from powerguard.options import Secret
+from powerguard.trainer.store import FolderStore
+from tests.effectors.trainer_peers import (
+    ALIAS,
+    DIGEST,
+    DURABLE,
+    FOLLOW,
+    RESUME,
+    STATUS,
+    TRIGGER,
+    accepted,
+    effector,
+    native,
+    order,
+    serve,
+    serve_raw,
+)
+from tests.trainer.toy import short_folder
+
+TOKEN = "Stork-Kite-Nine-73"
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as folder:
+        yield folder
+
+
+def llm(url: str, **more: object) -> TrainerOptions:
+    return TrainerOptions.model_validate({"name": "llm", "url": url, **more})
+
+
+# --- Native trainers -------------------------------------------------------------------------------------------------
+
+
+async def test_native_is_followed_to_durable() -> None:
+    script = {
+        TRIGGER: [accepted()],
+        FOLLOW: [
+            native("waiting_step"),
+            native("writing", step=7, paused=True, paused_step=7, eta_s=900.0, bytes_done=10, bytes_total=5000),
+            DURABLE,
+        ],
+    }
+    async with serve(script) as peer, effector(llm(peer.url, max_checkpoint_s=60.0)) as (made, told):
+        detail = dict(await made.carry_out(order(8.0)))
+        took_s = detail.pop("took_s")
+    assert detail == {
+        "native": True,
+        "step": 7,
+        "at_paused_step": True,
+        "verified": True,
+        "paused": True,
+        "bytes": 5000,
+        "path": "/ck/7",
+        "digest": DIGEST,
+    }
+    assert isinstance(took_s, float)
+    assert told.stages == ["waiting_step", "writing", "committed"]
+    writing = told[1]
+    assert (writing.eta_s, writing.bytes_done, writing.bytes_total, writing.paused) == (60.0, 10, 5000, True)
+    body = peer.bodies[0]
+    assert {key: body[key] for key in ("id", "reason", "after", "event")} == {
+        "id": "a1",
+        "reason": "on_battery",
+        "after": "pause",
+        "event": "o1",
+    }
+    assert 7.5 < float(str(body["deadline_s"])) <= 8.0
+
+
+@pytest.mark.parametrize(
+    ("last", "verified", "at_paused_step"),
+    [
+        (native("committed", step=7, paused_step=7, durable=True), False, True),
+        (native("committed", step=7, paused_step=7, manifest_digest=DIGEST), False, False),
+        (native("committed", step=6, paused_step=7, durable=True, manifest_digest=DIGEST), True, False),
+        (native("committed", step=7, durable=True, manifest_digest=DIGEST), True, False),
+    ],
+)
+async def test_only_what_is_proven_is_reported(
+    last: dict[str, object], *, verified: bool, at_paused_step: bool
+) -> None:
+    """No digest, not durable, of an older step, or training went on: each is told as it is."""
+    async with serve({TRIGGER: [accepted()], FOLLOW: [last]}) as peer, effector(llm(peer.url)) as (made, _):
+        detail = dict(await made.carry_out(order()))
+    assert (detail["verified"], detail["at_paused_step"]) == (verified, at_paused_step)
+
+
+@pytest.mark.parametrize("phase", ["failed", "aborted"])
+async def test_a_checkpoint_that_fails_says_why(phase: str) -> None:
+    script = {TRIGGER: [accepted()], FOLLOW: [native(phase, error="No space\nleft")]}
+    async with serve(script) as peer, effector(llm(peer.url)) as (made, _):
+        with pytest.raises(EffectorError, match=rf"checkpoint {phase}: No space\?left"):
+            await made.carry_out(order())
+
+
+async def test_a_trainer_that_was_restarted_is_asked_again_with_the_same_id() -> None:
+    script = {TRIGGER: [accepted()], FOLLOW: [native("writing"), {"status": 404}, DURABLE]}
+    async with serve(script) as peer, effector(llm(peer.url)) as (made, _):
+        assert dict(await made.carry_out(order()))["verified"] is True
+    assert [body["id"] for body in peer.bodies] == ["a1", "a1"]
+    async with serve({TRIGGER: [accepted()]}) as peer, effector(llm(peer.url)) as (made, _):
+        with pytest.raises(EffectorError, match="forgets its checkpoints"):
+            await made.carry_out(order())
+
+
+async def test_nonsense_is_borne_five_times() -> None:
+    lies = [{"body": "{"}, {"body": {"id": "a1", "phase": "writing", "eta_s": -5}}, {"status": 500}]
+    async with serve({TRIGGER: [accepted()], FOLLOW: [*lies, DURABLE]}) as peer, effector(llm(peer.url)) as (made, _):
+        assert dict(await made.carry_out(order()))["step"] == 7
+    async with serve({TRIGGER: [accepted()], FOLLOW: [{"body": "[]"}]}) as peer, effector(llm(peer.url)) as (made, _):
+        with pytest.raises(EffectorError, match="nonsense: not a JSON object"):
+            await made.carry_out(order())
+    assert peer.count(FOLLOW) == 5
+
+
+async def test_one_that_never_ends_ends_before_the_deadline_and_is_not_polled_to_death() -> None:
+    async with (
+        serve({TRIGGER: [accepted()], FOLLOW: [native("writing")]}) as peer,
+        effector(llm(peer.url)) as (made, _),
+    ):
+        action = order(2.0)
+        with pytest.raises(EffectorError, match=r"out of time: its checkpoint is still writing"):
+            await made.carry_out(action)
+        assert boottime_s() < action.by_s
+    assert 3 <= peer.count(FOLLOW) <= 11
+
+
+async def test_a_location_on_another_host_is_not_followed() -> None:
+    """The token, and the question, go to the trainer of the settings only."""
+    async with serve({FOLLOW: [DURABLE]}) as other:
+        there = {"status": 202, "headers": {"Location": f"{other.url}/api/v1/checkpoints/a1"}}
+        async with serve({TRIGGER: [there], FOLLOW: [DURABLE]}) as peer, effector(llm(peer.url)) as (made, _):
+            assert dict(await made.carry_out(order()))["native"] is True
+    assert other.asked == []
+
+
+# --- Dumb trainers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [200, 201, 204])
+async def test_any_other_2xx_is_taken_as_done_but_unverified(status: int) -> None:
+    async with serve({TRIGGER: [{"status": status}]}) as peer, effector(llm(peer.url)) as (made, _):
+        detail = dict(await made.carry_out(order()))
+    assert (detail["native"], detail["verified"], detail["paused"], detail["at_paused_step"]) == (False,) * 4
+    assert peer.asked == [TRIGGER]
+
+
+async def test_a_dumb_one_that_wrote_where_we_can_look_is_verified(tmp_path: Path) -> None:
+    async def save(_: web.Request) -> web.Response:
+        with FolderStore(tmp_path) as store:
+            store.save(41, {"a": [b"weights"]})
+        return web.Response(status=204)
+
+    with FolderStore(tmp_path) as store:
+        store.save(40, {"a": [b"older"]})
+    async with serve({TRIGGER: [save]}) as peer, effector(llm(peer.url, checkpoint_dir=str(tmp_path))) as (made, _):
+        detail = dict(await made.carry_out(order()))
+    assert (detail["verified"], detail["step"], detail["bytes"], detail["paused"]) == (True, 41, 7, False)
+
+
+async def test_a_dumb_one_that_saves_before_it_answers_is_asked_once() -> None:
+    """It answers after 3 s, longer than headers may take: a second request would make it save twice."""
+
+    async def save(_: web.Request) -> web.Response:
+        await asyncio.sleep(3.0)
+        return web.Response(text="saved")
+
+    async with serve({TRIGGER: [save]}) as peer, effector(llm(peer.url)) as (made, told):
+        detail = dict(await made.carry_out(order(10.0)))
+    assert detail["verified"] is False
+    assert peer.count(TRIGGER) == 1
+    assert told.stages == ["waiting_answer"]
+
+
+async def test_dumb_and_asynchronous_is_watched_by_its_status() -> None:
+    before = {"body": {"job": "llm", "last_committed": {"step": 5, "age_s": 100.0}}}
+    now = {"body": {"job": "llm", "last_committed": {"step": 6, "age_s": 0.1, "manifest_digest": DIGEST}}}
+    script = {TRIGGER: [{"status": 202}], STATUS: [before, now]}
+    async with serve(script) as peer, effector(llm(peer.url)) as (made, _):
+        detail = dict(await made.carry_out(order()))
+    assert (detail["step"], detail["verified"], detail["at_paused_step"]) == (6, True, False)
+
+
+async def test_dumb_and_asynchronous_is_watched_by_its_folder(tmp_path: Path) -> None:
+    def save() -> None:
+        with FolderStore(tmp_path) as store:
+            store.save(8, {"a": [b"x" * 1000]})
+
+    with FolderStore(tmp_path) as store:
+        store.save(7, {"a": [b"older"]})
+    await asyncio.sleep(1.1)  # what lies there a second before we ask is older
+    async with (
+        serve({TRIGGER: [{"status": 202}]}) as peer,
+        effector(llm(peer.url, checkpoint_dir=str(tmp_path))) as (made, told),
+        asyncio.TaskGroup() as group,
+    ):
+        task = group.create_task(made.carry_out(order(10.0)))
+        await asyncio.sleep(0.6)
+        assert not task.done()
+        await asyncio.to_thread(save)
+        detail = dict(await task)
+    assert (detail["step"], detail["verified"], detail["bytes"]) == (8, True, 1000)
+    assert told.stages == ["waiting_folder"]
+
+
+async def test_dumb_and_mute_gets_the_configured_time() -> None:
+    async with serve({TRIGGER: [{"status": 202}]}) as peer:
+        async with effector(llm(peer.url, max_checkpoint_s=0.5)) as (made, told):
+            detail = dict(await made.carry_out(order()))
+        assert (detail["verified"], detail["native"]) == (False, False)
+        assert told.stages == ["waiting"]
+        async with effector(llm(peer.url)) as (made, _):
+            with pytest.raises(EffectorError, match="out of time: its checkpoint is still waiting"):
+                await made.carry_out(order(1.0))
+
+
+# --- Refusals and faults -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [409, 423])
+async def test_one_that_runs_already_is_adopted(status: int) -> None:
+    script = {
+        TRIGGER: [{"status": status}],
+        STATUS: [{"body": {"job": "llm", "checkpoint": "earlier"}}],
+        "GET /api/v1/checkpoints/earlier": [native("writing"), DURABLE],
+    }
+    async with serve(script) as peer, effector(llm(peer.url)) as (made, _):
+        assert dict(await made.carry_out(order()))["verified"] is True
+    assert peer.count(TRIGGER) == 1
+
+
+async def test_one_that_ran_and_has_just_ended_is_asked_anew() -> None:
+    script = {TRIGGER: [{"status": 409}, accepted()], STATUS: [{"body": {"job": "llm"}}], FOLLOW: [DURABLE]}
+    async with serve(script) as peer, effector(llm(peer.url)) as (made, _):
+        assert dict(await made.carry_out(order()))["verified"] is True
+    assert peer.count(TRIGGER) == 2
+
+
+@pytest.mark.parametrize("status", [404, 405, 501])
+async def test_an_unknown_route_has_one_alias(status: int) -> None:
+    script = {TRIGGER: [{"status": status}], ALIAS: [accepted()], FOLLOW: [DURABLE]}
+    async with serve(script) as peer, effector(llm(peer.url)) as (made, _):
+        assert dict(await made.carry_out(order()))["native"] is True
+    async with serve({TRIGGER: [{"status": status}]}) as peer, effector(llm(peer.url)) as (made, _):
+        with pytest.raises(EffectorError, match="knows neither POST /api/v1/trigger_checkpoint nor"):
+            await made.carry_out(order())
+    assert peer.asked == [TRIGGER, ALIAS]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refused_token_is_told_at_once(tmp_path: Path, status: int) -> None:
+    secret = tmp_path / "token"
+    secret.write_text(TOKEN)
+    secret.chmod(0o600)
+    async with serve({TRIGGER: [{"status": status}]}) as peer:
+        options = llm(peer.url, token=Secret(file=str(secret)))
+        async with effector(options) as (made, _):
+            with pytest.raises(
+                EffectorError, match=rf"refuses the token \(HTTP {status}; check `token` of llm"
+            ) as caught:
+                await made.carry_out(order())
+            assert TOKEN not in f"{caught.value!r} {made!r} {options!r}"
+        assert peer.headers[0]["Authorization"] == f"Bearer {TOKEN}"
+        secret.chmod(0o644)
+        async with effector(options) as (made, _):
+            with pytest.raises(EffectorError, match=r"our token cannot be read: .*others can read this secret"):
+                await made.carry_out(order())
+    assert peer.asked == [TRIGGER]
+
+
+async def test_busy_is_asked_again_soon() -> None:
+    """Retry-After is heeded, but never for more than a tenth of what is left."""
+    busy = [{"status": 503, "headers": {"Retry-After": "3600"}}, {"status": 429, "headers": {"Retry-After": "soon"}}]
+    async with (
+        serve({TRIGGER: [*busy, accepted()], FOLLOW: [DURABLE]}) as peer,
+        effector(llm(peer.url)) as (made, told),
+    ):
+        began_s = time.perf_counter()
+        assert dict(await made.carry_out(order(8.0)))["verified"] is True
+        assert 1.0 < time.perf_counter() - began_s < 3.0
+    assert told.stages == ["busy", "committed"]
+    assert [body["id"] for body in peer.bodies] == ["a1"] * 3
+
+
+async def test_5xx_is_tried_four_times_with_the_same_id() -> None:
+    async with serve({TRIGGER: [{"status": 500}]}) as peer, effector(llm(peer.url)) as (made, _):
+        began_s = time.perf_counter()
+        with pytest.raises(EffectorError, match=r"answered 500, 4 times; its last checkpoint before this one stands"):
+            await made.carry_out(order())
+        assert 1.6 < time.perf_counter() - began_s < 4.0
+    assert [body["id"] for body in peer.bodies] == ["a1"] * 4
+    async with (
+        serve({TRIGGER: [{"status": 502}, accepted()], FOLLOW: [DURABLE]}) as peer,
+        effector(llm(peer.url)) as (made, _),
+    ):
+        assert dict(await made.carry_out(order()))["verified"] is True
+
+
+@pytest.mark.parametrize("status", [302, 400, 422])
+async def test_a_redirect_or_a_no_is_final(status: int) -> None:
+    away = {"status": status, "headers": {"Location": "http://127.0.0.1:1/x"}}
+    async with serve({TRIGGER: [away]}) as peer, effector(llm(peer.url)) as (made, _):
+        with pytest.raises(EffectorError, match=rf"refuses the request \(HTTP {status}; expected 202\)"):
+            await made.carry_out(order())
+    assert peer.asked == [TRIGGER]
+
+
+async def test_nobody_there_costs_no_time(folder: Path) -> None:
+    """The battery is not burnt for a trainer that is gone; and the core hears of it."""
+    (folder / "file").write_text("")
+    for url in ("http://127.0.0.1:9", f"unix:{folder}/none.sock", f"unix:{folder}/file"):
+        async with effector(llm(url)) as (made, told):
+            began_s = time.perf_counter()
+            with pytest.raises(EffectorError, match="nobody listens there"):
+                await made.carry_out(order())
+            assert time.perf_counter() - began_s < 0.5
+        assert [news.alive for news in told.seen] == [False]
+
+
+async def hang(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+    while await reader.read(1000):
+        pass
+
+
+async def hang_after_headers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{")
+    await hang(reader, writer)
+
+
+async def trickle_headers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\n")
+    for number in range(1000):
+        writer.write(b"X-%d: y\r\n" % number)
+        await writer.drain()
+        await asyncio.sleep(0.05)
+
+
+async def trickle_body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 50000\r\n\r\n")
+    for _ in range(1000):
+        writer.write(b" ")
+        await writer.drain()
+        await asyncio.sleep(0.05)
+
+
+async def gigabyte(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for _ in range(1024):
+        writer.write(b"100000\r\n" + b"[" * 0x100000 + b"\r\n")
+        await writer.drain()
+
+
+async def header_bomb(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\nX: " + b"y" * 10_000_000 + b"\r\n\r\n")
+    await writer.drain()
+
+
+async def zip_bomb(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\n\x1f\x8b\x08\x00")
+    await writer.drain()
+
+
+async def no_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(10)
+    writer.write(b"\x00\xff220 smtp ready\r\n\r\n")
+    await writer.drain()
+
+
+async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(10)
+
+
+MONSTERS = {
+    talk.__name__: talk
+    for talk in (hang, hang_after_headers, trickle_headers, trickle_body, gigabyte, header_bomb, zip_bomb, no_http, cut)
+}
+
+
+@pytest.mark.parametrize("name", MONSTERS)
+async def test_a_monster_is_borne_within_the_deadline(name: str) -> None:
+    """Whatever comes, `carry_out` answers in words before its deadline, and `look` ends in its time."""
+    async with serve_raw(MONSTERS[name]) as url, effector(llm(url)) as (made, told):
+        action = order(1.5)
+        with contextlib.suppress(EffectorError):
+            detail = dict(await made.carry_out(action))
+            assert detail["verified"] is False
+        assert boottime_s() < action.by_s
+        began_s = time.perf_counter()
+        await made.look()
+        assert time.perf_counter() - began_s < 6.0
+        assert told.seen[-1].alive, "it hangs or lies, but somebody is there"
+
+
+async def test_a_hung_native_trainer_is_asked_again_until_it_wakes() -> None:
+    """Known to be native, it has 2 s for the headers; the same id makes one checkpoint of all requests."""
+    slow = asyncio.Event()
+
+    async def stuck(_: web.Request) -> web.Response:
+        await slow.wait()
+        return web.Response(status=500)
+
+    script = {STATUS: [{"body": {"job": "llm"}}], TRIGGER: [stuck, accepted()], FOLLOW: [DURABLE]}
+    async with serve(script) as peer, effector(llm(peer.url)) as (made, told):
+        await made.look()
+        began_s = time.perf_counter()
+        assert dict(await made.carry_out(order(10.0)))["verified"] is True
+        assert 2.9 < time.perf_counter() - began_s < 5.0
+        slow.set()
+    assert told.stages == ["hung", "committed"]
+    assert [body["id"] for body in peer.bodies] == ["a1", "a1"]
+
+
+async def test_one_that_hangs_delays_no_other() -> None:
+    async with (
+        serve_raw(hang) as url,
+        serve({TRIGGER: [accepted()], FOLLOW: [DURABLE]}) as good,
+        effector(llm(good.url), TrainerOptions(name="hung", url=url)) as (made, _),
+        asyncio.TaskGroup() as group,
+    ):
+        stuck = group.create_task(made.look())
+        began_s = time.perf_counter()
+        await made.carry_out(order())
+        assert time.perf_counter() - began_s < 1.0
+        await stuck
+
+
+# --- Going on, and other orders ---------------------------------------------------------------------------------------
+
+
+def resume() -> ResumeTrainer:
+    return ResumeTrainer(id="r1", by_s=boottime_s() + 5, trainer="llm", outage="o1")
+
+
+@pytest.mark.parametrize(
+    ("answers", "native_", "resumed"),
+    [
+        ([{"body": {"job": "llm", "step": 7}}], True, True),
+        ([{"body": {"job": "llm", "step": 7, "paused": True}}], True, False),
+        ([{"status": 204}], False, True),
+        ([{"status": 404}], False, False),
+        ([{"status": 503}, {"body": {"job": "llm"}}], True, True),
+    ],
+)
+async def test_resume(answers: list[dict[str, object]], *, native_: bool, resumed: bool) -> None:
+    async with serve({RESUME: [*answers]}) as peer, effector(llm(peer.url)) as (made, _):
+        detail = dict(await made.carry_out(resume()))
+    assert (detail["native"], detail["resumed"]) == (native_, resumed)
+
+
+async def test_resume_that_fails_says_what_to_do() -> None:
+    async with serve({RESUME: [{"status": 500}]}) as peer, effector(llm(peer.url)) as (made, _):
+        with pytest.raises(EffectorError, match=r"answered 500 .*training may still stand"):
+            await made.carry_out(resume())
+    assert peer.count(RESUME) == 4
+    async with effector(llm("http://127.0.0.1:9")) as (made, told):
+        with pytest.raises(EffectorError, match="nobody listens"):
+            await made.carry_out(resume())
+        assert not told.seen[0].alive
+
+
+async def test_orders_for_others_are_refused() -> None:
+    async with effector(llm("http://127.0.0.1:9")) as (made, _):
+        with pytest.raises(EffectorError, match="PollNow is nothing that a trainer can do"):
+            await made.carry_out(PollNow(id="x", by_s=0.0, ups="u"))
+    async with effector() as (made, _):
+        with pytest.raises(EffectorError, match=r"no trainer 'llm' \(known: none\)"):
+            await made.carry_out(order())
+
+
+async def test_the_actions_id_may_be_anything() -> None:
+    """The core names its actions as it likes; on the wire it becomes an id that can stand in a URL."""
+    async with serve({TRIGGER: [{"status": 200}]}) as peer, effector(llm(peer.url)) as (made, _):
+        await made.carry_out(order(name="boot 1/outage 2#3"))
+        await made.carry_out(order(name="boot 1/outage 2#3"))
+    assert peer.bodies[0]["id"] == peer.bodies[1]["id"]
+    assert json.dumps(peer.bodies[0]["id"]).isascii()

@@ -1,0 +1,360 @@
+"""Trainers are found, watched and believed within bounds: by their sockets, their users, and what they say."""
+
+import asyncio
+import contextlib
+import io
+import os
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import structlog
+from aiohttp import web
+
+from powerguard.clock import boottime_s
+from powerguard.core.model import Conduct, ResumeTrainer, TrainerSeen
+from powerguard.effectors.base import EffectorError
+from powerguard.effectors.trainer.options import TrainerOptions
+from powerguard.options import Secret
+from powerguard.trainer.store import newest_in
+from tests.effectors.trainer_peers import RESUME, STATUS, TRIGGER, Told, effector, order, serve
+from tests.trainer.toy import Toy, short_folder
+
+TOKEN = "Curlew-Anvil-Four-58"
+SAID = {"body": {"job": "llm", "step": 7, "conduct": "pause", "step_time_p95_s": 0.5}}
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as folder:
+        yield folder
+
+
+@pytest.fixture
+def log() -> Iterator[io.StringIO]:
+    """Everything that is logged, with tracebacks, as one text."""
+    text = io.StringIO()
+    before = structlog.get_config()
+    structlog.configure(
+        processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()],
+        logger_factory=structlog.PrintLoggerFactory(text),
+        cache_logger_on_first_use=False,
+    )
+    yield text
+    structlog.configure(**before)
+
+
+def llm(url: str, **more: object) -> TrainerOptions:
+    return TrainerOptions.model_validate({"name": "llm", "url": url, **more})
+
+
+async def until(true: Callable[[], object], limit_s: float = 10.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while not true():  # noqa: ASYNC110 - a list tells nobody when it grows
+            await asyncio.sleep(0.02)
+
+
+async def failure_of(doing: Awaitable[object]) -> str:
+    with pytest.raises(EffectorError) as caught:
+        await doing
+    return str(caught.value)
+
+
+def last(told: Told) -> TrainerSeen:
+    return told.seen[-1]
+
+
+# --- Watching ---------------------------------------------------------------------------------------------------------
+
+
+async def test_what_it_says_is_published() -> None:
+    async with serve({STATUS: [SAID]}) as peer, effector(llm(peer.url, disk="d0")) as (made, told):
+        await made.look()
+    news = last(told)
+    assert (news.trainer, news.alive, news.conduct, news.step, news.step_s) == ("llm", True, Conduct.PAUSE, 7, 0.5)
+    assert (news.checkpoint_s, news.disk, news.paused) == (None, "d0", False)
+
+
+async def test_one_that_falls_silent_stays_what_it_was() -> None:
+    """Hung, or answering nonsense, it is still there: its conduct must not change in the core's sums."""
+    answers: list[dict[str, object]] = [SAID, {"status": 500}, {"body": "{"}, {"body": {"job": "llm", "step": -1}}]
+    async with serve({STATUS: [*answers]}) as peer, effector(llm(peer.url)) as (made, told):
+        for _ in answers:
+            await made.look()
+    assert [(news.alive, news.conduct, news.step) for news in told.seen] == [(True, Conduct.PAUSE, 7)] * 4
+
+
+async def test_a_dumb_one_is_alive_and_continues() -> None:
+    async with serve({}) as peer, effector(llm(peer.url)) as (made, told):
+        await made.look()
+    assert (last(told).alive, last(told).conduct, last(told).checkpoint_s) == (True, Conduct.CONTINUE, None)
+
+
+async def test_one_that_goes_and_comes_back_is_told_each_time(log: io.StringIO, folder: Path) -> None:
+    path = folder / "llm.sock"
+    async with effector(llm(f"unix:{path}")) as (made, told):
+        await made.look()
+        await made.look()
+        async with serve({STATUS: [SAID]}, path=path):
+            await made.look()
+        await made.look()
+    assert [news.alive for news in told.seen] == [False, False, True, False]
+    events = [line.split("event=")[1].split()[0] for line in log.getvalue().splitlines()]
+    assert events == ["'trainer_unreachable'", "'trainer_reachable'", "'trainer_unreachable'"], "told on change only"
+
+
+async def test_watch_goes_round_until_it_is_cancelled() -> None:
+    async with serve({STATUS: [SAID]}) as peer, effector(llm(peer.url)) as (made, told), asyncio.TaskGroup() as group:
+        task = group.create_task(made.watch(every_s=0.05))
+        await until(lambda: len(told.seen) >= 3)
+        task.cancel()
+
+
+async def test_a_token_never_shows(log: io.StringIO, tmp_path: Path) -> None:
+    """Refused, redirected, echoed back at us: it is in no log line, no event, no message, no traceback, no repr."""
+
+    async def echo(request: web.Request) -> web.Response:
+        return web.json_response({"job": 5, "error": request.headers["Authorization"]}, status=401)
+
+    async def garble(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        request.transport.write(f"HTTP/1.1 {request.headers['Authorization']}\x00\r\n\r\n".encode())
+        request.transport.close()
+        return web.Response()
+
+    secret = tmp_path / "token"
+    secret.write_text(TOKEN + "\n")
+    secret.chmod(0o400)
+    said: list[str] = []
+    for handler in (echo, garble):
+        async with serve({STATUS: [handler], TRIGGER: [handler], RESUME: [handler]}) as peer:
+            options = llm(peer.url, token=Secret(file=str(secret)))
+            async with effector(options) as (made, told):
+                await made.look()
+                resume = ResumeTrainer(id="r", by_s=boottime_s() + 5, trainer="llm", outage="o")
+                for action in (order(1.0), resume):
+                    with pytest.raises(EffectorError) as caught:
+                        await made.carry_out(action)
+                    said.append(repr(caught.value))
+                said += [repr(told), repr(made), repr(options), options.model_dump_json()]
+        assert all(headers["Authorization"] == f"Bearer {TOKEN}" for headers in peer.headers)
+        assert len(peer.headers) >= 3
+    assert TOKEN not in log.getvalue() + "".join(said)
+    assert "trainer_unreachable" in log.getvalue()
+
+
+# --- Finding --------------------------------------------------------------------------------------------------------
+
+
+async def test_sockets_are_found_by_name_and_lost_when_they_go(folder: Path) -> None:
+    (folder / "notes.txt").write_text("no socket")
+    (folder / "file.sock").write_text("no socket either")
+    (folder / "link.sock").symlink_to(folder / "new.sock")
+    async with effector(discover=folder) as (made, told):
+        await made.look()
+        assert told == []
+        async with serve({STATUS: [SAID]}, path=folder / "new.sock"):
+            await made.look()
+            assert made.names == ("new",)
+            assert (last(told).trainer, last(told).alive) == ("new", True)
+        (folder / "new.sock").unlink(missing_ok=True)
+        await made.look()
+        assert made.names == ()
+        assert (last(told).trainer, last(told).alive) == ("new", False)
+
+
+async def test_a_found_one_that_only_hangs_up_stays_known_as_gone(folder: Path) -> None:
+    """Its socket is still there, nobody behind it: killed, and perhaps about to be restarted."""
+    with Toy(folder, socket_name="toy.sock") as toy:
+        async with effector(discover=folder) as (made, told):
+            await made.look()
+            assert last(told).alive
+            toy.kill()
+            toy.end()
+            await made.look()
+            assert (made.names, last(told).alive) == (("toy",), False)
+
+
+async def test_a_configured_one_is_not_found_twice(folder: Path, log: io.StringIO) -> None:
+    async with (
+        serve({STATUS: [SAID]}, path=folder / "a.sock"),
+        serve({STATUS: [SAID]}, path=folder / "llm.sock") as imposter,
+        effector(llm(f"unix:{folder}/a.sock"), discover=folder) as (made, told),
+    ):
+        await made.look()
+        await made.look()
+    assert made.names == ("llm",)
+    assert {news.trainer for news in told.seen} == {"llm"}
+    assert imposter.asked == []
+    assert log.getvalue().count("trainer_ignored") == 1
+
+
+@contextlib.contextmanager
+def stranger(folder: Path) -> Iterator[None]:
+    """Let another user serve evil.sock in the folder; he writes down in `got` whatever he is sent."""
+    folder.chmod(0o1777)
+    ready, told_ready = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setuid(65534)
+            server = socket.socket(socket.AF_UNIX)
+            server.bind(str(folder / "evil.sock"))
+            server.listen()
+            os.write(told_ready, b"x")
+            got = b"got:"
+            for _ in range(3):
+                got += server.accept()[0].recv(1000)
+            (folder / "got.new").write_bytes(got)
+            (folder / "got.new").rename(folder / "got")
+        finally:
+            os._exit(0)
+    os.close(told_ready)
+    try:
+        assert os.read(ready, 1) == b"x"
+        yield
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(ready)
+
+
+@pytest.mark.root
+async def test_a_strangers_socket_is_ignored_before_anything_is_sent(folder: Path, log: io.StringIO) -> None:
+    """The folder is open to all users: whoever puts a socket there must be allowed to, or hears nothing from us."""
+    with stranger(folder):
+        async with effector(discover=folder) as (made, told):
+            await made.look()
+            await made.look()
+            assert (made.names, list(told)) == ((), [])
+        options = llm(f"unix:{folder}/evil.sock", uids=[0])
+        async with effector(options) as (made, told):
+            with pytest.raises(EffectorError, match=r"served by uid 65534, who is not allowed to \(allowed: 0\)"):
+                await made.carry_out(order())
+        await until((folder / "got").exists)
+        assert (folder / "got").read_bytes() == b"got:"
+    assert log.getvalue().count("trainer_ignored") == 1
+
+
+# --- The real thing ---------------------------------------------------------------------------------------------------
+
+
+async def test_an_outage_with_a_real_trainer(folder: Path) -> None:
+    """Found, triggered, paused and durable at its step, resumed in place: one process, two protocol ends, one disk."""
+    with Toy(folder, "--step-ms", "5", "--mb", "20", "--mb-per-s", "20") as toy:
+        async with effector(discover=folder) as (made, told):
+            await made.look()
+            news = last(told)
+            assert (news.trainer, news.alive, news.conduct, news.paused) == ("toy", True, Conduct.PAUSE, False)
+            action = replace(order(20.0), trainer="toy")
+            detail = dict(await made.carry_out(action))
+            assert (detail["native"], detail["verified"], detail["paused"], detail["at_paused_step"]) == (True,) * 4
+            saved = newest_in(toy.checkpoints)
+            assert saved is not None
+            assert (saved.step, saved.path, saved.size_bytes) == (detail["step"], detail["path"], detail["bytes"])
+            assert saved.manifest_digest == detail["digest"]
+            assert told.stages[-1] == "committed"
+            assert "writing" in told.stages
+            await made.look()
+            assert (last(told).paused, last(told).durable_step) == (True, saved.step)
+            assert last(told).checkpoint_s is not None
+            again = dict(await made.carry_out(action))
+            assert again["path"] == detail["path"], "the same id is the same checkpoint"
+            resumed = ResumeTrainer(id="r1", by_s=boottime_s() + 5, trainer="toy", outage="o1")
+            began_s = time.perf_counter()
+            assert dict(await made.carry_out(resumed))["resumed"] is True
+            assert time.perf_counter() - began_s < 1.0
+        toy.until_step(saved.step + 3)
+
+
+async def test_a_trainer_killed_in_mid_write_is_told_at_once(folder: Path) -> None:
+    """The battery is not burnt for it, and the torn checkpoint counts for nothing."""
+    with Toy(folder, "--step-ms", "5", "--mb", "60", "--mb-per-s", "10") as toy:
+        async with effector(llm(f"unix:{toy.socket}")) as (made, told), asyncio.TaskGroup() as group:
+            task = group.create_task(failure_of(made.carry_out(order(20.0))))
+            await until(lambda: "writing" in told.stages)
+            toy.kill()
+            began_s = time.perf_counter()
+            said = await task
+            assert time.perf_counter() - began_s < 3.0
+        assert "the trainer ended while its checkpoint was writing" in said
+        assert not last(told).alive
+        assert newest_in(toy.checkpoints) is None
+
+
+async def test_a_stopped_trainer_is_hung_and_then_goes_on(folder: Path) -> None:
+    """SIGSTOP: it is alive, it says nothing, and when it wakes the same id is one checkpoint."""
+    with Toy(folder, "--step-ms", "5") as toy:
+        async with effector(llm(f"unix:{toy.socket}")) as (made, told), asyncio.TaskGroup() as group:
+            await made.look()
+            toy.kill(signal.SIGSTOP)
+            task = group.create_task(made.carry_out(order(20.0)))
+            await until(lambda: "hung" in told.stages)
+            toy.kill(signal.SIGCONT)
+            assert dict(await task)["at_paused_step"] is True
+        assert all(news.alive for news in told.seen)
+        assert len(list(toy.checkpoints.glob("step-*"))) == 1
+
+
+async def test_an_exit_is_heard_before_it_happens(folder: Path) -> None:
+    """The process ends after its checkpoint, but not before we have read that it is durable."""
+    with Toy(folder, "--step-ms", "5", "--conduct", "exit", "--mb", "2") as toy:
+        async with effector(llm(f"unix:{toy.socket}", after="exit")) as (made, told):
+            detail = dict(await made.carry_out(order(20.0, after=Conduct.EXIT)))
+            assert (detail["verified"], detail["at_paused_step"]) == (True, True)
+            assert await asyncio.to_thread(toy.end, timeout_s=5) == (0, "")
+            await made.look()
+            assert not last(told).alive
+
+
+async def test_two_daemons_make_one_checkpoint(folder: Path) -> None:
+    """A precaution that goes on, then an emergency that pauses: joined in mid-write, paused at the step it saves."""
+    with Toy(folder, "--step-ms", "5", "--mb", "20", "--mb-per-s", "20") as toy:
+        options = llm(f"unix:{toy.socket}")
+        async with effector(options) as (made, told), effector(options) as (other, _), asyncio.TaskGroup() as group:
+            first = group.create_task(made.carry_out(order(20.0, name="c1", after=Conduct.CONTINUE)))
+            await until(lambda: "writing" in told.stages)
+            second = group.create_task(other.carry_out(order(15.0, name="c2", after=Conduct.PAUSE)))
+            one, two = dict(await first), dict(await second)
+        assert one["path"] == two["path"]
+        assert (two["at_paused_step"], two["paused"], two["verified"]) == (True, True, True)
+        assert len(list(toy.checkpoints.glob("step-*"))) == 1
+
+
+async def test_a_trainer_that_is_killed_and_restarted_is_asked_again(folder: Path) -> None:
+    """Its supervisor is quicker than our next question: it knows nothing of the id, and makes the checkpoint anew."""
+    with Toy(folder, "--step-ms", "5", "--mb", "60", "--mb-per-s", "10") as toy:
+        async with effector(llm(f"unix:{toy.socket}")) as (made, told), asyncio.TaskGroup() as group:
+            task = group.create_task(made.carry_out(order(30.0)))
+            await until(lambda: "writing" in told.stages)
+            toy.kill(signal.SIGSTOP)  # a question of ours is open: it fails when the process goes, and is asked again
+            toy.socket.rename(folder / "old.sock")
+            with Toy(folder, "--step-ms", "5", socket_name="toy.sock") as blocked:
+                assert blocked.said == "", "the folder is locked for as long as the old one lives"
+            with Toy(folder / "new", "--step-ms", "5", socket_name="../toy.sock") as again:
+                toy.kill()
+                detail = dict(await task)
+                assert again.process.poll() is None
+            assert (detail["verified"], detail["at_paused_step"]) == (True, True)
+            assert str(detail["path"]).startswith(str(folder / "new"))
+
+
+async def test_a_full_queue_is_a_hang_and_no_death(folder: Path) -> None:
+    """A stopped trainer's listen queue fills up: connecting fails at once, yet the trainer is there."""
+    path = folder / "llm.sock"
+    with socket.socket(socket.AF_UNIX) as server, contextlib.ExitStack() as queue:
+        server.bind(str(path))
+        server.listen(0)
+        for _ in range(3):
+            waiting = queue.enter_context(socket.socket(socket.AF_UNIX))
+            waiting.setblocking(False)
+            waiting.connect_ex(str(path))
+        async with effector(llm(f"unix:{path}")) as (made, told):
+            with pytest.raises(EffectorError, match="out of time: its checkpoint is still hung"):
+                await made.carry_out(order(1.5))
+            await made.look()
+            assert last(told).alive
