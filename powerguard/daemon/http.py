@@ -59,27 +59,27 @@ _library_log.addFilter(_is_ours)
 class Guard(asyncio.Protocol):
     """Stands between the socket and aiohttp's protocol: counts connections, and ends each of them at its limit."""
 
-    def __init__(self, inner: asyncio.Protocol, open_now: set["Guard"], limit_s: float) -> None:
-        """Guard one connection for at most limit_s. open_now: all that are open on this server."""
+    def __init__(self, inner: asyncio.Protocol, crowd: "Crowd", limit_s: float) -> None:
+        """Guard one connection for at most limit_s. crowd: all that are open on this server."""
         self._inner = inner
         self._limit_s = limit_s
-        self._open = open_now
+        self._crowd = crowd
         self._transport: asyncio.Transport | None = None
         self._end: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        if len(self._open) >= MAX_CONNECTIONS:
+        if self._crowd.closed or len(self._crowd.members) >= MAX_CONNECTIONS:
             self._transport.abort()
             return
-        self._open.add(self)
+        self._crowd.members.add(self)
         self._end = asyncio.get_running_loop().call_later(self._limit_s, self._transport.abort)
         self._inner.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._end is not None:
             self._end.cancel()
-            self._open.discard(self)
+            self._crowd.leave(self)
             self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -94,6 +94,39 @@ class Guard(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._inner.resume_writing()
+
+    def abort(self) -> None:
+        """End the connection now."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Crowd:
+    """The connections of one server."""
+
+    def __init__(self) -> None:
+        """Begin empty and open."""
+        self.members: set[Guard] = set()
+        self.closed = False
+        self._empty = asyncio.Event()
+
+    def leave(self, member: Guard) -> None:
+        """A connection has ended."""
+        self.members.discard(member)
+        if self.closed and not self.members:
+            self._empty.set()
+
+    async def disperse(self, grace_s: float) -> None:
+        """Let no one in any more, give those who are in a moment for their answer, and end them."""
+        self.closed = True
+        for _ in range(3):
+            await asyncio.sleep(0)  # noqa: TID251 - connections that are just being accepted reach their Guard
+        if self.members:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self._empty.wait()
+        for member in tuple(self.members):
+            member.abort()
 
 
 class Views:
@@ -228,10 +261,11 @@ async def guarded(
     )
     await runner.setup()
     make = cast("Callable[[], asyncio.Protocol]", runner.server)
-    open_now: set[Guard] = set()
+    crowd = Crowd()
     try:
-        yield lambda: Guard(make(), open_now, connection_limit_s)
+        yield lambda: Guard(make(), crowd, connection_limit_s)
     finally:
+        await crowd.disperse(0.1)
         await runner.cleanup()
 
 
