@@ -7,6 +7,7 @@ that has stopped reading, that holds up the caller or raises.
 """
 
 import atexit
+import contextlib
 import contextvars
 import dataclasses
 import enum
@@ -41,7 +42,7 @@ CONTAINER_CHARS = 4096
 REDACTED = "[redacted]"
 _SECRET_KEY = re.compile(
     r"(^|[_\-. ])(pass|passwd|password|passphrase|pwd|secret|token|community|authorization|cookie|credentials?_value"
-    r"|(api|auth|priv|private|k_?g|session)_?(key|pass|password))($|[_\-. ])",
+    r"|(api|auth|priv|private|session)[_\-. ]?(key|pass|password))($|[_\-. ])",
     re.IGNORECASE,
 )
 _USERINFO = re.compile(r"(?<=://)[^/@\s]*@")
@@ -195,6 +196,7 @@ class StreamSink:
             self._fd = os.dup(fd)
         except OSError:
             self._fd = -1
+        self._closing = False
         self._thread = threading.Thread(target=self._drain, name="powerguard-log", daemon=True)
         self._thread.start()
 
@@ -205,10 +207,9 @@ class StreamSink:
             self.lost += 1
 
     def close(self, limit_s: float = 0.5) -> None:
-        try:
-            self._lines.put(None, timeout=limit_s)
-        except queue.Full:
-            return
+        self._closing = True
+        with contextlib.suppress(queue.Full):  # then there are lines to write, after the last of which it ends
+            self._lines.put_nowait(None)
         self._thread.join(limit_s)
 
     def _drain(self) -> None:
@@ -217,6 +218,8 @@ class StreamSink:
                 self._write_all(line)
             except OSError:
                 self.lost += 1
+            if self._closing and self._lines.empty():
+                break
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -1,0 +1,242 @@
+"""The bulkhead: every way in which an effector can end, and what the loop gets, and when."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import pytest
+
+from powerguard.clock import boottime_s
+from powerguard.core.model import Action, Detail, Done, EnsurePolicy, Failed
+from powerguard.core.plain import from_plain, to_plain
+from powerguard.daemon.attempt import Strays, attempt
+from powerguard.effectors.base import EffectorError
+
+
+class Does:
+    """An effector that does what it is given."""
+
+    def __init__(self, what: Callable[[], Awaitable[object]]) -> None:
+        self.what = what
+        self.asked: list[Action] = []
+
+    async def carry_out(self, action: Action) -> Detail:
+        self.asked.append(action)
+        return cast("Detail", await self.what())
+
+
+def order(limit_s: float) -> EnsurePolicy:
+    return EnsurePolicy(id="o-1-7", by_s=boottime_s() + limit_s, outage="o-1")
+
+
+async def outcome(what: Callable[[], Awaitable[object]], limit_s: float = 5.0) -> Done | Failed:
+    strays = Strays()
+    found = await attempt(Does(what), order(limit_s), clock=boottime_s, strays=strays)
+    assert from_plain(to_plain(found), type(found)) == found, "every outcome can be journalled"
+    assert not strays.total
+    return found
+
+
+async def raising(error: BaseException) -> None:
+    raise error
+
+
+async def test_done() -> None:
+    async def work() -> Detail:
+        await asyncio.sleep(0.02)
+        return (("policy", "always-on"), ("verified", True))
+
+    found = await outcome(work)
+    assert isinstance(found, Done)
+    assert found.detail == (("policy", "always-on"), ("verified", True))
+    assert 0.015 < found.took_s < 1
+    assert found.action.id == "o-1-7"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            EffectorError("bmc 10.0.0.5: refused the policy (privilege too low)"),
+            "bmc 10.0.0.5: refused the policy (privilege too low)",
+        ),
+        (ValueError("bad\nvalue\x1b[2J"), r"ValueError: bad\nvalue\x1b[2J"),
+        (KeyError("x"), "KeyError: 'x'"),
+        (OSError(111, "Connection refused"), "ConnectionRefusedError: [Errno 111] Connection refused"),
+        (AssertionError(), "AssertionError"),
+        (SystemExit(3), "SystemExit: 3"),
+        (TimeoutError("its own"), "TimeoutError: its own"),
+        (
+            ExceptionGroup("unhandled errors", [ValueError("a"), OSError("b")]),
+            "ExceptionGroup of 2: ValueError: a; OSError: b",
+        ),
+        (BaseExceptionGroup("g", [SystemExit(1)]), "BaseExceptionGroup of 1: SystemExit: 1"),
+        (ValueError("x" * 5000), "ValueError: " + "x" * 288 + "...(+4712 chars)"),
+        (ConnectionError("http://pg:hunter2@10.0.0.5/ refused"), "ConnectionError: http://10.0.0.5/ refused"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+async def test_every_exception_is_a_reason_in_one_line(error: BaseException, reason: str) -> None:
+    found = await outcome(lambda: raising(error))
+    assert isinstance(found, Failed)
+    assert (found.reason, found.timed_out) == (reason, False)
+
+
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+async def test_an_exception_that_cannot_be_printed() -> None:
+    found = await outcome(lambda: raising(UnspeakableError()))
+    assert isinstance(found, Failed)
+    assert found.reason == "UnspeakableError: (cannot be printed)"
+
+
+async def test_a_failure_in_a_task_group_of_the_effector() -> None:
+    """What killed a loop in the first sketch: a trainer that refuses, inside a TaskGroup."""
+
+    async def work() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(raising(ConnectionRefusedError("llm refused")))
+            group.create_task(asyncio.sleep(60))
+
+    found = await outcome(work)
+    assert isinstance(found, Failed)
+    assert found.reason == "ExceptionGroup of 1: ConnectionRefusedError: llm refused"
+
+
+@pytest.mark.parametrize(
+    "value", ["text", 5, [("a", 1)], (("a", 1, 2),), (("a", [1]),), (("a", float("inf")),), None, {}]
+)
+async def test_a_return_value_that_cannot_be_journalled_is_a_failure(value: object) -> None:
+    """It would otherwise keep the journal from writing the outcome."""
+
+    async def work() -> object:
+        return value
+
+    found = await outcome(work)
+    assert isinstance(found, Failed)
+    assert f"the effector returned a {type(value).__name__}" in found.reason
+
+
+async def test_an_effector_that_cancels_itself() -> None:
+    async def work() -> None:
+        raise asyncio.CancelledError
+
+    found = await outcome(work)
+    assert isinstance(found, Failed)
+    assert found.reason == "the effector cancelled itself"
+
+
+async def test_the_deadline_is_absolute_and_kept() -> None:
+    cleaned = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cleaned.append(True)
+
+    began_s = time.monotonic()
+    found = await outcome(work, 0.1)
+    assert 0.09 < time.monotonic() - began_s < 0.3
+    assert isinstance(found, Failed)
+    assert found.timed_out
+    assert found.reason.startswith("timed out after 0.1 s")
+    assert cleaned == [True]
+
+
+@pytest.mark.parametrize("limit_s", [0.0, -3.0, float("nan")])
+async def test_an_action_whose_deadline_has_passed_is_not_started(limit_s: float) -> None:
+    strays = Strays()
+    effector = Does(lambda: asyncio.sleep(0))
+    found = await attempt(effector, order(limit_s), clock=boottime_s, strays=strays)
+    assert isinstance(found, Failed)
+    assert found.timed_out
+    assert effector.asked == []
+
+
+async def test_no_deadline_means_no_limit() -> None:
+    async def work() -> Detail:
+        return ()
+
+    found = await attempt(Does(work), order(float("inf")), clock=boottime_s, strays=Strays())
+    assert isinstance(found, Done)
+
+
+async def test_a_success_after_the_deadline_is_a_failure() -> None:
+    """It caught its cancellation and returned something: half a job, for all we know."""
+
+    async def work() -> Detail:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return (("step", 7),)
+        return ()
+
+    found = await outcome(work, 0.05)
+    assert isinstance(found, Failed)
+    assert found.timed_out
+
+
+async def test_an_effector_that_swallows_its_cancellation_is_left_behind() -> None:
+    """Held, counted and told; the loop goes on a quarter of a second after the deadline."""
+    stubborn = asyncio.Event()
+
+    async def work() -> Detail:
+        while not stubborn.is_set():
+            try:
+                await stubborn.wait()
+            except asyncio.CancelledError:
+                continue
+        return ()
+
+    strays = Strays()
+    began_s = time.monotonic()
+    found = await attempt(Does(work), order(0.1), clock=boottime_s, strays=strays)
+    took_s = time.monotonic() - began_s
+    assert 0.3 < took_s < 0.6
+    assert isinstance(found, Failed)
+    assert found.timed_out
+    assert "did not stop within 0.25 s more (left behind)" in found.reason
+    assert (strays.total, len(strays.running)) == (1, 1)
+    (task,) = strays.running
+    stubborn.set()
+    await asyncio.wait({task})
+    assert (strays.total, len(strays.running)) == (1, 0)
+
+
+async def test_when_we_are_cancelled_the_effector_may_clean_up() -> None:
+    """The daemon stops: children are killed in the effectors' own `finally`, and the cancellation goes on."""
+    cleaned = []
+
+    async def work() -> Detail:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.02)
+            cleaned.append(True)
+        return ()
+
+    strays = Strays()
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(attempt(Does(work), order(60), clock=boottime_s, strays=strays))
+        await asyncio.sleep(0.02)
+        task.cancel()
+    assert task.cancelled()
+    assert cleaned == [True]
+    assert strays.total == 0
+
+
+async def test_an_outcome_right_at_the_deadline_is_one_outcome() -> None:
+    """Whichever of the two wins: no exception, no second answer."""
+    for _ in range(50):
+
+        async def work() -> Detail:
+            await asyncio.sleep(0.002)
+            return ()
+
+        found = await attempt(Does(work), order(0.002), clock=boottime_s, strays=Strays())
+        assert isinstance(found, Done | Failed)
