@@ -106,11 +106,14 @@ class _Udp(udp.UdpAsyncioTransport):  # type: ignore[misc]  # pysnmp ships no ty
     garbled = 0
 
     def datagram_received(self, datagram: bytes, transportAddress: tuple[str, int]) -> None:  # noqa: N803 - pysnmp's
-        """Hand a packet to the engine."""
+        """Hand a packet to the engine; every SNMP message is a SEQUENCE."""
+        if datagram[:1] != b"\x30":
+            _Udp.garbled += 1
+            return
         try:
             self._callback_function(self, transportAddress, datagram)
         except Exception:  # noqa: BLE001 - whatever a decoder raises on a hostile packet; the request times out
-            type(self).garbled += 1
+            _Udp.garbled += 1
 
     def error_received(self, exc: Exception) -> None:
         """ICMP refused: nothing tells whose it was, so the request runs into its own timeout."""
@@ -125,7 +128,7 @@ class _Udp6(_Udp, udp6.Udp6AsyncioTransport):  # type: ignore[misc]
 
 def garbled_packets() -> int:
     """Packets of this process that were no SNMP at all, or could not be matched to a request."""
-    return _Udp.garbled + _Udp6.garbled
+    return _Udp.garbled
 
 
 @dataclass(slots=True)

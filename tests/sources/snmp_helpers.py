@@ -1,0 +1,70 @@
+"""What the tests of the snmp source share: options, secrets in files, simulated cards of both families."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from powerguard.options import Secret
+from powerguard.profiles.values import Answer, Missing, Oid
+from powerguard.profiles.walk import parse_walk
+from powerguard.sim import snmp_ber as ber
+from powerguard.sim.snmp_agent import OnSet, SnmpAgent
+from powerguard.sim.snmp_ber import SimValue
+from powerguard.sim.snmp_usm import SimUser
+from powerguard.sources.snmp_options import SnmpOptions
+from powerguard.sources.snmp_port import PysnmpPort, close_engines
+
+A = "1.3.6.1.4.1.318.1.1.1"
+U = "1.3.6.1.2.1.33.1"
+WALKS = Path(__file__).parents[1] / "profiles" / "walks"
+
+
+def walk(name: str) -> dict[str, Answer]:
+    path = WALKS / f"{name}.walk"
+    return parse_walk(path.read_text(encoding="utf-8"), path.name)
+
+
+def as_sim(answer: Answer) -> SimValue:
+    match answer:
+        case Oid():
+            return ber.oid(answer)
+        case bytes():
+            return ber.octets(answer)
+        case Missing():
+            return ber.NULL_VALUE
+        case int():
+            return ber.integer(answer) if answer < 2**31 else ber.gauge(answer)
+
+
+def table(name: str) -> dict[str, SimValue]:
+    """Return a made walk as a card serves it; change it, and the card's next answer changes."""
+    return {oid: as_sim(answer) for oid, answer in walk(name).items()}
+
+
+def secret(folder: Path, name: str, text: str) -> Secret:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o400)
+    return Secret(file=str(path))
+
+
+def options(port: int, **more: object) -> SnmpOptions:
+    return SnmpOptions.model_validate({"kind": "snmp", "host": "127.0.0.1", "port": port, "timeout_s": 0.5, **more})
+
+
+@asynccontextmanager
+async def port_to(agent: SnmpAgent, *, retries: int = 0, **more: object) -> AsyncIterator[PysnmpPort]:
+    port = PysnmpPort(options(agent.port, **more), retries=retries)
+    try:
+        yield port
+    finally:
+        await port.close()
+        close_engines()
+
+
+@asynccontextmanager
+async def card(
+    values: dict[str, SimValue], *, user: SimUser | None = None, on_set: OnSet | None = None, seed: int = 0
+) -> AsyncIterator[SnmpAgent]:
+    async with SnmpAgent(lambda: values, user=user, on_set=on_set, seed=seed) as agent:
+        yield agent

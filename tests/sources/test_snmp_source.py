@@ -1,0 +1,280 @@
+"""The snmp source against simulated cards: what it publishes, when it gives up, how it comes back."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from structlog.testing import capture_logs
+
+from powerguard.clock import boottime_s
+from powerguard.core.model import OutputSource, Reading, SourceFailed
+from powerguard.profiles.load import load_profiles
+from powerguard.profiles.values import Answer, Missing
+from powerguard.sim import snmp_ber as ber
+from powerguard.sim.snmp_agent import Fault, SnmpAgent
+from powerguard.sim.snmp_usm import SimUser
+from powerguard.sources.snmp import SnmpSource, probe
+from powerguard.sources.snmp_port import PysnmpPort, SnmpError, SnmpPort, close_engines
+from tests.sources.snmp_helpers import A, U, card, options, secret, table, walk
+
+PROFILES = load_profiles(None)
+Kind = TypeVar("Kind", Reading, SourceFailed)
+Heard = asyncio.Queue[Reading | SourceFailed]
+
+
+@asynccontextmanager
+async def listening(
+    agent: SnmpAgent, *, port: SnmpPort | None = None, retries: int = 1, **more: object
+) -> AsyncIterator[tuple[SnmpSource, Heard]]:
+    """Run a source of the card, and hand out what it publishes."""
+    heard: asyncio.Queue[Reading | SourceFailed] = asyncio.Queue()
+    settings = options(agent.port, **{"poll_s": 0.5, **more})
+    port = PysnmpPort(settings, retries=retries) if port is None else port
+    source = SnmpSource(settings, ups="rack-a", clock=boottime_s, port=port, profiles=PROFILES)
+    task = asyncio.get_running_loop().create_task(source.run(heard.put_nowait))
+    try:
+        async with asyncio.timeout(25):
+            yield source, heard
+    finally:
+        assert not task.done(), task.exception()
+        task.cancel()
+        await asyncio.wait([task])
+        close_engines()
+
+
+async def until(heard: Heard, kind: type[Kind]) -> Kind:
+    while not isinstance(event := await heard.get(), kind):
+        pass
+    return event
+
+
+async def test_a_reading_is_whole() -> None:
+    async with card(table("apc")) as agent, listening(agent) as (source, heard):
+        reading = await heard.get()
+    assert isinstance(reading, Reading)
+    assert (reading.ups, reading.feed, reading.source) == ("rack-a", "rack-a", f"snmp:127.0.0.1:{agent.port}")
+    assert (reading.output_source, reading.runtime_s, reading.charge_pct) == (OutputSource.UTILITY, 1740, 99.5)
+    assert (reading.input_present, reading.low_battery, reading.authenticated) == (True, False, False)
+    assert 0 <= boottime_s() - reading.at_s < 5
+    assert source.name == reading.source
+
+
+@pytest.mark.parametrize("version", [1, "2c", 3])
+async def test_polls_keep_to_their_grid(version: int | str, tmp_path: Path) -> None:
+    """A poll that took long must not shift the ones after it."""
+    user = SimUser(name="pg", auth=b"authpass-of-the-tests", priv=b"privpass-of-the-tests")
+    keys: dict[str, Any] = {}
+    if version == 3:
+        auth, priv = secret(tmp_path, "a", "authpass-of-the-tests"), secret(tmp_path, "p", "privpass-of-the-tests")
+        keys = {"user": "pg", "auth": auth, "priv": priv}
+    async with card(table("apc"), user=user) as agent, listening(agent, version=version, **keys) as (_, heard):
+        first = await until(heard, Reading)
+        times = [(await heard.get()).at_s for _ in range(4)]
+    assert first.authenticated is (version == 3)
+    assert [round(later - earlier, 1) for earlier, later in itertools.pairwise(times)] == [0.5] * 3
+
+
+async def test_battery_is_seen_with_its_witnesses() -> None:
+    """The alarm row and the runtime in RFC 1628 appear only on battery; both must be found."""
+    values = table("rfc1628")
+    del values[f"{U}.2.3.0"]
+    async with card(values) as agent, listening(agent) as (_, heard):
+        assert (await until(heard, Reading)).runtime_s is None
+        values |= {
+            f"{U}.4.1.0": ber.integer(5),
+            f"{U}.2.2.0": ber.integer(4),
+            f"{U}.3.3.1.3.1": ber.integer(0),
+            f"{U}.6.1.0": ber.gauge(1),
+            f"{U}.6.2.1.2.17": ber.oid(f"{U}.6.3.2"),
+            f"{U}.2.3.0": ber.integer(12),
+        }
+        while (reading := await until(heard, Reading)).output_source is not OutputSource.BATTERY:
+            pass
+        assert (reading.on_battery_s, reading.input_present, reading.alarms) == (4, False, ("on_battery",))
+        assert (await until(heard, Reading)).runtime_s == 720
+
+
+async def test_poll_now_polls_at_once_but_never_floods() -> None:
+    async with card(table("apc")) as agent, listening(agent, poll_s=10.0) as (source, heard):
+        first = await heard.get()
+        source.poll_now()
+        second = await heard.get()
+        assert second.at_s - first.at_s < 1.0
+        before = agent.requests
+        for _ in range(50):
+            source.poll_now()
+            await asyncio.sleep(0.01)
+        assert agent.requests - before <= 3 * 2  # two requests a poll, one poll each 0.2 s
+
+
+async def test_lost_after_three_misses_and_back_again() -> None:
+    values = table("apc")
+    with capture_logs() as logs:
+        async with card(values) as agent, listening(agent) as (_, heard):
+            await until(heard, Reading)
+            agent.fault = Fault.DROP
+            failures = [await until(heard, SourceFailed) for _ in range(4)]
+            assert [failure.lost for failure in failures] == [False, False, True, True]
+            assert failures[0].reason.startswith(f"no answer from 127.0.0.1:{agent.port} in 1.0 s (v2c): check")
+            agent.fault = Fault.NONE
+            values[f"{A}.4.1.1.0"] = ber.integer(3)
+            reading = await until(heard, Reading)
+            assert reading.output_source is OutputSource.BATTERY
+            assert reading.at_s - failures[-1].at_s < 5
+    told = [entry["event"] for entry in logs]
+    assert told.count("source_lost") == told.count("source_back") == 1
+
+
+async def test_a_card_that_is_away_at_the_start_is_found_later() -> None:
+    async with card(table("rfc1628")) as agent:
+        agent.fault = Fault.DROP
+        async with listening(agent) as (_, heard):
+            assert isinstance(await heard.get(), SourceFailed)
+            agent.fault = Fault.NONE
+            assert (await until(heard, Reading)).charge_pct == 100
+
+
+async def test_a_card_that_lost_its_ups_is_no_source() -> None:
+    values = table("apc")
+    async with card(values) as agent, listening(agent) as (_, heard):
+        await until(heard, Reading)
+        values[f"{A}.8.1.0"] = ber.integer(2)
+        failure = await until(heard, SourceFailed)
+        assert "lost the UPS behind it (upsCommStatus)" in failure.reason
+        values[f"{A}.8.1.0"] = ber.integer(1)
+        await until(heard, Reading)
+
+
+@pytest.mark.parametrize("fault", [fault for fault in Fault if fault is not Fault.NONE])
+async def test_no_fault_ends_the_source_or_makes_up_a_reading(fault: Fault) -> None:
+    """Whatever the card does: a reading that says what the UPS says, or a failure; and all is well afterwards."""
+    values = table("apc")
+    async with card(values, seed=3) as agent, listening(agent, retries=0) as (_, heard):
+        await until(heard, Reading)
+        agent.fault, agent.late_s = fault, 0.7
+        while not heard.empty():
+            heard.get_nowait()
+        for _ in range(2):
+            event = await heard.get()
+            if isinstance(event, Reading):
+                rubbish = OutputSource.UNKNOWN if fault is Fault.TEXT else OutputSource.UTILITY
+                assert event.output_source is rubbish
+                assert event.runtime_s in {1740, None}
+                assert event.charge_pct in {99.5, 100, None}
+            else:
+                assert str(agent.port) in event.reason
+        agent.fault = Fault.NONE
+        assert (await until(heard, Reading)).runtime_s == 1740
+
+
+async def test_a_rebooted_card_is_looked_at_anew() -> None:
+    """sysUpTime went backwards: countdowns and settings may be others, and objects new."""
+    values = table("apc")
+    with capture_logs() as logs:
+        async with card(values) as agent, listening(agent) as (_, heard):
+            assert (await until(heard, Reading)).output_off_in_s is None
+            values["1.3.6.1.2.1.1.3.0"] = ber.timeticks(300)
+            values |= {f"{U}.4.1.0": ber.integer(3), f"{U}.2.4.0": ber.integer(99), f"{U}.8.2.0": ber.integer(180)}
+            while (await until(heard, Reading)).output_off_in_s != 180:
+                pass
+    assert [entry["up_s"] for entry in logs if entry["event"] == "card_rebooted"] == [3]
+
+
+async def test_another_card_takes_the_place() -> None:
+    """An address that suddenly belongs to another family of UPS."""
+    values = table("apc")
+    async with card(values) as agent, listening(agent) as (_, heard):
+        await until(heard, Reading)
+        values.clear()
+        values |= table("rfc1628")
+        assert "without upsBasicOutputStatus" in (await until(heard, SourceFailed)).reason
+        assert (await until(heard, Reading)).load_pct == 38
+
+
+class Drowsy:
+    """A port whose card answers well until it falls asleep: each request then takes longer than any patience."""
+
+    def __init__(self, answers: dict[str, Answer]) -> None:
+        self.answers = answers
+        self.asleep = False
+
+    async def get(self, oids: Sequence[str]) -> dict[str, Answer]:
+        if self.asleep:
+            await asyncio.sleep(30)
+        return {oid: self.answers.get(oid, Missing.NO_SUCH_OBJECT) for oid in oids}
+
+    async def walk(self, root: str) -> dict[str, Answer]:
+        return {}
+
+    async def set(self, values: object) -> None:
+        raise SnmpError(str(values))
+
+    async def close(self) -> None:
+        return
+
+
+async def test_a_card_slower_than_patience() -> None:
+    """The source says so instead of falling minutes behind."""
+    port = Drowsy(walk("apc"))
+    async with card({}) as agent, listening(agent, port=port) as (_, heard):
+        assert (await until(heard, Reading)).runtime_s == 1740
+        port.asleep = True
+        assert "answers too slowly: no whole reading in 4 s" in (await until(heard, SourceFailed)).reason
+
+
+async def test_oddities_are_told_once() -> None:
+    values = table("apc")
+    values[f"{A}.2.2.3.0"] = ber.timeticks(2**32 - 1)
+    with capture_logs() as logs:
+        async with card(values) as agent, listening(agent) as (_, heard):
+            for _ in range(3):
+                assert (await until(heard, Reading)).runtime_s is None
+    (told,) = [entry for entry in logs if entry["event"] == "value_rejected"]
+    assert told["because"] == "runtime_s: means: not measured"
+
+
+# --- The probe ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_probe_tells_what_a_card_is() -> None:
+    values = table("apc") | {oid: value for oid, value in table("rfc1628").items() if oid.startswith(U)}
+    async with card(values) as agent:
+        report = await probe(options(agent.port), profiles=PROFILES)
+        close_engines()
+    assert report.profiles == ("apc-powernet", "rfc1628")
+    assert report.identity.sys_object_id == "1.3.6.1.4.1.318.1.3.27"
+    assert report.identity.sys_descr.startswith("APC Web/SNMP")
+    assert report.raw[f"{A}.4.1.1.0"] == 2
+    assert (report.decoded.runtime_s, report.authenticated) == (1740, False)
+    assert 0 < report.latency_s < 1
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "hint"),
+    [
+        ("apc", {"profile": "apc-powernett"}, "there is no profile 'apc-powernett' (did you mean apc-powernet?)"),
+        ("apc", {"profile": "x"}, "there is no profile 'x' (known: apc-powernet, rfc1628)"),
+        ("rfc1628", {"profile": "apc-powernet"}, "does not fit profile apc-powernet"),
+        (None, {}, "fits no profile (tried: apc-powernet, rfc1628)"),
+    ],
+)
+async def test_a_card_that_does_not_fit(name: str | None, more: dict[str, Any], hint: str) -> None:
+    values = {"1.3.6.1.2.1.1.1.0": ber.octets("a printer\n\x1b[31m")} if name is None else table(name)
+    async with card(values) as agent:
+        with pytest.raises(SnmpError) as caught:
+            await probe(options(agent.port, **more), profiles=PROFILES)
+        close_engines()
+    assert hint in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+async def test_a_named_profile_is_still_helped_by_rfc1628() -> None:
+    values = table("apc") | {f"{U}.4.1.0": ber.integer(3), f"{U}.2.4.0": ber.integer(1), f"{U}.8.2.0": ber.integer(77)}
+    async with card(values) as agent:
+        report = await probe(options(agent.port, profile="apc-powernet"), profiles=PROFILES)
+        close_engines()
+    assert (report.profiles, report.decoded.output_off_in_s) == (("apc-powernet", "rfc1628"), 77)
