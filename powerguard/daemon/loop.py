@@ -236,6 +236,7 @@ class Loop:
             await self._settle()
             for task in loops:
                 task.cancel()
+        await _close(self.parts)
         self._notifier.stopping("stopped")
         await self.journal.close()
 
@@ -291,8 +292,8 @@ class Loop:
                 await asyncio.wait(running, timeout=1.0)
             if not self._stopping:
                 self._take_new_settings()
-            if self.parts is not old and old.close is not None:
-                await keep_running("close", old.close, once=True)
+            if self.parts is not old:
+                await _close(old)
 
     def _blame(self, ups: str, name: str) -> Callable[[str], None]:
         """A poller that breaks is a source that is lost: the core must hear of it."""
@@ -495,6 +496,11 @@ class Loop:
     def _status_line(self) -> str:
         mode = "" if self.armed else " (dry-run)"
         return f"{phase_name(self.state.phase)}{mode}"
+
+
+async def _close(parts: Parts) -> None:
+    if parts.close is not None:
+        await keep_running("close", parts.close, once=True)
 
 
 def _log_note(note: Note) -> None:
