@@ -2,7 +2,9 @@
 
 import json
 import math
+import re
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,10 +12,17 @@ from hypothesis import strategies as st
 
 from powerguard.core.model import Conduct
 from powerguard.wire import (
+    CHECKPOINTS_PATH,
+    HEALTH_PATH,
     MAX_BODY_BYTES,
     MAX_BYTES,
     MAX_SECONDS,
     MAX_STEP,
+    METRICS_PATH,
+    PAUSE_PATH,
+    RESUME_PATH,
+    STATUS_PATH,
+    TRIGGER_PATH,
     After,
     CheckpointStatus,
     Estimate,
@@ -224,3 +233,20 @@ def test_any_action_id_can_stand_in_a_url(text: str) -> None:
     name = wire_id(text)
     assert wire_id(name) == name
     assert isinstance(TriggerRequest.parse(TriggerRequest(id=name).to_json()), TriggerRequest)
+
+
+def test_the_reference_page_tells_the_truth() -> None:
+    """Its three examples are messages that we would take, with nothing in them that we do not know."""
+    page = (Path(__file__).parents[1] / "docs/reference/trainer-endpoint.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    for parser, example in zip(PARSERS, examples, strict=True):
+        message = parser.parse(example.encode())
+        assert not isinstance(message, WireError), message
+        assert set(json.loads(example)) - {"schema"} <= {field.name for field in fields(parser)}
+        assert json.loads(example).items() <= {**json.loads(message.to_json()), **_nested(example)}.items()
+    for route in (TRIGGER_PATH, CHECKPOINTS_PATH, STATUS_PATH, PAUSE_PATH, RESUME_PATH, HEALTH_PATH, METRICS_PATH):
+        assert route in page
+
+
+def _nested(example: str) -> dict[str, object]:
+    return {key: value for key, value in json.loads(example).items() if isinstance(value, dict)}

@@ -114,7 +114,7 @@ class Guard:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Say that training has ended: a checkpoint still waiting for a step is aborted."""
+        """Say that training has ended, and with it the checkpoint in flight, if there is one."""
         with self._changed:
             self._closed = True
             self._abort("training has ended")
@@ -313,9 +313,11 @@ class Guard:
         return operation.status(self._clock(), paused_step=self._paused_step, usual_s=usual_s)
 
     def _abort(self, why: str) -> None:
+        """End the checkpoint in flight, if there is one: aborted before it began, else failed."""
         operation = self._current
-        if operation is not None and operation.phase is Phase.WAITING_STEP:
-            operation.phase = Phase.ABORTED
-            operation.error = why
-            self._results[Phase.ABORTED] += 1
-            self._current = None
+        if operation is None:
+            return
+        operation.phase = Phase.ABORTED if operation.phase is Phase.WAITING_STEP else Phase.FAILED
+        operation.error = why
+        self._results[operation.phase] += 1
+        self._current = None

@@ -229,13 +229,17 @@ class FolderStore:
         """Return the newest checkpoint that verifies to the last byte; None when there is none.
 
         A checkpoint with a manifest that does not verify is renamed to `bad-...`: never looked at again, never lost.
+        One that cannot be read just now (EIO, EACCES) is passed over, and left as it is. All parts are held in memory.
         """
         refused: list[str] = []
         for folder in _newest_first(self._root):
             try:
                 saved, manifest = _look(folder)
                 parts = {part.name: _verified(folder, part) for part in manifest.parts}
-            except (StoreError, OSError) as error:
+            except OSError as error:
+                refused.append(f"{folder.name}: {error}")
+                continue
+            except StoreError as error:
                 refused.append(f"{folder.name}: {error}")
                 with contextlib.suppress(OSError):
                     folder.rename(folder.with_name(f"bad-{folder.name}"))
@@ -298,7 +302,11 @@ def _look(folder: Path) -> tuple[SavedCheckpoint, Manifest]:
         msg = f"{MANIFEST} is of step {manifest.step}, which is not the folder's"
         raise StoreError(msg)
     for part in manifest.parts:
-        size = (folder / part.name).stat().st_size
+        try:
+            size = (folder / part.name).stat().st_size
+        except FileNotFoundError as error:
+            msg = f"{part.name} is missing"
+            raise StoreError(msg) from error
         if size != part.size_bytes:
             msg = f"{part.name} has {size} bytes, not {part.size_bytes}"
             raise StoreError(msg)

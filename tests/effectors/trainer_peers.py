@@ -85,19 +85,29 @@ async def serve_raw(
 ) -> AsyncIterator[str]:
     """Serve bytes as they come from `talk`, on a free loopback port; yields the URL."""
 
+    talking: set[asyncio.Task[object]] = set()
+
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        talking.add(task)
         try:
             await talk(reader, writer)
         except (ConnectionError, asyncio.CancelledError):
             pass
         finally:
-            writer.close()
+            writer.transport.abort()
+            talking.discard(task)
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     try:
         yield "http://{}:{}".format(*server.sockets[0].getsockname()[:2])
     finally:
         server.close()
+        for task in tuple(talking):
+            task.cancel()
+        if talking:
+            await asyncio.wait(talking, timeout=5.0)
 
 
 class Told(list[TrainerSeen | CheckpointProgress]):

@@ -107,6 +107,18 @@ def test_damage_is_found(root: Path, damage: str) -> None:
     assert restored.saved.step == 1
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_one_that_cannot_be_read_just_now_is_passed_over_and_left(root: Path) -> None:
+    with FolderStore(root) as store:
+        store.save(1, PARTS)
+        Path(store.save(2, PARTS).path, "state.json").chmod(0)
+        restored = store.restore()
+    assert restored is not None
+    assert restored.saved.step == 1
+    assert len(restored.refused) == 1
+    assert [folder[:4] for folder in folders(root)] == ["step", "step"]
+
+
 def test_nothing_good_is_nothing(root: Path) -> None:
     with FolderStore(root) as store:
         rot(Path(store.save(2, PARTS).path) / "padding.bin", 1)
