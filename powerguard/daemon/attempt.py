@@ -129,7 +129,9 @@ def _is_scalar(value: object) -> bool:
 
 
 RESTART_S = 1.0
-"""A task that broke is started again after this long: a bug that repeats must not become a busy loop."""
+RESTART_MAX_S = 30.0
+"""A task that broke is started again after RESTART_S, and after twice as long each time, up to this: a bug that repeats
+must become neither a busy loop nor a flood in the log."""
 
 
 async def keep_running(
@@ -143,8 +145,11 @@ async def keep_running(
 
     on_failure: told each time, in one line, why it ended. once: do not start it again. Raises only CancelledError.
     """
+    loop = asyncio.get_running_loop()
+    rest_s = RESTART_S
     while True:
         reason = "it ended by itself"
+        began_s = loop.time()
         try:
             await run()
         except Exception as error:  # The same bulkhead, for what runs for ever: a bug must not end the daemon.
@@ -152,9 +157,11 @@ async def keep_running(
             log.exception("task_failed", task=name)
         if once:
             return
+        rest_s = RESTART_S if loop.time() - began_s > RESTART_MAX_S else rest_s
         on_failure(f"{name}: {reason}")
-        log.error("task_restarted", task=name, because=reason, after_s=RESTART_S)
-        await rest(RESTART_S)
+        log.error("task_restarted", task=name, because=reason, after_s=rest_s)
+        await rest(rest_s)
+        rest_s = min(2 * rest_s, RESTART_MAX_S)
 
 
 async def rest(seconds: float) -> None:
