@@ -61,10 +61,9 @@ async def run_child(
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    if process.returncode is None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await process.wait()
+            with contextlib.suppress(TimeoutError):  # reaped here also when cancelled: the loop may end right after
+                async with asyncio.timeout(0.2):
+                    await process.wait()
     code = process.returncode
     return Ended(
         returncode=-signal.SIGKILL if code is None else code, stdout=stdout, stderr=stderr, timed_out=timed_out

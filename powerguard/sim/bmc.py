@@ -33,6 +33,9 @@ _POLICY_OF_BITS: Final[dict[int, PowerRestorePolicy]] = {
 _BITS_OF_POLICY: Final = {policy: bits for bits, policy in _POLICY_OF_BITS.items()}
 _EVERY_POLICY: Final = 0b111
 _USER_LEVEL: Final = 2
+_CAUSE_OF_POLICY: Final = {PowerRestorePolicy.ALWAYS_ON: 0x06, PowerRestorePolicy.LAST_STATE: 0x07}
+_POWER_BUTTON: Final = 0x03
+_AC_FAILED: Final = 0x01
 _START_LIMIT_S: Final = 20.0
 _TURN_S: Final = 0.05
 """pyghmi's server can miss a wake-up; it looks again after so long."""
@@ -111,6 +114,9 @@ class SimBmc:
             await self.__aexit__(None, None, None)
             msg = f"simulated BMC on {self.host}: did not start ({type(error).__name__}); its own message is above"
             raise SimBmcError(msg) from error
+        except asyncio.CancelledError:
+            await self.__aexit__(None, None, None)
+            raise
         self._listening = asyncio.get_running_loop().create_task(self._listen())
         return self
 
@@ -121,11 +127,13 @@ class SimBmc:
             return
         with suppress(ProcessLookupError):
             self._process.kill()
+        if self._listening is None:
+            await self._process.communicate()
+        else:
+            await self._listening
         await self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
-        if self._listening is not None:
-            await self._listening
 
     async def set_faults(self, faults: Faults) -> None:
         """Misbehave otherwise from now on; returns when the BMC has heard it."""
@@ -178,8 +186,13 @@ class _Chassis:
         self.faults = faults
         self._busy = faults.busy
         self._state_file = state_file
+        self._cause = 0x00
+        self._event = 0x00
         if state_file is not None and state_file.exists():
+            # A BMC that remembers lost its AC, and its host was on: what woke it is the policy it woke with.
             self.policy = PowerRestorePolicy(json.loads(state_file.read_text(encoding="utf-8"))["policy"])
+            self._cause = _CAUSE_OF_POLICY.get(self.policy, _POWER_BUTTON)
+            self._event = _AC_FAILED
 
     def misbehave(self, faults: Faults) -> None:
         self.faults = faults
@@ -196,10 +209,10 @@ class _Chassis:
             return 0xC0, b""
         if command == _GET_CHASSIS_STATUS:
             _report(heard="status")
-            return 0x00, bytes([0x01 | _BITS_OF_POLICY[self.policy] << 5, 0, 0])
+            return 0x00, bytes([0x01 | _BITS_OF_POLICY[self.policy] << 5, self._event, 0])
         if command == _GET_RESTART_CAUSE:
             _report(heard="cause")
-            return 0x00, bytes([0x06, 0x00])
+            return 0x00, bytes([self._cause, 0x00])
         return self._set(data)
 
     def _set(self, data: bytes) -> tuple[int, bytes]:

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -137,7 +138,7 @@ async def test_a_fault_is_told_with_where_and_what_would_be_right(
 ) -> None:
     """Each failure names the BMC, what was seen and what to do; the BMC keeps what it had."""
     async with SimBmc(USER, PASSWORD, faults=faults) as bmc:
-        limit_s = 3.5 if faults.lie else 1.5
+        limit_s = 4.0 if faults.lie else 2.5
         error = await failure_of(effector(tmp_path, bmc.port, limit_s=limit_s))
         assert error.failure is failure
         assert str(error).startswith(f"BMC 127.0.0.1 port {bmc.port}: ")
@@ -198,12 +199,12 @@ async def test_a_blackhole_ends_within_the_limit_and_the_loop_stays_awake(tmp_pa
 
     watcher = loop.create_task(watch())
     began_s = loop.time()
-    error = await failure_of(effector(tmp_path, blackhole, limit_s=1.5))
+    error = await failure_of(effector(tmp_path, blackhole, limit_s=2.5))
     took_s = loop.time() - began_s
     watcher.cancel()
     assert error.failure is Failure.UNREACHABLE
-    assert "no answer while the login was waiting" in str(error)
-    assert took_s < 2.5
+    assert "no answer to the login" in str(error)
+    assert took_s < 3.5
     assert worst_s < 0.25
     assert workers() == []
 
@@ -238,7 +239,7 @@ async def test_a_stopped_worker_is_killed(tmp_path: Path, blackhole: int) -> Non
 async def test_a_bmc_that_falls_silent_in_mid_session(tmp_path: Path) -> None:
     """pyghmi alone holds on for 28 s; here it is told in time, with the command that it was waiting for."""
     async with SimBmc(USER, PASSWORD, faults=Faults(delay_s=0.3)) as bmc:
-        mine = effector(tmp_path, bmc.port, limit_s=2.0)
+        mine = effector(tmp_path, bmc.port, limit_s=3.0)
         async with asyncio.TaskGroup() as group:
             failing = group.create_task(failure_of(mine))
             await bmc.wait_until(lambda: "status" in bmc.heard)
@@ -253,7 +254,7 @@ async def test_a_bmc_that_falls_silent_in_mid_session(tmp_path: Path) -> None:
 async def test_a_failure_spoils_nothing_that_follows(tmp_path: Path) -> None:
     """In one process pyghmi never reaches a BMC again that it once failed to log in to; ours does, 20 times of 20."""
     async with SimBmc(USER, PASSWORD, faults=Faults(dead=True)) as bmc:
-        mine = effector(tmp_path, bmc.port, limit_s=1.0)
+        mine = effector(tmp_path, bmc.port, limit_s=2.0)
         assert (await failure_of(mine)).failure is Failure.UNREACHABLE
         await bmc.set_faults(Faults())
         for _ in range(20):
@@ -353,14 +354,20 @@ async def test_an_unusable_password_is_told_before_anything_is_sent(
 
 
 async def test_a_password_on_a_disk_that_hangs_holds_nothing_up(tmp_path: Path) -> None:
-    """A FIFO that nobody writes to blocks like a hung disk; the limit holds, and the thread is let go afterwards."""
-    path = tmp_path / "hung"
-    os.mkfifo(path, mode=0o600)
-    hung = options(tmp_path, 623, USER, PASSWORD).model_copy(update={"password": Secret(file=str(path))})
+    """A read that does not come back ends at the limit; the loop never waits for it."""
+    released = threading.Event()
+
+    class OnHungDisk(Secret):
+        def read(self) -> bytes:
+            released.wait(20.0)
+            return b"late"
+
+    given = options(tmp_path, 623, USER, PASSWORD)
+    hung = given.model_copy(update={"password": OnHungDisk(file="/mnt/hung/bmc")})
     try:
         assert "not read within 0.5 s" in str(await failure_of(BmcEffector(hung, limit_s=0.5)))
     finally:
-        await asyncio.to_thread(path.write_bytes, b"late")
+        released.set()
 
 
 async def test_the_ipmi_library_stays_out_of_the_daemon() -> None:

@@ -131,7 +131,7 @@ async def test_a_bmc_that_is_stopped_before_the_login(tmp_path: Path) -> None:
     """Its socket is there and takes packets, nobody reads them; afterwards it works again."""
     async with IpmiSim(plugin=True) as bmc:
         os.kill(bmc.pid, signal.SIGSTOP)
-        error = await failure_of(effector(tmp_path, bmc, limit_s=1.5))
+        error = await failure_of(effector(tmp_path, bmc, limit_s=2.5))
         assert error.failure is Failure.UNREACHABLE
         os.kill(bmc.pid, signal.SIGCONT)
         assert dict(await effector(tmp_path, bmc, limit_s=15.0).carry_out(ENSURE))["verified"] is True
@@ -142,7 +142,7 @@ async def test_a_bmc_that_is_stopped_in_mid_session(tmp_path: Path) -> None:
     async with IpmiSim(plugin=True) as bmc:
         bmc.misbehave(delay_ms=300)
         async with asyncio.TaskGroup() as group:
-            failing = group.create_task(failure_of(effector(tmp_path, bmc, limit_s=2.5)))
+            failing = group.create_task(failure_of(effector(tmp_path, bmc, limit_s=3.5)))
             async with asyncio.timeout(5):
                 while "status" not in bmc.heard:  # noqa: ASYNC110 - a file of another program tells nobody
                     await asyncio.sleep(0.01)

@@ -33,13 +33,16 @@ async def test_its_memory_outlives_it(tmp_path: Path) -> None:
     """A BMC keeps its policy over a loss of AC; the file wins over the default."""
     kept = tmp_path / "bmc.json"
     async with SimBmc(USER, PASSWORD, state_file=kept) as bmc:
-        await BmcEffector(options(tmp_path, bmc.port, USER, PASSWORD)).carry_out(ENSURE)
+        mine = BmcEffector(options(tmp_path, bmc.port, USER, PASSWORD))
+        await mine.carry_out(ENSURE)
         assert bmc.policy == "always-on"
+        assert (await mine.probe(5.0)).restart_cause is RestartCause.UNKNOWN
     assert json.loads(kept.read_text()) == {"policy": "always-on"}
     async with SimBmc(USER, PASSWORD, policy="always-off", state_file=kept) as bmc:
         assert bmc.policy == "always-on"
         seen = await BmcEffector(options(tmp_path, bmc.port, USER, PASSWORD)).probe(5.0)
         assert (seen.status.policy, seen.restart_cause) == ("always-on", RestartCause.POLICY_ALWAYS_ON)
+        assert seen.status.ac_failed is True
 
 
 async def test_faults_come_and_go_while_it_runs(tmp_path: Path) -> None:
@@ -79,6 +82,7 @@ async def test_it_can_be_started_by_hand_and_ends_with_its_parent(tmp_path: Path
         status = await BmcEffector(options(tmp_path, first["port"], USER, PASSWORD)).status(5.0)
         assert status.policy == first["policy"] == "last-state"
         child.stdin.close()
+        await child.stdout.read()
         assert await child.wait() == 0
 
 

@@ -24,6 +24,7 @@ from powerguard.clock import boottime_s
 from powerguard.effectors.bmc.exchange import BmcFailure, Exchange, Pace
 from powerguard.effectors.bmc.ipmi import Command, Failure, PowerRestorePolicy
 
+_LOGIN = "login"
 OPERATOR = 3
 """Privilege level that is asked for (IPMI 2.0 table 22-18): enough for every command of ours."""
 
@@ -104,7 +105,11 @@ class Worker:
             time.sleep(left_s)
         if self._in_session:
             self.fail(Failure.TIMEOUT, f"answered the login, then fell silent during {self._doing}")
-        self.fail(Failure.UNREACHABLE, f"no answer while the {self._doing} was waiting")
+        if self._doing == _LOGIN:
+            self.fail(Failure.UNREACHABLE, "no answer to the login")
+        self.fail(
+            Failure.PROTOCOL, "the IPMI library did not start in time: this host is overloaded, or its disk hangs"
+        )
 
     def watch_port(self, request: Request) -> None:
         """Listen for ICMP "port unreachable", which pyghmi's unconnected socket never hears."""
@@ -125,7 +130,6 @@ class Worker:
     def run(self, request: Request) -> NoReturn:
         """Carry the operation out within its deadline."""
         threading.Thread(target=self.watch_deadline, args=[request.by_s], daemon=True).start()
-        self._doing = "start of the IPMI library"
         threading.Thread(target=self.watch_port, args=[request], daemon=True).start()
         session = self._log_in(request)
 
@@ -151,7 +155,7 @@ class Worker:
         from pyghmi.exceptions import IpmiException  # noqa: PLC0415 - 0.2 s, and the deadline is already watched
         from pyghmi.ipmi.command import Command as Session  # noqa: PLC0415
 
-        self._doing = "login"
+        self._doing = _LOGIN
         try:
             # Bytes, never str: with str a session leaks and blocks the next one.
             session = Session(
