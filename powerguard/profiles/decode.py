@@ -100,6 +100,27 @@ def decode(profiles: Sequence[Profile], answers: Answers) -> Decoded:
     return _finish(profiles, draft)
 
 
+def redundant(profiles: Sequence[Profile], answers: Answers) -> frozenset[str]:
+    """Return the OIDs of numbers that a more trusted object of this device tells already.
+
+    On utility they need not be asked every second: a card's CPU is slow, and so is taking answers apart.
+    """
+    needed: set[str] = set()
+    spare: set[str] = set()
+    for name in NUMBERS:
+        told = False
+        for profile in profiles:
+            for source in profile.numbers.get(name, []):
+                if source.oid is not None:
+                    places = [profile.absolute(source.oid)]
+                else:
+                    column = profile.absolute(source.column or "")
+                    places = [Oid(oid) for oid in answers if below(oid, column)]
+                (spare if told else needed).update(places)
+                told = told or _number(name, profile, source, answers, Draft()) is not None
+    return frozenset(spare - needed)
+
+
 def _decode_output_source(profiles: Sequence[Profile], answers: Answers, draft: Draft) -> None:
     """The most trusted profile speaks; another one that says "battery" overrules a calm one, and that is told."""
     for profile in profiles:

@@ -2,16 +2,17 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from powerguard.clock import Clock, boottime_s
 from powerguard.core.model import OutputSource, SourceFailed
-from powerguard.profiles.decode import Decoded, decode
+from powerguard.profiles.decode import Decoded, decode, redundant
 from powerguard.profiles.load import Profiles, load_profiles
 from powerguard.profiles.values import Answer, Missing
+from powerguard.profiles.vocabulary import NUMBERS
 from powerguard.sources.base import Publish
 from powerguard.sources.snmp_discovery import SYS_UP_TIME, Identity, Plan, discover, scalars, worth_polling
 from powerguard.sources.snmp_options import SnmpOptions
@@ -26,6 +27,8 @@ _CLOSEST_S = 0.2
 """Between two polls, however often somebody asks for one: hints can be forged, and old cards drown."""
 _REFRESH_S = 300.0
 _ALARMS_EVERY = 5
+_WHOLE_EVERY = 10
+"""Of so many polls on utility one asks for everything; the others leave out what a better object tells already."""
 _WRAP_TICKS = 2**32 - 60_000
 """sysUpTime starts again at 0 after 497 days: from its last ten minutes a step back is no reboot."""
 
@@ -37,6 +40,10 @@ def _where(options: SnmpOptions) -> str:
 def source_name(options: SnmpOptions) -> str:
     """Return the name of the source in readings, metrics and logs: "snmp:10.0.0.5"."""
     return f"snmp:{options.host}" if options.port == 161 else f"snmp:{_where(options)}"
+
+
+def _fields_of(decoded: Decoded) -> frozenset[str]:
+    return frozenset(name for name in NUMBERS if getattr(decoded, name) is not None)
 
 
 class SnmpSource:
@@ -74,6 +81,9 @@ class SnmpSource:
         self._alarms_told: tuple[object, ...] = ()
         self._alarms_age = 0
         self._told: set[str] = set()
+        self._polls = 0
+        self._spare: frozenset[str] = frozenset()
+        self._fields: frozenset[str] = frozenset()
 
     def poll_now(self) -> None:
         """Poll at once; during a poll: once more after it, for the one in flight may have been asked too early."""
@@ -140,18 +150,38 @@ class SnmpSource:
         if self._plan is None:
             self._plan = await self._discover()
         plan = self._plan
-        answers = await self._port.get(plan.oids)
-        left_out = [oid for oid, answer in answers.items() if answer is Missing.NO_ANSWER]
-        if left_out:
-            answers.update(await self._port.get(left_out))
+        self._polls += 1
+        whole = self._polls % _WHOLE_EVERY == 1 or self._output_source is OutputSource.BATTERY
+        answers = await self._get([oid for oid in plan.oids if whole or oid not in self._spare])
         self._watch_up_time(answers.get(SYS_UP_TIME))
         decoded = decode(plan.profiles, {**answers, **await self._alarm_rows(plan, answers)})
+        rest = [oid for oid in plan.oids if oid not in answers]
+        if rest and not self._brief_is_enough(decoded):
+            with contextlib.suppress(SnmpError):  # What is known already, a battery above all, is told in any case.
+                answers.update(await self._get(rest))
+                decoded = decode(plan.profiles, {**answers, **self._alarms})
+                rest = []
+        if not rest:
+            self._spare = redundant(plan.profiles, answers)
+            self._fields = _fields_of(decoded)
         if decoded.output_source is None:
             objects = " or ".join(source.object for profile in plan.profiles for source in profile.output_source)
             msg = f"{_where(self._options)} answered without {objects}"
             self._plan = None  # Another card may have taken its place.
             raise SnmpError(msg)
         return decoded
+
+    async def _get(self, oids: Sequence[str]) -> dict[str, Answer]:
+        """Ask, and ask once more for what was left out of the answer."""
+        answers = await self._port.get(oids)
+        left_out = [oid for oid, answer in answers.items() if answer is Missing.NO_ANSWER]
+        if left_out:
+            answers.update(await self._port.get(left_out))
+        return answers
+
+    def _brief_is_enough(self, decoded: Decoded) -> bool:
+        """Whether a poll without the redundant objects tells as much as the last whole one, and all is quiet."""
+        return decoded.output_source is not OutputSource.BATTERY and _fields_of(decoded) >= self._fields
 
     async def _discover(self) -> Plan:
         if self._profiles is None:

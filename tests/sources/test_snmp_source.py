@@ -237,6 +237,39 @@ async def test_oddities_are_told_once() -> None:
     assert told["because"] == "runtime_s: means: not measured"
 
 
+async def test_what_a_better_object_tells_is_asked_now_and_then_only() -> None:
+    """A quiet card with both families is asked half; on battery, or when a number falls silent, everything at once."""
+    values = table("apc") | {oid: value for oid, value in table("rfc1628").items() if oid.startswith(U)}
+    fallback = f"{U}.2.3.0"
+    asked: list[bool] = []
+
+    class Watched(PysnmpPort):
+        async def get(self, oids: Sequence[str]) -> dict[str, Answer]:
+            asked.append(fallback in oids)
+            return await super().get(oids)
+
+    async with card(values) as agent:
+        port = Watched(options(agent.port))
+        async with listening(agent, port=port) as (source, heard):
+            await until(heard, Reading)
+            asked.clear()
+            for _ in range(3):
+                source.poll_now()
+                assert (await until(heard, Reading)).runtime_s == 1740
+            assert asked == [False] * len(asked)
+            del values[f"{A}.2.2.3.0"]
+            source.poll_now()
+            assert (await until(heard, Reading)).runtime_s == 2100
+            assert asked[-1]
+            values[f"{A}.4.1.1.0"] = ber.integer(3)
+            source.poll_now()
+            assert (await until(heard, Reading)).output_source is OutputSource.BATTERY
+            asked.clear()
+            source.poll_now()
+            await until(heard, Reading)
+            assert any(asked)
+
+
 # --- The probe ------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,80 @@
+"""Settings of the snmp source: credentials that do not fit the version are a mistake, not a surprise at night."""
+
+import asyncio
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from pysnmp.carrier.asyncio import dispatch
+
+from powerguard.sources.snmp_options import SnmpOptions
+from powerguard.sources.snmp_port import PysnmpPort, close_engines
+
+SECRET = {"credential": "snmp"}
+
+
+def given(**more: Any) -> SnmpOptions:  # noqa: ANN401
+    return SnmpOptions.model_validate({"kind": "snmp", "host": "10.0.0.5", **more})
+
+
+def test_the_defaults() -> None:
+    options = given()
+    assert (options.port, options.version, options.poll_s, options.timeout_s, options.profile) == (
+        161,
+        "2c",
+        1,
+        1,
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"version": 1, "community": SECRET},
+        {"version": "2c"},
+        {"version": 3, "user": "pg"},
+        {"version": 3, "user": "pg", "auth": SECRET, "auth_protocol": "SHA-256"},
+        {"version": 3, "user": "pg", "auth": SECRET, "priv": SECRET, "priv_protocol": "AES-256"},
+    ],
+)
+def test_what_fits(more: dict[str, Any]) -> None:
+    assert given(**more).version == more["version"]
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ({"version": 2}, "version"),
+        ({"version": "3", "user": "pg"}, "version"),
+        ({"version": 3}, "version 3 needs a user"),
+        ({"version": 3, "user": "pg", "community": SECRET}, "version 3 knows no community"),
+        ({"version": 3, "user": "pg", "priv": SECRET}, "priv needs auth as well"),
+        ({"user": "pg"}, "belong to version 3, and version is 2c"),
+        ({"version": 1, "auth": SECRET}, "belong to version 3, and version is 1"),
+        ({"community": "public"}, "community"),
+        ({"poll_s": 0.1}, "poll_s"),
+        ({"port": 0}, "port"),
+        ({"host": ""}, "host"),
+    ],
+)
+def test_what_does_not(more: dict[str, Any], what: str) -> None:
+    with pytest.raises(ValidationError, match=what):
+        given(**more)
+
+
+def test_reading_the_settings_loads_no_snmp_library() -> None:
+    code = "import sys, powerguard.sources.snmp_options; print([n for n in sys.modules if n.startswith('pysnmp')])"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+async def test_timeouts_do_not_follow_the_wall_clock() -> None:
+    """pysnmp ages requests by a `time` of its own: an NTP step would cut or stretch every timeout."""
+    now = asyncio.get_running_loop().time()
+    assert dispatch.time() == pytest.approx(now, abs=1)
+    port = PysnmpPort(given())
+    await port.close()
+    close_engines()
