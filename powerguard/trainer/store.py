@@ -49,6 +49,22 @@ class SavedCheckpoint:
     manifest_digest: str
 
 
+class Disk:
+    """The three calls that durability hangs on; the test that cuts the power at each of them puts its own here."""
+
+    def write(self, descriptor: int, content: memoryview) -> int:
+        """As write(2): may write less than all."""
+        return os.write(descriptor, content)
+
+    def sync(self, descriptor: int) -> None:
+        """As fsync(2), of a file or of a folder."""
+        os.fsync(descriptor)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """As rename(2): at once, and never half."""
+        old.rename(new)
+
+
 class Store(Protocol):
     """Where checkpoints go. The folder is one; tiers and many ranks are others."""
 
@@ -142,13 +158,14 @@ class FolderStore:
     rotten checkpoint does not cost the training.
     """
 
-    def __init__(self, root: Path, *, job: str = "training", keep: int = 2) -> None:
+    def __init__(self, root: Path, *, job: str = "training", keep: int = 2, disk: Disk | None = None) -> None:
         if keep < 2:
             msg = f"keep={keep}: keep at least 2 checkpoints, so that a rotten one can be passed over"
             raise StoreError(msg)
         self._root = root.absolute()
         self._job = job
         self._keep = keep
+        self._disk = disk or Disk()
         root.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -200,25 +217,25 @@ class FolderStore:
             size, digest = 0, sha256()
             with (folder / name).open("xb", buffering=0) as file:
                 for chunk in chunks:
-                    _write_all(file.fileno(), chunk)
+                    self._write_all(file.fileno(), chunk)
                     digest.update(chunk)
                     size += len(chunk)
                     done += len(chunk)
                     if progress is not None:
                         progress(done, None)
-                os.fsync(file.fileno())
+                self._disk.sync(file.fileno())
             written.append(Part(name=name, size_bytes=size, digest=digest.hexdigest()))
         content = Manifest(step=step, job=self._job, parts=tuple(written)).to_json()
         if progress is not None:
             progress(done, done)
         unborn = folder / f"{MANIFEST}.tmp"
         with unborn.open("xb", buffering=0) as file:
-            _write_all(file.fileno(), content)
-            os.fsync(file.fileno())
-        _sync_folder(folder)
-        unborn.rename(folder / MANIFEST)
-        _sync_folder(folder)
-        _sync_folder(self._root)
+            self._write_all(file.fileno(), content)
+            self._disk.sync(file.fileno())
+        self._sync_folder(folder)
+        self._disk.rename(unborn, folder / MANIFEST)
+        self._sync_folder(folder)
+        self._sync_folder(self._root)
         return SavedCheckpoint(step=step, path=str(folder), size_bytes=done, manifest_digest=_named(content))
 
     def newest(self) -> SavedCheckpoint | None:
@@ -257,8 +274,20 @@ class FolderStore:
                 # The manifest goes first and alone: a half-removed checkpoint must not look whole.
                 with contextlib.suppress(OSError):
                     (folder / MANIFEST).unlink(missing_ok=True)
-                    _sync_folder(folder)
+                    self._sync_folder(folder)
                     shutil.rmtree(folder)
+
+    def _write_all(self, descriptor: int, content: bytes) -> None:
+        view = memoryview(content)
+        while view:
+            view = view[self._disk.write(descriptor, view[:CHUNK]) :]
+
+    def _sync_folder(self, folder: Path) -> None:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._disk.sync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def newest_in(root: Path, *, since_ns: int = 0) -> SavedCheckpoint | None:
@@ -326,17 +355,3 @@ def _verified(folder: Path, part: Part) -> bytes:
 
 def _named(content: bytes) -> str:
     return f"sha256:{sha256(content).hexdigest()}"
-
-
-def _write_all(descriptor: int, content: bytes) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[os.write(descriptor, view[:CHUNK]) :]
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
