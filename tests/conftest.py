@@ -1,10 +1,13 @@
 """What holds for every test: nothing can be powered off, real peers are found or named, no loop is left behind."""
 
 import asyncio
+import faulthandler
 import os
+import sys
 from collections import Counter
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 from tests.peers import MISSING, require
 
@@ -21,6 +24,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     asyncio.set_event_loop(None)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give long tests a longer limit, unless they have one of their own."""
+    for item in items:
+        is_long = item.get_closest_marker("slow") or item.get_closest_marker("vm")
+        if is_long and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(900))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Honour the markers `peer` and `root`."""
     for marker in item.iter_markers("peer"):
@@ -28,6 +39,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             require(program)
     if item.get_closest_marker("root") is not None and os.geteuid() != 0:
         pytest.skip("needs to be root")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    """A failed test has 60 s to tidy up: an event loop joins its threads, and one of them may hang for ever.
+
+    pytest stops its own watch (faulthandler_timeout) at the first failure; this sets it again.
+    """
+    faulthandler.dump_traceback_later(60, exit=True, file=node.config.stash[fault_handler_stderr_fd_key])
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    """Python joins all threads at its end; it has 20 s for that."""
+    faulthandler.dump_traceback_later(20, exit=True, file=sys.__stderr__)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
