@@ -278,8 +278,8 @@ async def admin_server(
             _unbind(Path(path))
 
 
-async def serve_admin(daemon: Daemon, *, path: str = SOCKET, mode: int = MODE) -> None:
+async def serve_admin(daemon: Daemon, *, path: str = SOCKET, mode: int = MODE, group: str = GROUP) -> None:
     """Serve until cancelled."""
-    async with admin_server(daemon, path=path, mode=mode):
+    async with admin_server(daemon, path=path, mode=mode, group=group):
         log.info("admin_listening", path=path)
         await asyncio.Event().wait()

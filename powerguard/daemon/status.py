@@ -70,6 +70,7 @@ def status(daemon: Daemon) -> Json:
     return {
         "schema_version": SCHEMA_VERSION,
         "object": "status",
+        "reachable": True,
         "version": VERSION,
         "at": round(times.wall_s, 3),
         "phase": phase_name(state.phase),

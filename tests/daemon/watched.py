@@ -162,6 +162,7 @@ def scene(name: str = "online") -> Watched:
         )
     if name in ("holding", "shutdown"):
         battery = replace(battery, load=0.37)
+        told = replace(told, load_pct=37.0)
         trainer = replace(
             trainer, paused=True, told_pause=True, durable=True, durable_at_s=NOW_S - 20.0, durable_step=48214, tries=1
         )

@@ -1,0 +1,148 @@
+"""Speaks to the daemon: one HTTP/1.0 request over the admin socket or the read-only port. Stdlib, and little of it.
+
+http.client would import the whole e-mail package: it costs more than everything else that `powerguard event` does.
+"""
+
+import argparse
+import errno
+import json
+import os
+import socket
+import time
+from typing import Any, Final
+
+from powerguard.cli.main import SOCKET
+
+URL: Final = "http://127.0.0.1:13493"
+LIMIT_S: Final = 3.0
+MAX_ANSWER_BYTES: Final = 4 << 20
+
+
+class DownError(Exception):
+    """The daemon cannot be reached: why, and what would be right."""
+
+
+class RefusedError(Exception):
+    """The daemon answered that it will not: its own words."""
+
+
+def add_options(parser: argparse.ArgumentParser, *, reads: bool = False) -> None:
+    """Add what says where the daemon is."""
+    parser.add_argument("--socket", metavar="PATH", default=argparse.SUPPRESS, help=f"admin socket ({SOCKET})")
+    if reads:
+        parser.add_argument(
+            "--url", metavar="URL", default=None, help=f"read-only port, such as that of another host ({URL})"
+        )
+
+
+def get(args: argparse.Namespace, path: str) -> dict[str, Any]:
+    """Read one object: over the socket, or over the port where the socket is closed to us. Raises DownError."""
+    url = getattr(args, "url", None)
+    if url is not None:
+        return _object(_ask_tcp(url, path), path)
+    try:
+        answer = _ask_unix(args.socket or SOCKET, "GET", path)
+    except DownError as down:
+        if args.socket is not None or isinstance(down.__cause__, TimeoutError):
+            raise
+        try:
+            answer = _ask_tcp(URL, path)
+        except DownError:
+            raise down from None
+    return _object(answer, path)
+
+
+def post(args: argparse.Namespace, verb: str, body: dict[str, object], limit_s: float = LIMIT_S) -> dict[str, Any]:
+    """Ask for a change. Raises DownError, RefusedError."""
+    return _object(_ask_unix(args.socket or SOCKET, "POST", f"/api/v1/{verb}", body, limit_s), verb)
+
+
+def _ask_unix(
+    path: str, method: str, target: str, body: dict[str, object] | None = None, limit_s: float = LIMIT_S
+) -> tuple[int, bytes]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        try:
+            return _exchange(sock, path, f"{method} {target}", "localhost", body=body, limit_s=limit_s)
+        except OSError as error:
+            raise DownError(_why(error, path)) from error
+
+
+def _ask_tcp(url: str, target: str) -> tuple[int, bytes]:
+    host, port = _split(url)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        try:
+            return _exchange(sock, (host, port), f"GET {target}", host)
+        except OSError as error:
+            raise DownError(_why(error, url)) from error
+
+
+def _split(url: str) -> tuple[str, int]:
+    text = url.removeprefix("http://").partition("/")[0]
+    host, _, port = text.rpartition(":")
+    if "://" in text or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        msg = f"{url}: not an address of ours (write http://HOST:PORT, such as {URL})"
+        raise DownError(msg)
+    return host.strip("[]"), int(port)
+
+
+def _why(error: OSError, where: str) -> str:
+    """Say what an operator would do about it."""
+    if isinstance(error, TimeoutError):
+        return f"{where}: no answer within {LIMIT_S:g} s: the daemon hangs (systemctl status powerguard)"
+    if error.errno == errno.ENOENT:
+        return f"{where}: not there: the daemon is not running (systemctl start powerguard)"
+    if error.errno == errno.ECONNREFUSED:
+        return f"{where}: nobody listens: the daemon is not running (systemctl start powerguard)"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"{where}: permission denied (be root, or join group powerguard-admin)"
+    return f"{where}: {error.strerror or error}"
+
+
+def _exchange(
+    sock: socket.socket,
+    where: str | tuple[str, int],
+    line: str,
+    host: str,
+    *,
+    body: dict[str, object] | None = None,
+    limit_s: float = LIMIT_S,
+) -> tuple[int, bytes]:
+    """Send one request and read to the end, all of it within limit_s. Raises OSError, TimeoutError among them."""
+    end = time.perf_counter() + limit_s
+    data = b"" if body is None else json.dumps(body).encode()
+    sock.settimeout(limit_s)
+    sock.connect(where)
+    head = f"{line} HTTP/1.0\r\nHost: {host}\r\nContent-Length: {len(data)}\r\n\r\n"
+    sock.sendall(head.encode("ascii") + data)
+    answer = bytearray()
+    while True:
+        left_s = end - time.perf_counter()
+        if left_s <= 0.0:
+            raise TimeoutError
+        sock.settimeout(left_s)
+        chunk = sock.recv(65536)
+        if not chunk:
+            break
+        answer += chunk
+        if len(answer) > MAX_ANSWER_BYTES:
+            raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
+    top, _, rest = bytes(answer).partition(b"\r\n\r\n")
+    words = top.split(None, 2)
+    if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+        raise OSError(errno.EPROTO, "answers, but not as powerguard does")
+    return int(words[1]), rest
+
+
+def _object(answer: tuple[int, bytes], what: str) -> dict[str, Any]:
+    code, raw = answer
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict) or "schema_version" not in body:
+        msg = f"{what}: answered {code} without an object of ours: is that powerguard?"
+        raise DownError(msg)
+    if body.get("object") == "error":
+        raise RefusedError(str(body.get("error")))
+    return body

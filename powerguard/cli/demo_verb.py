@@ -1,0 +1,28 @@
+"""`powerguard demo`: its options; what it does is in `demo`, which imports a whole world."""
+
+import argparse
+
+from powerguard.cli.operate import Subparsers
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="an outage in a minute, simulated",
+        description="Play three outages on simulated hardware with the real daemon: no settings, no root, nothing is "
+        "powered off. Exit 0: the host was saved each time; 1: it would have been lost.",
+    )
+    parser.add_argument(
+        "--fast", action="store_true", help="in virtual time, without sockets: seconds instead of a minute"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout; the story goes to stderr")
+    parser.add_argument("--keep", metavar="DIR", default=None, help="keep journal, settings and checkpoints there")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the verb."""
+    from powerguard.cli import demo
+
+    return demo.run(args)

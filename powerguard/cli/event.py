@@ -1,0 +1,79 @@
+"""`powerguard event`: called by the hooks of apcupsd and NUT, while the power fails. A hint, and a question.
+
+It tells the daemon to poll at once, and never fails: a hook that fails stops other people's scripts. Nothing is kept
+for later: an event that is delivered after the next boot would be a lie.
+"""
+
+import argparse
+import os
+import sys
+from typing import Final, NoReturn
+
+from powerguard.cli.client import DownError, RefusedError, add_options, post
+from powerguard.cli.operate import Subparsers
+from powerguard.cli.render import clean
+
+OWNED: Final = 99
+"""apccontrol(8): exit 99 of a hook suppresses what apcupsd would do by default."""
+LIMIT_S: Final = 2.0
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "event",
+        help="for the hooks of apcupsd and NUT",
+        usage="powerguard event NAME [UPS]\n"
+        "       powerguard event --for apcupsd NAME [UPS]\n"
+        "       powerguard event --for nut-shutdown -- COMMAND...",
+        description="Tell the daemon that something happened: it polls at once and decides by what it reads. "
+        "Always exits 0. --for apcupsd: 99 when the daemon is alive and owns the shutdown, so that apcupsd leaves it "
+        "alone; else 0. --for nut-shutdown: runs COMMAND (what SHUTDOWNCMD was) unless the daemon owns the shutdown.",
+    )
+    parser.add_argument("name", nargs="?", default="", help="what happened, such as onbattery")
+    parser.add_argument("ups", nargs="?", default="", help="which UPS")
+    parser.add_argument("--for", dest="caller", choices=("apcupsd", "nut-shutdown"), default=None, help="who asks")
+    add_options(parser)
+    # A hook must not fail over its own options either; only a shutdown that would be lost is worth a failure.
+    if "nut-shutdown" not in sys.argv:
+        parser.error = _shrug  # type: ignore[method-assign]
+    parser.set_defaults(run=run)
+
+
+def _shrug(message: str) -> NoReturn:
+    print(f"powerguard event: {message} (ignored: hooks never fail)", file=sys.stderr)
+    raise SystemExit(0)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the verb."""
+    if args.caller == "nut-shutdown":
+        if not args.command:
+            print("powerguard event: --for nut-shutdown needs -- COMMAND, what SHUTDOWNCMD was", file=sys.stderr)
+            return 64
+        return _shutdown(args)
+    owned = _tell(args, args.name or "unnamed")
+    return OWNED if args.caller == "apcupsd" and owned else 0
+
+
+def _tell(args: argparse.Namespace, name: str) -> bool:
+    """Tell the daemon; return whether it owns the shutdown. A daemon that cannot be reached owns nothing."""
+    try:
+        answer = post(args, "event", {"name": name, "ups": args.ups}, limit_s=LIMIT_S)
+    except (DownError, RefusedError) as error:
+        print(f"powerguard event: {clean(error)} (hint not delivered)", file=sys.stderr)
+        return False
+    return answer.get("owned") is True
+
+
+def _shutdown(args: argparse.Namespace) -> int:
+    if _tell(args, "nut-shutdown"):
+        print("powerguard event: the daemon owns the shutdown of this host", file=sys.stderr)
+        return 0
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvp(args.command[0], args.command)  # noqa: S606 - the operator's own command takes our place
+    except OSError as error:
+        print(f"powerguard event: {clean(args.command[0])}: {error.strerror}", file=sys.stderr)
+        return 127

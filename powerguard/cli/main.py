@@ -1,0 +1,144 @@
+"""The command line: one file per verb, of which only the one that was asked for is imported.
+
+`powerguard event` is called by hooks while the power fails, and `powerguard status` by monitoring every minute: both
+start in a few hundredths of a second, because nothing here, in `client` or in `render` imports more than a little of
+the standard library.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Final, NoReturn
+
+EX_USAGE: Final = 64
+"""sysexits.h: wrong options."""
+SOCKET: Final = "/run/powerguard/powerguard.sock"
+CONFIG: Final = "/etc/powerguard/powerguard.yaml"
+
+VERBS: Final = {
+    "run": "run the daemon",
+    "status": "what is so: phase, battery, slack, trainers",
+    "plan": "the budget term by term, and what happens next and when",
+    "doctor": "check everything beforehand, with a fix for each finding",
+    "abort": "call this outage's shutdown off (before the commit point)",
+    "maintenance": "suspend the power-off for a while",
+    "checkpoint": "ask every trainer for a checkpoint now",
+    "event": "for the hooks of apcupsd and NUT: poll at once",
+    "config": "check or show the settings",
+    "demo": "an outage in a minute, simulated; no settings, no root, no hardware",
+    "completion": "print a completion script for bash, zsh or fish",
+    "version": "print the version",
+}
+_VALUED: Final = ("--config", "--socket")
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that exits as sysexits.h says, and tells in one line what would be right."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and where to read what is right."""
+        self.exit(EX_USAGE, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
+
+
+class Verbs:
+    """The command line's parser, with the verbs that were asked for."""
+
+    def __init__(self) -> None:
+        """Make the part that all verbs share."""
+        self.parser = Parser(
+            prog="powerguard",
+            description="When the power fails, training loses nothing, and the host comes back by itself.",
+            epilog="powerguard VERB --help tells more. Exit 64: wrong options; 78: wrong settings.",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self.parser.add_argument("--version", action="store_true", help="print the version")
+        config = os.environ.get("POWERGUARD_CONFIG", CONFIG)
+        self.parser.add_argument("--config", metavar="FILE", default=config, help=f"settings (default: {CONFIG})")
+        self.parser.add_argument(
+            "--socket", metavar="PATH", default=None, help=f"the daemon's admin socket (default: {SOCKET})"
+        )
+        self.subparsers = self.parser.add_subparsers(dest="verb", metavar="VERB", title="verbs")
+
+    def add(self, verb: str) -> None:
+        """Add one verb in full; its file is imported here."""
+        import_module(f"powerguard.cli.{_file(verb)}").register(self.subparsers)
+
+    def list_all(self) -> None:
+        """Add all verbs by name only: for the help page."""
+        for verb, text in VERBS.items():
+            self.subparsers.add_parser(verb, help=text)
+
+
+def _file(verb: str) -> str:
+    """Name of the module that registers a verb."""
+    return {"demo": "demo_verb", "run": "run_verb"}.get(verb, verb)
+
+
+def verb_in(argv: Sequence[str]) -> str | None:
+    """Find the verb: the first word that is neither an option nor an option's value."""
+    skip = False
+    for word in argv:
+        if skip:
+            skip = False
+        elif word in _VALUED:
+            skip = True
+        elif not word.startswith("-"):
+            return word
+    return None
+
+
+def _unknown(parser: Parser, verb: str) -> NoReturn:
+    from difflib import get_close_matches
+
+    near = get_close_matches(verb, VERBS, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    parser.error(f"unknown verb {verb!r}{hint}; the verbs are {', '.join(VERBS)}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    command: list[str] = []
+    verb = verb_in(words)
+    if verb == "event" and "--" in words:
+        cut = words.index("--")
+        words, command = words[:cut], words[cut + 1 :]
+    verbs = Verbs()
+    if verb is None:
+        verbs.list_all()
+    elif verb not in VERBS:
+        _unknown(verbs.parser, verb)
+    else:
+        verbs.add(verb)
+    args, unknown = verbs.parser.parse_known_args(words)
+    if unknown:
+        # argparse would blame the whole program; it is the verb that does not know the option.
+        parser = verbs.subparsers.choices[verb] if verb is not None else verbs.parser
+        parser.error(f"unknown option {' '.join(unknown)}")
+    if args.version and verb is None:
+        args = _with(verbs, "version", args)
+    elif verb is None:
+        verbs.parser.print_help(sys.stderr)
+        return EX_USAGE
+    args.command = command
+    try:
+        return int(args.run(args))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read us (head, less) has seen enough; Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141
+
+
+def _with(verbs: Verbs, verb: str, args: argparse.Namespace) -> argparse.Namespace:
+    module = import_module(f"powerguard.cli.{verb}")
+    args.run, args.json = module.run, False
+    del verbs
+    return args
+
+
+if __name__ == "__main__":
+    sys.exit(main())

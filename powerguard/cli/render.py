@@ -1,0 +1,93 @@
+"""Words, durations and colours for people. Stdlib only."""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Final, TextIO
+
+_CODES: Final = {"red": "31", "green": "32", "yellow": "33", "bold": "1", "dim": "2"}
+
+
+def clean(value: object) -> str:
+    """Return text that no terminal stumbles over: what a trainer or a UPS calls itself is not ours."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(value))
+
+
+def has_colour(stream: TextIO) -> bool:
+    """Say whether to colour: on a terminal, and never where NO_COLOR is set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+class Paint:
+    """Colours, or none."""
+
+    def __init__(self, stream: TextIO = sys.stdout) -> None:
+        """Find out whether this stream wants colours."""
+        self._on = has_colour(stream)
+
+    def __call__(self, text: str, colour: str) -> str:
+        """Return text in that colour, or as it is."""
+        return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if self._on and colour else text
+
+
+def duration(seconds: float | None) -> str:
+    """Return seconds as people say them: 0.4 s, 45 s, 3 m 12 s, 2 h 05 m, 4 d 3 h. "?" when not known."""
+    if seconds is None:
+        return "?"
+    sign, left = ("-", -seconds) if seconds < 0 else ("", seconds)
+    if left < 10:
+        return f"{sign}{left:.1f} s"
+    whole = round(left)
+    if whole < 60:
+        return f"{sign}{whole} s"
+    if whole < 3600:
+        return f"{sign}{whole // 60} m {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{sign}{whole // 3600} h {whole % 3600 // 60:02d} m"
+    return f"{sign}{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def moment(unix_s: float | None) -> str:
+    """Return a moment in local time with its offset; "?" when not known."""
+    if unix_s is None:
+        return "?"
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S%z", time.localtime(unix_s))
+    except (OverflowError, ValueError, OSError):
+        return "?"
+
+
+def clock_of(unix_s: float | None) -> str:
+    """Return the time of day of a moment; "?" when not known."""
+    return "?" if unix_s is None else moment(unix_s)[11:19]
+
+
+def number(value: Any, unit: str = "", digits: int = 0) -> str:  # noqa: ANN401 - any value of a JSON object
+    """Return a number with its unit; "?" when not known."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return "?"
+    return f"{value:.{digits}f}{' ' + unit if unit else ''}"
+
+
+def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
+    """Return rows as aligned lines; the last column is not padded."""
+    if not rows:
+        return []
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    return [
+        (
+            indent + "  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[-1]])
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def told_seconds(text: str) -> float | None:
+    """Read a duration as people write it: 90, 90s, 15m, 2h, 1d. None when it is none."""
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+    factor = units.get(text[-1:].lower())
+    digits = text[:-1] if factor is not None else text
+    if not digits.replace(".", "", 1).isdecimal() or not digits.isascii():
+        return None
+    return float(digits) * (1.0 if factor is None else factor)
