@@ -53,15 +53,15 @@ class Disk:
     """The three calls that durability hangs on; the test that cuts the power at each of them puts its own here."""
 
     def write(self, descriptor: int, content: memoryview) -> int:
-        """As write(2): may write less than all."""
+        """Write some or all of it; return how many bytes."""
         return os.write(descriptor, content)
 
     def sync(self, descriptor: int) -> None:
-        """As fsync(2), of a file or of a folder."""
+        """Flush a file or a folder to the disk itself."""
         os.fsync(descriptor)
 
     def rename(self, old: Path, new: Path) -> None:
-        """As rename(2): at once, and never half."""
+        """Give a file its new name, at once and never half."""
         old.rename(new)
 
 

@@ -55,7 +55,7 @@ async def test_real_filesystems_are_flushed(tmp_path: Path) -> None:
 
 
 async def test_a_missing_folder_is_named_and_the_others_are_flushed(tmp_path: Path) -> None:
-    effector = SyncEffector([str(tmp_path / "none"), "/"], mounts=tmp_path / "no mountinfo")
+    effector = SyncEffector([str(tmp_path / "none"), "/proc"], mounts=tmp_path / "no mountinfo")
     with pytest.raises(EffectorError, match=r"1 of 2 filesystems not flushed: .*none: No such file or directory"):
         await effector.carry_out(order(20))
 
@@ -72,12 +72,12 @@ async def test_a_hung_one_holds_nothing_up(tmp_path: Path) -> None:
         flushed.append(argv[-1])
         return await run_child(argv, limit_s=limit_s, stdin=stdin, env=env)
 
-    effector = SyncEffector(["/hung", "/"], spawn=spawn, mounts=tmp_path / "no mountinfo")
+    effector = SyncEffector(["/hung", "/proc"], spawn=spawn, mounts=tmp_path / "no mountinfo")
     began_s = time.perf_counter()
-    with pytest.raises(EffectorError, match=r"1 of 2 .* /hung: not flushed within 0\.[67] s"):
-        await effector.carry_out(order(0.9))
-    assert time.perf_counter() - began_s < 1.5
-    assert flushed == ["/"]
+    with pytest.raises(EffectorError, match=r"1 of 2 .* /hung: not flushed within 1\.[0-9] s"):
+        await effector.carry_out(order(2.0))
+    assert time.perf_counter() - began_s < 5.0
+    assert flushed == ["/proc"]
 
 
 async def test_no_child_no_traceback(tmp_path: Path) -> None:

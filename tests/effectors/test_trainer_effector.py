@@ -331,7 +331,7 @@ async def test_nobody_there_costs_no_time(folder: Path) -> None:
             began_s = time.perf_counter()
             with pytest.raises(EffectorError, match="nobody listens there"):
                 await made.carry_out(order())
-            assert time.perf_counter() - began_s < 0.5
+            assert time.perf_counter() - began_s < 1.5
         assert [news.alive for news in told.seen] == [False]
 
 
@@ -444,7 +444,8 @@ async def test_one_that_hangs_delays_no_other() -> None:
         stuck = group.create_task(made.look())
         began_s = time.perf_counter()
         await made.carry_out(order())
-        assert time.perf_counter() - began_s < 1.0
+        assert time.perf_counter() - began_s < 2.0
+        assert not stuck.done()
         await stuck
 
 

@@ -107,11 +107,13 @@ def test_damage_is_found(root: Path, damage: str) -> None:
     assert restored.saved.step == 1
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_one_that_cannot_be_read_just_now_is_passed_over_and_left(root: Path) -> None:
+    """An I/O error (here: ELOOP) may be gone tomorrow; what does not verify will not."""
     with FolderStore(root) as store:
         store.save(1, PARTS)
-        Path(store.save(2, PARTS).path, "state.json").chmod(0)
+        part = Path(store.save(2, PARTS).path, "state.json")
+        part.unlink()
+        part.symlink_to(part)
         restored = store.restore()
     assert restored is not None
     assert restored.saved.step == 1

@@ -2,6 +2,7 @@
 
 import json
 import random
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,6 +129,23 @@ def test_exit_ends_the_process_after_its_checkpoint(folder: Path) -> None:
         assert toy.until_ended("e1")["durable"]
         assert toy.end(timeout_s=5) == (0, "")
     assert not toy.socket.exists()
+
+
+@pytest.mark.parametrize("when", ["training", "paused", "writing"])
+def test_told_to_end_it_ends_at_once_and_cleans_up(folder: Path, when: str) -> None:
+    """SIGTERM, as systemd sends it: no traceback, no socket, no half checkpoint left behind."""
+    with Toy(folder, "--step-ms", "2", "--mb", "20", "--mb-per-s", "200" if when == "paused" else "5") as toy:
+        toy.until_step(2)
+        if when != "training":
+            toy.ask("POST", "/api/v1/trigger_checkpoint", {"id": "e1", "after": "pause"})
+            if when == "paused":
+                assert toy.until_ended("e1")["paused"]
+            while when == "writing" and not toy.ask("GET", "/api/v1/checkpoints/e1")[1].get("bytes_done"):
+                time.sleep(0.01)
+        toy.kill(signal.SIGTERM)
+        assert toy.end(timeout_s=5) == (0, "")
+    assert not toy.socket.exists()
+    assert len(list((folder / "ck").glob("step-*"))) == (1 if when == "paused" else 0)
 
 
 def test_a_second_trainer_in_the_same_place_says_so(folder: Path) -> None:
