@@ -393,7 +393,7 @@ def _move(turn: Turn, cause: Cause, because: str) -> None:
     # The story is told in its own order: the move first, then what it brought about.
     consequences, turn.notes[told:] = turn.notes[told:], []
     if isinstance(old, Online):
-        turn.open_outage()
+        turn.open_outage(because)
     turn.note(
         "phase_changed",
         because,

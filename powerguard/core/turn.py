@@ -193,16 +193,17 @@ class Turn:
             level=Level.ERROR,
         )
 
-    def open_outage(self) -> None:
-        """Count the transfer and begin the outage's story."""
+    def open_outage(self, because: str) -> None:
+        """Count the transfer and begin the outage's story. because: the second witness."""
         recent = tuple(at_s for at_s in self.state.transfers if self.now_s - at_s <= 3600.0)
         self.update(transfers=(*recent[-15:], self.now_s), rearm_checkpoint_at_s=None)
         reading = self.state.feed.reading
         self.note(
             "outage_began",
-            "battery" if reading is None else reading.source,
+            because,
             Level.WARNING,
             outage=self.outage_id,
+            source=None if reading is None else reading.source,
             charge_pct=None if reading is None else reading.charge_pct,
             load_pct=None if reading is None else reading.load_pct,
             runtime_s=None if reading is None else reading.runtime_s,

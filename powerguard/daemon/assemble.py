@@ -1,6 +1,7 @@
 """From settings to a running daemon: who is who, and nothing else."""
 
 import asyncio
+import os
 import signal
 import sys
 import time
@@ -36,9 +37,12 @@ from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.filesystems import SyncEffector
 from powerguard.effectors.host import HostEffector
 from powerguard.effectors.trainer.effector import TrainerEffector
+from powerguard.settings.caution import warnings
+from powerguard.settings.explain import dotted
 from powerguard.settings.load import SettingsError, load
 from powerguard.settings.policy import policy as make_policy
 from powerguard.settings.schema import Settings
+from powerguard.settings.show import changed
 from powerguard.sources.base import Source
 from powerguard.sources.snmp import SnmpSource
 
@@ -145,6 +149,8 @@ def assemble(
             fresh = load(config)
         except SettingsError as error:
             raise ValueError(str(error)) from error
+        for key in changed(settings, fresh):
+            log.info("setting_changed", setting=key)
         if fresh.http != settings.http or fresh.control != settings.control or fresh.journal != settings.journal:
             log.warning("restart_needed", because="http, control and journal change only with a restart")
         return build(fresh, hands, publish, dry_run=dry_run)
@@ -180,6 +186,8 @@ def services(loop: Loop, settings: Settings) -> dict[str, Runnable]:
 async def run(settings: Settings, *, config: Path, dry_run: bool, hands: Hands | None = None) -> int:
     """Run a daemon in this loop until SIGTERM or SIGINT. SIGHUP reads the settings anew."""
     open_scope()
+    for caution in warnings(settings, today=datetime.now().astimezone().date()):
+        log.warning("settings_doubtful", setting=dotted(caution.path), because=caution.what)
     daemon = assemble(settings, config=config, dry_run=dry_run, hands=hands)
     spawn = (hands or Hands()).spawn
     async with asyncio.TaskGroup() as tasks:
@@ -203,6 +211,10 @@ async def run(settings: Settings, *, config: Path, dry_run: bool, hands: Hands |
         finally:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 running.remove_signal_handler(number)
+        if daemon.strays.running:
+            # An effector that swallowed its cancellation would hold up our exit for ever, and with it the shutdown.
+            log.error("exit_forced", because=f"{len(daemon.strays.running)} effectors never ended")
+            os._exit(0)
     return 0
 
 

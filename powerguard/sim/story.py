@@ -245,7 +245,7 @@ def sentence(line: Line) -> str:
     match line.event:
         case "outage_began":
             return (
-                f"on battery, sure by {line.because}: charge {told.get('charge_pct'):.0f} %, "
+                f"on battery, the second witness is {line.because}: charge {told.get('charge_pct'):.0f} %, "
                 f"load {told.get('load_pct'):.0f} %, the UPS promises {_seconds(told.get('runtime_s'))}"
             )
         case "phase_changed":
