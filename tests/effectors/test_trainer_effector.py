@@ -492,6 +492,23 @@ async def test_orders_for_others_are_refused() -> None:
             await made.carry_out(order())
 
 
+async def test_an_order_whose_time_is_over_asks_nobody() -> None:
+    async with serve({TRIGGER: [accepted()]}) as peer, effector(llm(peer.url)) as (made, _):
+        with pytest.raises(EffectorError, match="out of time"):
+            await made.carry_out(order(-1.0))
+    assert peer.asked == []
+
+
+async def test_cancelled_it_lets_go_at_once() -> None:
+    """The bulkhead cancels it, or the daemon stops: nothing is swallowed, no task is left behind."""
+    async with serve_raw(hang) as url, effector(llm(url)) as (made, _):
+        before = len(asyncio.all_tasks())
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await made.carry_out(order(20.0))
+        assert len([task for task in asyncio.all_tasks() if not task.done()]) <= before + 1, "the server's own task"
+
+
 async def test_the_actions_id_may_be_anything() -> None:
     """The core names its actions as it likes; on the wire it becomes an id that can stand in a URL."""
     async with serve({TRIGGER: [{"status": 200}]}) as peer, effector(llm(peer.url)) as (made, _):

@@ -89,6 +89,18 @@ def test_a_long_poll_ends_with_the_news(guard: Guard, where: Path) -> None:
     assert 0.25 < time.perf_counter() - began_s < 5
 
 
+def test_a_change_between_two_polls_is_not_missed(where: Path) -> None:
+    """Whoever says which phase he has seen is told of another one at once, not at the end of his wait."""
+    trigger(where, "a")
+    began_s = time.perf_counter()
+    assert json.loads(ask(where, "GET", "/api/v1/checkpoints/a?wait=20&seen=snapshot")[2])["phase"] == "waiting_step"
+    assert time.perf_counter() - began_s < 5
+    assert (
+        json.loads(ask(where, "GET", "/api/v1/checkpoints/a?wait=0.3&seen=waiting_step")[2])["phase"] == "waiting_step"
+    )
+    assert time.perf_counter() - began_s > 0.25
+
+
 def test_pause_resume_delete_status(guard: Guard, where: Path) -> None:
     assert ask(where, "POST", "/api/v1/pause")[0] == 200
     stepping = threading.Thread(target=guard.step, args=[9])

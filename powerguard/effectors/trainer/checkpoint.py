@@ -108,8 +108,8 @@ class CheckpointRun:
         body = self._request().to_json()
         if self.peer.native:
             return await self.peer.call("POST", self.path, body=body)
+        patience_s = self._left_s()
         async with asyncio.TaskGroup() as group:
-            patience_s = self._left_s()
             post = group.create_task(self.peer.call("POST", self.path, body=body, headers_s=patience_s))
             done, _ = await asyncio.wait({post}, timeout=min(HEADERS_S, patience_s))
             if not done:
