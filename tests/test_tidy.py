@@ -26,6 +26,7 @@ LONG_FILES: Final[Mapping[str, str]] = {
 }
 SWALLOWERS: Final[Mapping[str, str]] = {
     "powerguard/daemon/attempt.py": "the one bulkhead: a bug in an effector must not stop the shutdown",
+    "powerguard/cli/checks.py": "doctor decides nothing: a check that breaks is a finding, and the others still count",
     "powerguard/daemon/journal/journal.py": "errors go from its thread to the loop; none may stop a start",
     "powerguard/daemon/log.py": "an error that cannot be shown must not become one more",
     "powerguard/effectors/bmc/worker.py": "a child process that answers whatever happens: pyghmi lets anything escape",
@@ -34,6 +35,7 @@ SWALLOWERS: Final[Mapping[str, str]] = {
 }
 STARTERS: Final[Mapping[str, str]] = {
     "powerguard/effectors/child.py": "the one way in which the daemon starts a program",
+    "powerguard/cli/event.py": "the hook becomes the operator's own SHUTDOWNCMD unless the daemon owns the shutdown",
     "powerguard/sim/*": "the demo starts its world",
 }
 WIRE_LIBRARIES: Final[Mapping[str, tuple[str, ...]]] = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from powerguard.core import budget as sums
-from powerguard.core.model import Grade, Online, OutputSource, State
+from powerguard.core.model import Grade, Online, OutputSource, Policy, State
 from powerguard.daemon.port import Daemon
 
 HUNG_AFTER_S: Final = 5.0
@@ -74,7 +74,12 @@ def is_ready(reasons: tuple[Reason, ...]) -> bool:
 
 def readiness(daemon: Daemon) -> tuple[Reason, ...]:
     """Return everything that reduces protection now, errors first; empty when all is well."""
-    found = [*_of_supply(daemon), *_of_battery(daemon), *_of_daemon(daemon), *_of_alarms(daemon.state)]
+    found = [
+        *_of_supply(daemon),
+        *of_battery(daemon.policy, daemon.state, daemon.clock()),
+        *_of_daemon(daemon),
+        *_of_alarms(daemon.state),
+    ]
     unique = {reason.name + reason.text: reason for reason in found}
     return tuple(sorted(unique.values(), key=lambda reason: reason.severity != "error"))
 
@@ -110,14 +115,35 @@ def _of_supply(daemon: Daemon) -> list[Reason]:
     return found
 
 
-def _of_battery(daemon: Daemon) -> list[Reason]:
-    """The sums of a full battery with the load of now, as if no outage had begun."""
-    policy, state = daemon.policy, daemon.state
-    if state.feed.reading is None:
-        return []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullBattery:
+    """The sums of a full battery with the load of now, as if no outage had begun. Seconds; load_paused: a share.
+
+    available_s: three quarters of the effective runtime when paused. grade: the most orderly stop that fits.
+    """
+
+    checkpoint_s: float
+    stop_s: float
+    available_s: float
+    load_paused: float
+    grade: Grade
+
+    @property
+    def need_s(self) -> float:
+        """Checkpoint and full stop."""
+        return self.checkpoint_s + self.stop_s
+
+    @property
+    def fits(self) -> bool:
+        """The full stop fits."""
+        return self.grade is Grade.FULL
+
+
+def full_battery(policy: Policy, state: State, now_s: float) -> FullBattery | None:
+    """Do the sums of a full battery; None when nobody knows how long it lasts."""
     points = sums.table(policy, state.battery)
     if not points:
-        return [_reason("not_protected", blind_s=policy.blind_s)]
+        return None
     fresh = tuple(
         replace(trainer, durable=False, failed="", order=None, paused=False, told_pause=False)
         for trainer in state.trainers
@@ -127,24 +153,37 @@ def _of_battery(daemon: Daemon) -> list[Reason]:
         load = max(load, state.phase.outage.load_at_start or load)
     paused = sums.paused_load(policy, fresh, load)
     tau_paused_s = sums.tau_s(points, paused)
-    checkpoint_s = sums.checkpoint_s(fresh, daemon.clock())
+    checkpoint_s = sums.checkpoint_s(fresh, now_s)
     health = state.battery.health
-    if sums.fits(policy, left=health, tau_paused_s=tau_paused_s, checkpoint=checkpoint_s, grade=Grade.FULL):
+    return FullBattery(
+        checkpoint_s=checkpoint_s,
+        stop_s=sums.stop_s(policy, Grade.FULL),
+        available_s=0.75 * sums.usable(policy, health) * tau_paused_s,
+        load_paused=paused,
+        grade=sums.choose_grade(policy, left=health, tau_paused_s=tau_paused_s, checkpoint=checkpoint_s),
+    )
+
+
+def of_battery(policy: Policy, state: State, now_s: float) -> list[Reason]:
+    """Return what a full battery would not do, by the newest reading; nothing before the first."""
+    if state.feed.reading is None:
         return []
-    grade = sums.choose_grade(policy, left=health, tau_paused_s=tau_paused_s, checkpoint=checkpoint_s)
-    stop_s = sums.stop_s(policy, Grade.FULL)
-    available_s = 0.75 * sums.usable(policy, health) * tau_paused_s
+    full = full_battery(policy, state, now_s)
+    if full is None:
+        return [_reason("not_protected", blind_s=policy.blind_s)]
+    if full.fits:
+        return []
     return [
         _reason(
             "undersized",
-            f"needs {checkpoint_s + stop_s:.0f} s, has {available_s:.0f} s; the stop would be {grade}",
-            need_s=checkpoint_s + stop_s,
-            available_s=available_s,
-            missing_s=checkpoint_s + stop_s - available_s,
-            checkpoint_s=checkpoint_s,
-            stop_s=stop_s,
-            load_paused=paused,
-            grade=grade.value,
+            f"needs {full.need_s:.0f} s, has {full.available_s:.0f} s; the stop would be {full.grade}",
+            need_s=full.need_s,
+            available_s=full.available_s,
+            missing_s=full.need_s - full.available_s,
+            checkpoint_s=full.checkpoint_s,
+            stop_s=full.stop_s,
+            load_paused=full.load_paused,
+            grade=full.grade.value,
         )
     ]
 

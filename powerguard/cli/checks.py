@@ -1,0 +1,353 @@
+"""The checks of `powerguard doctor`. Each is bounded, changes nothing, and ends in findings, never in a traceback."""
+
+import argparse
+import asyncio
+import grp
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Literal
+
+import structlog
+from pydantic import BaseModel
+
+from powerguard.cli.client import DownError, RefusedError, get
+from powerguard.cli.last_known import last_known
+from powerguard.clock import boot_id, boottime_s
+from powerguard.core.machine import step
+from powerguard.core.model import Event, Policy, Reading, State, TrainerSeen
+from powerguard.daemon.readiness import full_battery, of_battery
+from powerguard.effectors.bmc.effector import BmcEffector, BmcError
+from powerguard.effectors.bmc.ipmi import PowerRestorePolicy
+from powerguard.effectors.host_findings import Finding, findings
+from powerguard.effectors.trainer.effector import TrainerEffector
+from powerguard.options import Secret, SecretError
+from powerguard.settings.caution import warnings
+from powerguard.settings.load import Loaded, SettingsError, load_with_origins
+from powerguard.settings.policy import policy as make_policy
+from powerguard.settings.schema import Settings
+from powerguard.sources.snmp import probe
+from powerguard.sources.snmp_options import SnmpOptions
+from powerguard.sources.snmp_port import SnmpError, close_engines
+
+LIMIT_S: Final = 20.0
+"""Of one check; several run at a time."""
+BMC_LIMIT_S: Final = 5.0
+_AS_ROOT: Final = "run doctor as root or as powerguard"
+_AS_DAEMON: Final = "see `powerguard status`: the daemon asks it"
+SMALL_DISK_BYTES: Final = 500_000_000
+FULL_DISK_BYTES: Final = 20_000_000
+_REMOTE: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "ceph", "glusterfs", "fuse.sshfs", "9p", "lustre", "beegfs"})
+_VOLATILE: Final = frozenset({"tmpfs", "ramfs", "overlay"})
+
+Verdict = Literal["PASS", "WARN", "FAIL"]
+
+
+@dataclass
+class Ward:
+    """What the checks know and find out together."""
+
+    args: argparse.Namespace
+    loaded: Loaded
+    policy: Policy
+    readings: list[Reading] = field(default_factory=list)
+    trainers: list[TrainerSeen] = field(default_factory=list)
+
+    @property
+    def settings(self) -> Settings:
+        """The settings."""
+        return self.loaded.settings
+
+
+def examine(args: argparse.Namespace) -> list[Finding]:
+    """Run every check and return what was found."""
+    # The libraries tell their troubles to the log; here the findings do.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    logging.disable(logging.CRITICAL)
+    path = Path(args.config)
+    try:
+        loaded = load_with_origins(path)
+    except SettingsError as error:
+        fix = "`powerguard config validate` tells all; config/powerguard.yaml is the sample"
+        found = [Finding("settings", "FAIL", problem, "") for problem in error.problems]
+        found[-1] = found[-1]._replace(fix=fix)
+        return [*found, *_daemon(args)]
+    today = datetime.now(UTC).date()
+    ward = Ward(args, loaded, make_policy(loaded.settings, boot_id=boot_id(), today=today))
+    text = f"{path}: valid; mode {loaded.settings.mode}, fed by {loaded.settings.feed}"
+    told = [Finding("settings", "PASS", text)]
+    told += [
+        Finding("settings", "WARN", f"{loaded.files.where(mistake.path)}: {mistake}")
+        for mistake in warnings(loaded.settings, today=today)
+    ]
+    return [*told, *_secrets(ward), *asyncio.run(_live(ward)), *_budget(ward), *_here(ward), *_daemon(args)]
+
+
+async def _live(ward: Ward) -> list[Finding]:
+    """Everything that must be asked of somebody, side by side."""
+    options = ward.settings.ups[ward.settings.feed].sources
+    armed = ward.settings.mode == "armed"
+    checks: list[tuple[str, Callable[[], Awaitable[list[Finding]]]]] = [
+        *((f"ups.{source.host}", lambda source=source: _ups(ward, source)) for source in options),
+        ("trainers", lambda: _trainers(ward)),
+        ("bmc", lambda: _bmc(ward)),
+        ("host", lambda: findings(ward.settings.host, armed=armed)),
+    ]
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(_bounded(name, check)) for name, check in checks]
+    close_engines()
+    return [finding for task in running for finding in task.result()]
+
+
+async def _bounded(name: str, check: Callable[[], Awaitable[list[Finding]]]) -> list[Finding]:
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            return await check()
+    except TimeoutError:
+        return [Finding(name, "FAIL", f"not done within {LIMIT_S:g} s", "look at it by hand")]
+    except Exception as error:  # noqa: BLE001 - a check that breaks is a finding; the others still count
+        return [Finding(name, "FAIL", f"the check broke: {type(error).__name__}: {error}", "please report this")]
+
+
+# --- Secrets --------------------------------------------------------------------------------------------------------
+
+
+def _secrets(ward: Ward) -> list[Finding]:
+    """Read every secret, and forget it."""
+    return [_secret(path, secret) for path, secret in _found_in(ward.settings, "")]
+
+
+def _found_in(value: object, path: str) -> Iterator[tuple[str, Secret]]:
+    if isinstance(value, Secret):
+        yield path, value
+    elif isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from _found_in(getattr(value, name), f"{path}.{name}" if path else name)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _found_in(inner, f"{path}.{key}")
+    elif isinstance(value, list):
+        for place, inner in enumerate(value):
+            yield from _found_in(inner, f"{path}[{place}]")
+
+
+def _secret(path: str, secret: Secret) -> Finding:
+    name = "secret"
+    if _is_elsewhere(secret):
+        text = f"{path}: credential {secret.credential}: only the daemon's unit has it: not checked"
+        return Finding(name, "WARN", text, f"LoadCredential={secret.credential}:... in powerguard.service")
+    try:
+        secret.read()
+    except SecretError as error:
+        if isinstance(error.__cause__, PermissionError):
+            return Finding(name, "WARN", f"{path}: {error}: not checked", _AS_ROOT)
+        return Finding(name, "FAIL", f"{path}: {error}", "put it there, readable by its owner only")
+    return Finding(name, "PASS", f"{path}: {secret.file or secret.credential}: can be read, by its owner only")
+
+
+def _is_elsewhere(secret: Secret | None) -> bool:
+    """A credential that systemd gives to the daemon's unit alone; nobody else can ask with it."""
+    return secret is not None and secret.credential is not None and "CREDENTIALS_DIRECTORY" not in os.environ
+
+
+# --- Those who must be asked ----------------------------------------------------------------------------------------
+
+
+async def _ups(ward: Ward, options: SnmpOptions) -> list[Finding]:
+    name = f"ups.{options.host}"
+    if any(_is_elsewhere(secret) for _, secret in _found_in(options, "")):
+        return [Finding(name, "WARN", "not asked: its secret is a credential of the daemon's unit", _AS_DAEMON)]
+    try:
+        report = await probe(options)
+    except SnmpError as error:
+        return [
+            Finding(name, "FAIL", str(error), "check address, version, community or user, and the card's access list")
+        ]
+    told = report.decoded
+    if told.stale is not None:
+        return [Finding(name, "FAIL", f"{report.where}: {told.stale}", "reseat the card; restart it")]
+    reading = told.reading(
+        at_s=boottime_s(),
+        ups=ward.settings.feed,
+        source=report.where,
+        feed=ward.settings.feed,
+        authenticated=report.authenticated,
+    )
+    ward.readings.append(reading)
+    runtime = "no runtime" if reading.runtime_s is None else f"runtime {reading.runtime_s:.0f} s"
+    charge = "no charge" if reading.charge_pct is None else f"charge {reading.charge_pct:.0f} %"
+    load = "no load" if reading.load_pct is None and reading.watts is None else f"load {_load(reading)}"
+    speaks = ", ".join(report.profiles)
+    text = f"{reading.output_source}, {charge}, {load}, {runtime} ({speaks}; {1000 * report.latency_s:.0f} ms)"
+    found = [Finding(name, "PASS", text)]
+    if reading.load_pct is None and (reading.watts is None or ward.policy.rating_w is None):
+        found.append(Finding(name, "WARN", "tells no load: counted as full", "set rating_w if it tells watts"))
+    found += [Finding(name, "WARN", text, "") for text in told.warnings]
+    found += [Finding(name, "WARN", f"profile: {problem}", "mend or remove it") for problem in report.profile_problems]
+    return found
+
+
+def _load(reading: Reading) -> str:
+    return f"{reading.load_pct:.0f} %" if reading.load_pct is not None else f"{reading.watts:.0f} W"
+
+
+async def _trainers(ward: Ward) -> list[Finding]:
+    seen: dict[str, TrainerSeen] = {}
+
+    def publish(event: Event) -> None:
+        if isinstance(event, TrainerSeen):
+            seen[event.trainer] = event
+
+    folder = ward.settings.trainer_sockets
+    known = None if folder is None else Path(folder)
+    effector = TrainerEffector(ward.settings.trainers, clock=boottime_s, publish=publish, discover_dir=known)
+    try:
+        await effector.look()
+    finally:
+        await effector.close()
+    ward.trainers.extend(seen.values())
+    found = [_trainer(event) for event in seen.values()]
+    if found:
+        return found
+    where = f" in {folder}" if folder is not None else ""
+    return [
+        Finding("trainers", "WARN", f"none found{where} and none in the settings", "start training, or name trainers")
+    ]
+
+
+def _trainer(event: TrainerSeen) -> Finding:
+    name = f"trainer.{event.trainer}"
+    if not event.alive:
+        return Finding(name, "WARN", "not there", "start training, or correct its url")
+    at = "" if event.step is None else f" at step {event.step}"
+    takes = "does not say how long" if event.checkpoint_s is None else f"takes {event.checkpoint_s:.0f} s"
+    text = f"answers{at}; after a checkpoint: {event.conduct}; checkpoint {takes}"
+    if event.conduct == "continue":
+        fix = "embed powerguard.trainer: pausing makes the battery last about three times longer"
+        return Finding(name, "WARN", f"{text}; it does not pause", fix)
+    return Finding(name, "PASS", text)
+
+
+async def _bmc(ward: Ward) -> list[Finding]:
+    options = ward.settings.bmc
+    if options.kind == "none":
+        return []  # told among the settings
+    if _is_elsewhere(options.password):
+        return [Finding("bmc", "WARN", "not asked: its password is a credential of the daemon's unit", _AS_DAEMON)]
+    try:
+        told = await BmcEffector(options, limit_s=BMC_LIMIT_S).probe(BMC_LIMIT_S)
+    except BmcError as error:
+        return [Finding("bmc", "FAIL", str(error), "")]
+    policy = told.status.policy
+    if policy is PowerRestorePolicy.ALWAYS_ON:
+        return [Finding("bmc", "PASS", "power restore policy is always-on: the host comes back with the power")]
+    if told.supported is not None and PowerRestorePolicy.ALWAYS_ON not in told.supported:
+        return [
+            Finding("bmc", "FAIL", f"policy is {policy}, and it cannot be set to always-on", "set it in the firmware")
+        ]
+    if options.policy == "observe":
+        return [Finding("bmc", "FAIL", f"policy is {policy}: the host stays off", "set bmc.policy: ensure")]
+    return [Finding("bmc", "WARN", f"policy is {policy}; the armed daemon sets always-on", "start the daemon")]
+
+
+# --- Sums -----------------------------------------------------------------------------------------------------------
+
+
+def _budget(ward: Ward) -> list[Finding]:
+    """The daemon's own sums, with what was just read."""
+    if not ward.readings:
+        return [Finding("budget", "WARN", "not computed: no UPS could be read", "")]
+    state = State()
+    for reading in ward.readings:
+        state = step(ward.policy, state, reading).state
+    for event in ward.trainers:
+        state = step(ward.policy, state, event).state
+    now_s = boottime_s()
+    found = [Finding("budget", "FAIL", reason.text, reason.fix) for reason in of_battery(ward.policy, state, now_s)]
+    full = full_battery(ward.policy, state, now_s)
+    if full is not None and full.fits:
+        text = (
+            f"a full battery has {full.available_s:.0f} s for checkpoint {full.checkpoint_s:.0f} s + full stop "
+            f"{full.stop_s:.0f} s, at a paused load of {100 * full.load_paused:.0f} %"
+        )
+        found.append(Finding("budget", "PASS", text))
+    return found
+
+
+# --- This host ------------------------------------------------------------------------------------------------------
+
+
+def _here(ward: Ward) -> list[Finding]:
+    found = [_journal(Path(ward.settings.journal.path)), _group(ward.settings.control.group)]
+    if not Path("/var/log/journal").is_dir():
+        text = "journald keeps nothing over a power-off (no /var/log/journal)"
+        found.append(Finding("log", "WARN", text, "mkdir /var/log/journal; journalctl --flush"))
+    return found
+
+
+def _journal(path: Path) -> Finding:
+    """Is the journal on a disk that is there, local, and not full?"""
+    folder = path.parent
+    try:
+        kind = filesystem_of(folder.resolve(), Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
+        if not folder.is_dir():
+            return Finding("journal", "FAIL", f"{folder}: no such folder", "install -d -o powerguard " + str(folder))
+        room = os.statvfs(folder)
+    except OSError as error:
+        return Finding("journal", "FAIL", f"{folder}: {error.strerror}", "make the folder readable")
+    free = room.f_bavail * room.f_frsize
+    if kind in _REMOTE:
+        return Finding(
+            "journal", "FAIL", f"{folder} is on {kind}: a network that is dark is not durable", "use a local disk"
+        )
+    if kind in _VOLATILE:
+        return Finding(
+            "journal", "WARN", f"{folder} is on {kind}: it may not survive the power-off", "use a local disk"
+        )
+    if room.f_flag & os.ST_RDONLY:
+        return Finding("journal", "FAIL", f"{folder} is mounted read-only", "mount it writable")
+    if free < SMALL_DISK_BYTES:
+        verdict: Verdict = "FAIL" if free < FULL_DISK_BYTES else "WARN"
+        return Finding("journal", verdict, f"{folder} has {free / 1e6:.0f} MB free", "make room")
+    known, trouble = last_known(str(path))
+    state = f"last state: {known['phase']}" if known is not None else "no state yet" if not path.exists() else trouble
+    return Finding("journal", "PASS", f"{folder} is on {kind}, {free / 1e9:.0f} GB free; {state}")
+
+
+def filesystem_of(path: Path, mountinfo: str) -> str:
+    """Return the type of the filesystem that holds a path, by the text of /proc/self/mountinfo; "" when not listed."""
+    best, kind = -1, ""
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        fields = left.split(" ")
+        if len(fields) > 4 and right:
+            point = Path(fields[4].replace("\\040", " "))
+            if (path == point or point in path.parents) and len(point.parts) >= best:
+                best, kind = len(point.parts), right.split(" ")[0]
+    return kind
+
+
+def _group(name: str) -> Finding:
+    try:
+        members = grp.getgrnam(name).gr_mem
+    except KeyError:
+        text = f"group {name} does not exist: only root may abort or set maintenance"
+        return Finding("admin", "WARN", text, f"groupadd --system {name}")
+    return Finding("admin", "PASS", f"group {name} may use the admin socket ({len(members)} members)")
+
+
+def _daemon(args: argparse.Namespace) -> list[Finding]:
+    try:
+        told = get(args, "/api/v1/status")
+    except DownError as error:
+        return [Finding("daemon", "FAIL", str(error))]
+    except RefusedError as error:
+        return [Finding("daemon", "FAIL", str(error), "")]
+    found = [Finding("daemon", "PASS", f"answers: {told['phase']}, {told['mode']}")]
+    for reason in told["reasons"]:
+        verdict: Verdict = "FAIL" if reason["severity"] == "error" and reason["name"] != "dry_run" else "WARN"
+        found.append(Finding(f"daemon.{reason['name']}", verdict, str(reason["text"]), str(reason["fix"])))
+    return found
