@@ -9,7 +9,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +38,9 @@ class Snmpd:
         assert child.returncode == 0, (stdout, stderr)
 
 
-def _config(values: Mapping[str, Answer], ticks: frozenset[str]) -> str:
+def _config(values: Mapping[str, Answer], ticks: frozenset[str], further: Sequence[str]) -> str:
     lines = [
+        *further,
         f"rocommunity {COMMUNITY} 127.0.0.1",
         f"rwcommunity {WRITE_COMMUNITY} 127.0.0.1",
         f"createUser {USER} SHA {AUTH} AES {PRIV}",
@@ -65,12 +66,17 @@ def _free_port() -> int:
 
 
 @asynccontextmanager
-async def snmpd(values: Mapping[str, Answer], *, ticks: frozenset[str] = frozenset()) -> AsyncIterator[Snmpd]:
-    """Serve values; `ticks` are those that are TimeTicks. Ends the daemon and removes its folder."""
+async def snmpd(
+    values: Mapping[str, Answer], *, ticks: frozenset[str] = frozenset(), lines: Sequence[str] = ()
+) -> AsyncIterator[Snmpd]:
+    """Serve values; `ticks` are those that are TimeTicks. Ends the daemon and removes its folder.
+
+    lines: further lines of snmpd.conf(5).
+    """
     program = require("snmpd")
     folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="pg-snmpd-"))
     port = _free_port()
-    (folder / "snmpd.conf").write_text(_config(values, ticks), encoding="utf-8")
+    (folder / "snmpd.conf").write_text(_config(values, ticks, lines), encoding="utf-8")
     environment = {**os.environ, "MIBS": "", "MIBDIRS": str(folder), "SNMP_PERSISTENT_DIR": str(folder)}
     log = folder / "log"
     child = await asyncio.create_subprocess_exec(
