@@ -1,6 +1,7 @@
 """The endpoint over real sockets: routes, joined requests, tokens, bad peers, and a socket that is never half open."""
 
 import json
+import os
 import socket
 import stat
 import threading
@@ -217,6 +218,28 @@ def test_the_socket_is_for_owner_and_group_and_goes_with_the_endpoint(guard: Gua
         assert stat.S_IMODE(path.stat().st_mode) == 0o660
         assert [entry.name for entry in folder.iterdir()] == ["t.sock"]
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.root
+def test_the_folder_gives_the_socket_its_group(guard: Guard, folder: Path) -> None:
+    """A folder that is sticky and set-group-ID (3777, group powerguard) lets the daemon ask every user's trainer."""
+    group = 4242
+    os.chown(folder, 0, group)
+    folder.chmod(0o3777)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            endpoint = Endpoint(guard, folder / "t.sock")
+            found = (folder / "t.sock").stat()
+            code = 0 if (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (65534, group, 0o660) else 2
+            endpoint.close()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_what_a_killed_trainer_left_behind_is_replaced(guard: Guard, folder: Path) -> None:
