@@ -47,7 +47,8 @@ TRAINER_IMPORTS: Final = {"numpy", "torch", "xxhash"} | set(sys.stdlib_module_na
 
 UNFINISHED: Final = re.compile(r"\b(?:TODO|FIXME|XXX|HACK|NotImplementedError)\b")
 FOREIGN: Final = re.compile(
-    r"(?<![\w.$}])/work(?:/|\b)|/tmp/pg/|pypi\.org|pythonhosted\.org|registry\.npmjs|\.pkg\.dev|deb\.debian\.org"
+    r"(?<![\w.$}])/work(?:/|\b)|/tmp/pg/|shared/(?:facts|prototypes|ups-walks)"
+    r"|pypi\.org|pythonhosted\.org|registry\.npmjs|\.pkg\.dev|deb\.debian\.org"
 )
 MOCKS: Final = {"mock", "MagicMock", "AsyncMock", "Mock", "mocker", "flexmock", "create_autospec"}
 SUBPROCESS: Final = re.compile(

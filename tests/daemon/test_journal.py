@@ -226,7 +226,7 @@ def read_as_nobody(path: Path) -> tuple[str, str]:
 
 @pytest.mark.root
 @pytest.mark.parametrize("clean", [True, False], ids=["after a clean stop", "while it is held"])
-async def test_who_may_only_read_reads(clean: bool) -> None:  # noqa: FBT001 - a parameter of pytest
+async def test_who_may_only_read_reads(clean: bool) -> None:
     """SQLite wants to write beside a WAL file even to read it; a group member who cannot still gets the story."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         path = Path(folder) / "journal.db"

@@ -65,7 +65,7 @@ def test_moments_are_unix_seconds() -> None:
 
 
 @pytest.mark.parametrize(("phase", "can"), [("emergency_checkpoint", True), ("holding", True), ("on_battery", False)])
-def test_says_whether_it_can_be_aborted(phase: str, can: bool) -> None:  # noqa: FBT001
+def test_says_whether_it_can_be_aborted(phase: str, can: bool) -> None:
     outage = status(scene(phase))["outage"]
     assert isinstance(outage, dict)
     assert outage["can_abort"] is can

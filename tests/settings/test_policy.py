@@ -33,7 +33,7 @@ def test_the_defaults_of_the_settings_are_those_of_the_core() -> None:
     ("mode", "kind", "powers_off"),
     [("armed", "systemd", True), ("armed", "dry-run", False), ("dry-run", "systemd", False)],
 )
-def test_the_core_knows_whether_the_order_kills(mode: str, kind: str, powers_off: bool) -> None:  # noqa: FBT001
+def test_the_core_knows_whether_the_order_kills(mode: str, kind: str, powers_off: bool) -> None:
     assert policy_of(made(mode=mode, host={"kind": kind})).powers_off is powers_off
 
 
