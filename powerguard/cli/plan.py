@@ -16,7 +16,7 @@ def register(subparsers: Subparsers) -> None:
         "plan",
         help="the budget term by term",
         description="Show every term of the budget with its source, and what happens next and when: by the very sums "
-        "that decide. Exit 0: it fits; 1: it does not; 4: the daemon is down.",
+        "that decide. Exit 0: a full stop fits; 1: it does not; 4: the daemon is down.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     add_options(parser, reads=True)
@@ -33,7 +33,11 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(told, indent=2))
     else:
         print("\n".join(describe(told, Paint())))
-    return 0 if told.get("fits") else 1
+    return (
+        0
+        if told["fits"] and not {"undersized", "not_protected"} & {reason["name"] for reason in told["reasons"]}
+        else 1
+    )
 
 
 def describe(told: dict[str, Any], paint: Paint) -> list[str]:
@@ -44,6 +48,8 @@ def describe(told: dict[str, Any], paint: Paint) -> list[str]:
     slack = duration(told["slack_s"])
     if told["slack_s"] is None:
         lines.append(paint("Nobody knows how long the battery lasts.", "red"))
+    elif told["fits"] and told["grade"] != "full":
+        lines.append(paint(f"Only a {clean(told['grade'])} stop fits, with {slack} of slack.", "yellow"))
     elif told["fits"]:
         lines.append(paint(f"It fits, with {slack} of slack.", "green"))
     else:

@@ -1,0 +1,416 @@
+"""The command line as its users meet it: a process, its output, and its exit status, beside a served daemon or none."""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerguard.cli.main import VERBS
+from powerguard.core.model import Abort, CheckpointNow, SetMaintenance, State
+from powerguard.daemon.admin import admin_server
+from powerguard.daemon.http import http_server
+from powerguard.daemon.journal import Entry, Journal
+from tests.daemon.watched import BOOT, NOW_S, PHASES, WALL_S, Watched, scene
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def object(self) -> dict[str, Any]:
+        return dict(json.loads(self.out))
+
+
+async def powerguard(*words: str, **env: str) -> Ended:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "powerguard",
+        *words,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **env},
+        cwd=Path(__file__).parents[2],
+    )
+    async with asyncio.timeout(30.0):
+        out, err = await process.communicate()
+    assert b"Traceback" not in out + err
+    return Ended(process.returncode or 0, out.decode(), err.decode())
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short path with a space in it."""
+    made = tempfile.mkdtemp(dir="/tmp", prefix="pg ")
+    yield Path(made)
+    shutil.rmtree(made)
+
+
+@asynccontextmanager
+async def served(daemon: Watched, folder: Path) -> AsyncIterator[str]:
+    async with admin_server(daemon, path=f"{folder}/s.sock") as path:
+        yield path
+
+
+# --- status -----------------------------------------------------------------------------------------------------------
+
+CODES = {"online": 0, "on_battery": 1, "emergency_checkpoint": 1, "holding": 1, "shutdown": 2, "recovery": 1}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+async def test_status_in_every_phase(phase: str, folder: Path) -> None:
+    """Table, line and object agree on the phase, and the exit status is the documented one."""
+    async with served(scene(phase), folder) as path:
+        for how in ([], ["--short"], ["--json"]):
+            ended = await powerguard("status", "--socket", path, *how)
+            assert (ended.code, ended.err) == (CODES[phase], "")
+            assert phase in ended.out
+            assert "\x1b" not in ended.out
+        assert ended.object["phase"] == phase
+
+
+async def test_status_of_a_host_that_is_not_protected(folder: Path) -> None:
+    """Exit 3, and the reason with what to do about it."""
+    async with served(replace(scene(), armed=False), folder) as path:
+        ended = await powerguard("status", "--socket", path)
+    assert ended.code == 3
+    assert "NOT READY" in ended.out
+    assert "dry-run" in ended.out
+    assert "-> set mode: armed" in ended.out
+
+
+async def test_status_over_the_port(folder: Path) -> None:
+    """Another host's daemon, read-only."""
+    async with http_server(scene("holding"), port=0) as port:
+        ended = await powerguard("status", "--url", f"http://127.0.0.1:{port}", "--short")
+    assert (ended.code, ended.out.split()[0]) == (1, "holding")
+
+
+async def test_status_when_the_daemon_is_down(folder: Path) -> None:
+    """Exit 4, why, and what the journal last knew: written by the daemon's own journal."""
+    path = folder / "journal.sqlite"
+    journal = Journal(path, boot_id=BOOT, wall=lambda: WALL_S)
+    await journal.load()
+    assert await journal.append(Entry(at_s=NOW_S, state=scene("holding").state))
+    assert await journal.close()
+    args = ("status", "--socket", str(folder / "none.sock"), "--journal", str(path))
+    ended = await powerguard(*args)
+    assert ended.code == 4
+    assert "DOWN" in ended.out
+    assert "not running" in ended.out
+    assert "Last known state: holding, outage 6f1d2c3b-49400" in ended.out
+    told = (await powerguard(*args, "--json")).object
+    assert (told["reachable"], told["schema_version"]) == (False, 1)
+    assert told["last_known"] == {"phase": "holding", "boot_id": BOOT, "at": WALL_S, "outage": "6f1d2c3b-49400"}
+    assert (await powerguard(*args, "--short")).code == 4
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no database" * 200])
+async def test_status_without_daemon_and_journal(content: bytes | None, folder: Path) -> None:
+    """No journal, an empty file, and a file of rubbish: said, not raised."""
+    path = folder / "journal.sqlite"
+    if content is not None:
+        path.write_bytes(content)
+    ended = await powerguard("status", "--socket", str(folder / "none.sock"), "--journal", str(path))
+    assert ended.code == 4
+    assert "Last known state: none" in ended.out
+
+
+async def test_status_watches(folder: Path) -> None:
+    """Again every second; not cleared where it is no terminal."""
+    async with served(scene("holding"), folder) as path:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "powerguard", "status", "--socket", path, "--watch", "--short",
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stdout is not None
+        async with asyncio.timeout(10.0):
+            lines = [await process.stdout.readline() for _ in range(2)]
+        process.send_signal(2)
+        _, err = await process.communicate()
+    assert all(line.startswith(b"holding armed ready") for line in lines)
+    assert (process.returncode, err) == (1, b"")
+
+
+async def test_hostile_names_do_not_reach_the_terminal(folder: Path) -> None:
+    """What a trainer calls itself cannot clear the operator's screen."""
+    daemon = scene()
+    evil = replace(daemon.state.trainers[0], name="\x1b[2J\nllm", failed="\x07")
+    daemon.state = replace(daemon.state, trainers=(evil,))
+    async with served(daemon, folder) as path:
+        for verb in ("status", "plan"):
+            ended = await powerguard(verb, "--socket", path)
+            assert "\x1b" not in ended.out
+            assert "?[2J?llm" in ended.out
+
+
+# --- plan -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", PHASES)
+async def test_plan_in_every_phase(phase: str, folder: Path) -> None:
+    """Every term with its source; exit 0 only when it fits."""
+    async with served(scene(phase), folder) as path:
+        ended = await powerguard("plan", "--socket", path)
+        told = (await powerguard("plan", "--socket", path, "--json")).object
+    assert ended.code == (0 if told["fits"] else 1)
+    for term in told["terms"]:
+        assert re.search(rf"^{re.escape(term['name'])} +.+  +{re.escape(term['source'])}$", ended.out, re.MULTILINE)
+
+
+async def test_plan_that_does_not_fit(folder: Path) -> None:
+    daemon = scene()
+    daemon.policy = replace(daemon.policy, runtime_table=((0.5, 180.0), (1.0, 72.0)))
+    async with served(daemon, folder) as path:
+        ended = await powerguard("plan", "--socket", path)
+        assert ended.code == 1
+        assert "Only a short stop fits" in ended.out
+        daemon.policy = replace(daemon.policy, runtime_table=())
+        daemon.now_s += 1.0
+        ended = await powerguard("plan", "--socket", path)
+        assert ended.code == 1
+        assert "Nobody knows how long the battery lasts" in ended.out
+    assert (await powerguard("plan", "--socket", str(folder / "no"))).code == 4
+
+
+# --- event ------------------------------------------------------------------------------------------------------------
+
+
+async def test_event_polls_at_once(folder: Path) -> None:
+    daemon = scene()
+    async with served(daemon, folder) as path:
+        ended = await powerguard("event", "onbattery", "rack-a", "--socket", path)
+    assert (ended, daemon.polls, daemon.events) == (Ended(0, "", ""), 1, [])
+
+
+@pytest.mark.parametrize("words", [["onbattery"], [], ["--bogus"], ["a", "b", "c", "d"], ["--for", "nobody"]])
+async def test_event_never_fails(words: list[str], folder: Path) -> None:
+    """No daemon, no name, options of tomorrow: a hook exits 0."""
+    ended = await powerguard("event", *words, "--socket", str(folder / "none.sock"))
+    assert (ended.code, ended.out) == (0, "")
+    assert ended.err.startswith("powerguard event: ")
+
+
+async def test_event_for_apcupsd(folder: Path) -> None:
+    """99 exactly when the daemon is alive and owns the shutdown."""
+    ask = ("event", "--for", "apcupsd", "doshutdown", "ups", "--socket")
+    async with served(scene("on_battery"), folder) as path:
+        assert (await powerguard(*ask, path)).code == 99
+    assert (await powerguard(*ask, path)).code == 0
+    async with served(replace(scene("on_battery"), armed=False), folder) as path:
+        assert (await powerguard(*ask, path)).code == 0
+    async with served(replace(scene("on_battery"), state=State()), folder) as path:
+        assert (await powerguard(*ask, path)).code == 0
+
+
+async def test_event_for_nut(folder: Path) -> None:
+    """The command that SHUTDOWNCMD was takes our place, with its own status, unless the daemon owns the shutdown."""
+    command = ("--for", "nut-shutdown", "--", "sh", "-c", 'echo "$0 $1"; exit 7', "two words", "--bogus")
+    async with served(scene("on_battery"), folder) as path:
+        ended = await powerguard("event", "--socket", path, *command)
+        assert (ended.code, ended.out) == (0, "")
+    ended = await powerguard("event", "--socket", path, *command)
+    assert (ended.code, ended.out) == (7, "two words --bogus\n")
+    ended = await powerguard("event", "--socket", path, "--for", "nut-shutdown", "--", str(folder / "missing"))
+    assert (ended.code, "No such file" in ended.err) == (127, True)
+    assert (await powerguard("event", "--socket", path, "--for", "nut-shutdown")).code == 64
+
+
+async def test_event_does_not_wait_for_a_daemon_that_hangs(folder: Path) -> None:
+    """A socket that takes the call and never answers: two seconds, then the hook goes on."""
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(f"{folder}/s.sock")
+        silent.listen(4)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        ended = await powerguard("event", "--for", "apcupsd", "x", "--socket", f"{folder}/s.sock")
+        assert ended.code == 0
+        assert loop.time() - began < 5.0
+        assert "hangs" in ended.err
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"SSH-2.0-x\r\n", b"HTTP/1.0 200 OK\r\n\r\nhello", b"HTTP/1.0 200 OK\r\n\r\n" + b"[" * 9999]
+)
+async def test_somebody_else_on_the_socket(answer: bytes, folder: Path) -> None:
+    """Whatever answers there, it is no traceback and no ownership."""
+    with socket.socket(socket.AF_UNIX) as strange:
+        strange.bind(f"{folder}/s.sock")
+        strange.listen(4)
+
+        def serve() -> None:
+            for _ in range(2):
+                peer, _ = strange.accept()
+                peer.recv(4096)
+                peer.sendall(answer)
+                peer.close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        assert (await powerguard("event", "--for", "apcupsd", "x", "--socket", f"{folder}/s.sock")).code == 0
+        assert (await powerguard("status", "--socket", f"{folder}/s.sock")).code == 4
+        thread.join(5.0)
+
+
+# --- abort, maintenance, checkpoint ----------------------------------------------------------------------------------
+
+
+async def test_abort(folder: Path) -> None:
+    """Taken while holding; refused past the commit, with the reason; 4 without a daemon."""
+    daemon = scene("holding")
+    async with served(daemon, folder) as path:
+        assert (await powerguard("abort", "--reason", "generator", "--socket", path)).code == 0
+        (event,) = daemon.events
+        assert isinstance(event, Abort)
+        assert event.reason == "generator"
+    async with served(scene("shutdown"), folder) as path:
+        ended = await powerguard("abort", "--socket", path)
+        assert ended.code == 1
+        assert "past the commit point" in ended.err
+        told = await powerguard("abort", "--json", "--socket", path)
+        assert (told.code, told.object["object"]) == (1, "error")
+    assert (await powerguard("abort", "--socket", path)).code == 4
+
+
+async def test_maintenance(folder: Path) -> None:
+    daemon = scene()
+    async with served(daemon, folder) as path:
+        ended = await powerguard("maintenance", "on", "--for", "2h", "--reason", "fan swap", "--socket", path)
+        assert (ended.code, "NOT powered off" in ended.out) == (0, True)
+        assert (await powerguard("maintenance", "off", "--json", "--socket", path)).object["verb"] == "maintenance"
+    on, off = daemon.events
+    assert isinstance(on, SetMaintenance)
+    assert isinstance(off, SetMaintenance)
+    assert on.until_s - on.at_s == 7200.0
+    assert off.until_s == off.at_s
+
+
+async def test_checkpoint(folder: Path) -> None:
+    daemon = scene()
+    async with served(daemon, folder) as path:
+        assert (await powerguard("checkpoint", "--socket", path)).code == 0
+        daemon.state = replace(daemon.state, trainers=())
+        ended = await powerguard("checkpoint", "--socket", path)
+    assert isinstance(daemon.events[0], CheckpointNow)
+    assert (ended.code, "no trainer is alive" in ended.err) == (1, True)
+
+
+# --- the rest ---------------------------------------------------------------------------------------------------------
+
+USAGE = [
+    (["stauts"], "did you mean status?"),
+    (["status", "--bogus"], "powerguard status: unknown option --bogus"),
+    (["status", "--json", "--short"], "not allowed with"),
+    (["--bogus"], "unknown option --bogus"),
+    (["maintenance"], "on|off"),
+    (["maintenance", "on", "--for", "2x", "--reason", "x"], "write 90s, 15m, 2h or 1d"),
+    (["maintenance", "on", "--for", "99d", "--reason", "x"], "7 days"),
+    (["maintenance", "on", "--for", "1h"], "--reason"),
+    (["completion", "tcsh"], "invalid choice"),
+    (["status", "--url", "ftp://x"], None),
+    ([], "verbs"),
+]
+
+
+@pytest.mark.parametrize(("words", "told"), USAGE, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+async def test_wrong_options(words: list[str], told: str | None) -> None:
+    """Exit 64 with what would be right, on stderr; an address that is none is a daemon that is not there."""
+    ended = await powerguard(*words)
+    assert ended.code == (64 if told is not None else 4)
+    assert told is None or told in ended.err
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_every_verb_helps(verb: str) -> None:
+    ended = await powerguard(verb, "--help")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.startswith(f"usage: powerguard {verb}")
+
+
+async def test_wrong_settings_exit_78(folder: Path) -> None:
+    """The daemon says what is wrong, with its place, and is not restarted into it blindly."""
+    config = folder / "pg.yaml"
+    config.write_text("mode: armde\n", encoding="utf-8")
+    ended = await powerguard("run", "--config", str(config))
+    assert ended.code == 78
+    assert f"{config}:1:7" in ended.err
+    assert (await powerguard("--config", str(config), "config", "validate")).code == 78
+
+
+async def test_config_from_the_environment(folder: Path) -> None:
+    ended = await powerguard("run", POWERGUARD_CONFIG=str(folder / "none.yaml"))
+    assert ended.code == 78
+    assert "none.yaml" in ended.err
+
+
+async def test_version() -> None:
+    told = (await powerguard("version", "--json")).object
+    assert told["version"] in (await powerguard("--version")).out
+    assert told["schema_version"] == 1
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+async def test_completion_names_every_verb(shell: str) -> None:
+    """Made from the parsers: a verb or option that is added is completed."""
+    ended = await powerguard("completion", shell)
+    assert ended.code == 0
+    assert [verb for verb in VERBS if verb not in ended.out] == []
+    assert "maintenance" in ended.out
+    if shell != "fish":
+        assert "--watch" in ended.out
+
+
+async def test_bash_completes() -> None:
+    """The real shell, with the real script."""
+    script = (await powerguard("completion", "bash")).out
+    ask = 'COMP_WORDS=(powerguard config val); COMP_CWORD=2; _powerguard; echo "${COMPREPLY[@]}"'
+    process = await asyncio.create_subprocess_exec(
+        "bash", "--norc", "-c", f"{script}\n{ask}", stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    assert out == b"validate\n"
+
+
+async def test_colours_on_a_terminal_only(folder: Path) -> None:
+    """On a terminal, and never with NO_COLOR."""
+    async with served(scene(), folder) as path:
+        plain = await powerguard("status", "--socket", path)
+        assert "\x1b" not in plain.out
+        for env, coloured in (({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)):
+            words = f"{sys.executable} -m powerguard status --socket '{path}'"
+            process = await asyncio.create_subprocess_exec(
+                "script", "-qec", words, "/dev/null",
+                stdout=asyncio.subprocess.PIPE,
+                stdin=asyncio.subprocess.DEVNULL,
+                env={**os.environ, "TERM": "xterm", **env},
+                cwd=Path(__file__).parents[2],
+            )  # fmt: skip
+            out, _ = await process.communicate()
+            assert (b"\x1b[32m" in out) is coloured
+
+
+async def test_reader_that_leaves_is_no_error(folder: Path) -> None:
+    """`powerguard status | head -1` has no complaint to make."""
+    async with served(scene(), folder) as path:
+        process = await asyncio.create_subprocess_exec(
+            "bash", "-c", f"{sys.executable} -m powerguard plan --socket '{path}' | head -1",
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+        out, err = await process.communicate()
+    assert out.startswith(b"phase online")
+    assert err == b""

@@ -1,0 +1,68 @@
+"""Words for people: durations, moments, and text that no terminal stumbles over."""
+
+import io
+
+import pytest
+
+from powerguard.cli.render import Paint, clean, clock_of, duration, moment, number, table, told_seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "?"),
+        (0.0, "0.0 s"),
+        (0.44, "0.4 s"),
+        (9.99, "10.0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 m 00 s"),
+        (192.0, "3 m 12 s"),
+        (3599.7, "1 h 00 m"),
+        (7500.0, "2 h 05 m"),
+        (90000.0, "1 d 1 h"),
+        (-5.0, "-5.0 s"),
+        (-192.0, "-3 m 12 s"),
+    ],
+)
+def test_duration(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90.0), ("90s", 90.0), ("15m", 900.0), ("2h", 7200.0), ("1.5h", 5400.0), ("1d", 86400.0), ("2H", 7200.0)],
+)
+def test_told_seconds(text: str, seconds: float) -> None:
+    assert told_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "h", "-1h", "1w", "1h30m", "nan", "1e3", "٣h", "1..5h", ".", ".h"])
+def test_told_seconds_that_are_none(text: str) -> None:
+    """Not a number of ours: refused, never guessed."""
+    assert told_seconds(text) is None
+
+
+def test_moments() -> None:
+    """What no calendar holds is "?", not an exception."""
+    assert moment(None) == moment(1e30) == moment(float("nan")) == "?"
+    assert clock_of(None) == "?"
+    assert len(clock_of(1_795_000_000.0)) == 8
+
+
+def test_clean() -> None:
+    assert clean("a\x1b[2J\nb\u202ec") == "a?[2J?b?c"
+    assert clean(None) == "None"
+
+
+def test_numbers() -> None:
+    """Unknown is "?", never 0."""
+    assert (number(None, "%"), number(True, "%"), number(62.4, "%"), number(0, "V")) == ("?", "?", "62 %", "0 V")
+
+
+def test_table_is_aligned() -> None:
+    assert table([("a", "x"), ("long", "y")]) == ["  a     x", "  long  y"]
+    assert table([]) == []
+
+
+def test_paint_stays_off_what_is_no_terminal() -> None:
+    assert Paint(io.StringIO())("text", "red") == "text"
