@@ -43,6 +43,7 @@ from powerguard.wire import (
 MAX_WAIT_S = 30.0
 _REQUEST_S = 5.0
 _CONNECTIONS = 16
+_MAX_DISCARD = 1 << 20
 _LINGER_S = 1.0
 _POLL_S = 0.2  # how soon the server's thread notices that it is to end
 _MAX_SOCKET_PATH = 107  # sun_path, less its final zero byte
@@ -283,6 +284,7 @@ class _Handler(BaseHTTPRequestHandler):
         given = self.headers.get("Authorization", "").encode("utf-8", "replace")
         if hmac.compare_digest(given, b"Bearer " + token):
             return True
+        self._discard(self._length() or 0)
         self._refuse(
             HTTPStatus.UNAUTHORIZED, "needs the header `Authorization: Bearer TOKEN` with this trainer's token"
         )
@@ -290,14 +292,27 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _body(self) -> bytes | None:
         """Read the body; None when it was refused."""
-        length = self.headers.get("Content-Length", "0")
-        if self.headers.get("Transfer-Encoding") is not None or not re.fullmatch(r"\d{1,18}", length):
+        length = self._length()
+        if length is None:
             self._refuse(HTTPStatus.LENGTH_REQUIRED, "needs a Content-Length in digits")
-        elif int(length) > MAX_BODY_BYTES:
+        elif length > MAX_BODY_BYTES:
+            self._discard(length)
             self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body of {length} bytes (at most {MAX_BODY_BYTES})")
         else:
-            return self.rfile.read(int(length))
+            return self.rfile.read(length)
         return None
+
+    def _length(self) -> int | None:
+        """Return the length of the body; None when it is not told in digits."""
+        length = self.headers.get("Content-Length", "0")
+        chunked = self.headers.get("Transfer-Encoding") is not None
+        return None if chunked or not re.fullmatch(r"\d{1,18}", length) else int(length)
+
+    def _discard(self, length: int) -> None:
+        """Read past a body that is refused: closed with bytes unread, the connection would lose our answer."""
+        left = min(length, _MAX_DISCARD)
+        while left > 0 and (piece := self.rfile.read(min(left, MAX_BODY_BYTES))):
+            left -= len(piece)
 
     def _send_checkpoint(self, name: str, status: CheckpointStatus | None) -> None:
         if status is None:

@@ -136,6 +136,7 @@ def test_pause_resume_delete_status(guard: Guard, where: Path) -> None:
         ("POST", "/api/v1/trigger_checkpoint", b'{"id": "../x"}', 400, "id: must be"),
         ("POST", "/api/v1/trigger_checkpoint", b'{"id": "a", "after": "burn"}', 400, "after: must be one of"),
         ("POST", "/api/v1/trigger_checkpoint", b"x" * 70_000, 413, "at most 65536"),
+        ("POST", "/api/v1/trigger_checkpoint", b"x" * 900_000, 413, "at most 65536"),
         ("PUT", "/api/v1/status", None, 501, ""),
     ],
 )
@@ -284,6 +285,7 @@ def test_a_port_needs_the_token(guard: Guard, folder: Path) -> None:
             assert status == expected
             assert TOKEN not in body + str(got).encode()
         assert ask(port, "POST", "/api/v1/trigger_checkpoint", b'{"id": "a"}')[0] == 401
+        assert ask(port, "POST", "/api/v1/trigger_checkpoint", b"x" * 500_000)[0] == 401
         assert ask(port, "DELETE", "/api/v1/checkpoints/a")[0] == 401
         assert guard.status().checkpoint == ""
         assert ask(port, "POST", "/api/v1/trigger_checkpoint", b'{"id": "a"}', good)[0] == 202
