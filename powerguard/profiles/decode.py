@@ -15,7 +15,7 @@ from powerguard.profiles.checks import cross_check
 from powerguard.profiles.draft import Draft, Rejected
 from powerguard.profiles.schema import Condition, NumberSource, Profile, Scalar
 from powerguard.profiles.values import Answer, Missing, Oid, below, parts
-from powerguard.profiles.vocabulary import NUMBERS, REPLACE, UNITS, Combine, State
+from powerguard.profiles.vocabulary import NUMBERS, REPLACE, UNITS, WITNESSES, Combine, State
 
 Answers = Mapping[str, Answer]
 
@@ -97,7 +97,9 @@ def decode(profiles: Sequence[Profile], answers: Answers) -> Decoded:
         _decode_states(profile, answers, draft)
     _decode_input(profiles, answers, draft)
     cross_check(draft)
-    return _finish(profiles, draft)
+    if profiles:
+        _silence(frozenset(WITNESSES) - frozenset(profiles[0].on_battery.confirm_by), draft)
+    return _finish(draft)
 
 
 def redundant(profiles: Sequence[Profile], answers: Answers) -> frozenset[str]:
@@ -256,7 +258,7 @@ def _told_states(profile: Profile, answers: Answers) -> Iterator[tuple[State, st
                 if raw[position - 1 : position] == b"1":
                     yield state, f"{string.object}[{position}]"
     table = profile.alarm_table
-    if table is not None:
+    if table is not None and answers.get(profile.absolute(table.count.oid)) != 0:  # Some cards keep rows of old alarms.
         meanings = {profile.absolute(alarm): state for alarm, state in table.values.items()}
         column = profile.absolute(table.column)
         for oid, raw in answers.items():
@@ -290,15 +292,25 @@ def _decode_input(profiles: Sequence[Profile], answers: Answers, draft: Draft) -
         draft.provenance["input_present"] = told_by
 
 
-def _finish(profiles: Sequence[Profile], draft: Draft) -> Decoded:
+def _silence(untrusted: frozenset[str], draft: Draft) -> None:
+    """Take away the witnesses that the most trusted profile says this family gets wrong."""
+    if "on_battery_s" in untrusted and "on_battery_s" in draft.numbers:
+        draft.drop("on_battery_s", "no witness in this family")
+    if "input_present" in untrusted and draft.input_present is not None:
+        draft.input_present = None
+        del draft.provenance["input_present"]
+    if "alarms" in untrusted:
+        draft.states.pop(State.ON_BATTERY, None)
+
+
+def _finish(draft: Draft) -> Decoded:
     states = draft.states
     numbers = draft.numbers
     stale = None
     if State.COMM_LOST in states:
         stale = f"the card has lost the UPS behind it ({states[State.COMM_LOST]}): its values are frozen"
-    trusted = {name for profile in profiles for name in profile.on_battery.confirm_by}
     supports = {
-        "on_battery_s": (numbers.get("on_battery_s") or 0) > 0,
+        "on_battery_s": numbers.get("on_battery_s", 0) > 0,
         "input_present": draft.input_present is False,
         "alarms": State.ON_BATTERY in states,
     }
@@ -322,7 +334,7 @@ def _finish(profiles: Sequence[Profile], draft: Draft) -> Decoded:
         calibrating=State.CALIBRATION in states,
         alarms=tuple(sorted(state.value for state in states)),
         stale=stale,
-        witnesses=tuple(name for name, yes in supports.items() if yes and name in trusted),
+        witnesses=tuple(name for name, yes in supports.items() if yes),
         provenance=tuple(sorted(draft.provenance.items())),
         rejected=tuple(draft.rejected),
         warnings=tuple(draft.warnings),

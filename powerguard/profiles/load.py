@@ -38,9 +38,9 @@ def load_profiles(site_folder: Path | None = SITE_FOLDER) -> Profiles:
     """
     by_name = {profile.name: profile for profile in _packaged()}
     problems: list[str] = []
-    if site_folder is not None and site_folder.is_dir():
+    if site_folder is not None:
         read: dict[str, Path] = {}
-        for path in sorted(site_folder.glob("*.yaml")):
+        for path in _site_files(site_folder, problems):
             try:
                 profile = parse_profile(path.read_text(encoding="utf-8"), str(path))
             except (OSError, UnicodeDecodeError) as error:
@@ -54,6 +54,16 @@ def load_profiles(site_folder: Path | None = SITE_FOLDER) -> Profiles:
                 read[profile.name] = path
                 by_name[profile.name] = profile
     return Profiles(by_name, tuple(problems))
+
+
+def _site_files(folder: Path, problems: list[str]) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == ".yaml")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        problems.append(f"{folder}: cannot be read: {error.strerror}")
+        return []
 
 
 def _packaged() -> Iterator[Profile]:

@@ -310,8 +310,9 @@ async def probe(
             raw = plan.answers | await port.get(plan.oids)
             latency_s = clock() - began_s
             for profile in plan.profiles:
-                if profile.alarm_table is not None:
-                    raw |= await port.walk(profile.absolute(profile.alarm_table.column))
+                table = profile.alarm_table
+                if table is not None and raw.get(profile.absolute(table.count.oid)) != 0:
+                    raw |= await port.walk(profile.absolute(table.column))
     except TimeoutError as error:
         msg = f"{_where(options)} answers too slowly: no whole report in {limit_s:g} s"
         raise SnmpError(msg, unanswered=True) from error

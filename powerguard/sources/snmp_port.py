@@ -134,9 +134,13 @@ def garbled_packets() -> int:
 
 @dataclass(slots=True)
 class _Engine:
-    """One engine of one loop. users: SNMPv3 names in use and what their keys hash to: one name, one set of keys."""
+    """One engine of one loop. ports: who uses it; the last one to close closes it.
+
+    users: SNMPv3 names in use and what their keys hash to: one name, one set of keys.
+    """
 
     engine: Any
+    ports: set[str] = field(default_factory=set)
     users: dict[str, tuple[object, ...]] = field(default_factory=dict)
 
 
@@ -207,7 +211,7 @@ def _close_dispatcher(engine: Any) -> None:  # noqa: ANN401
         engine.close_dispatcher()
 
 
-async def _engine_for(user: str | None, keys: tuple[object, ...]) -> _Engine:
+async def _engine_for(port: str, user: str | None, keys: tuple[object, ...]) -> _Engine:
     """Return the loop's engine; another one where this user already has other keys on another card."""
     loop = asyncio.get_running_loop()
     engines = _engines.setdefault(loop, [])
@@ -217,13 +221,23 @@ async def _engine_for(user: str | None, keys: tuple[object, ...]) -> _Engine:
     else:
         known = _Engine(await asyncio.to_thread(_build_engine))
         engines.append(known)
+    known.ports.add(port)
     if user is not None:
         known.users[user] = keys
     return known
 
 
+def _leave_engine(port: str) -> None:
+    engines = _engines.get(asyncio.get_running_loop(), [])
+    for known in [known for known in engines if port in known.ports]:
+        known.ports.discard(port)
+        if not known.ports:
+            engines.remove(known)
+            _close_dispatcher(known.engine)
+
+
 def close_engines() -> None:
-    """Close the sockets and timers of the running loop's engines. For the end of a process, and of a test."""
+    """Close the sockets and timers of the running loop's engines, whoever still uses them. For the end of a test."""
     for known in _engines.pop(asyncio.get_running_loop(), []):
         _close_dispatcher(known.engine)
 
@@ -293,12 +307,12 @@ class PysnmpPort:
                 msg = f"{self.where}: the {word} passphrase is shorter than {_SECRET_LENGTH} characters (RFC 3414 11.2)"
                 raise SnmpError(msg)
         if options.user is None:
-            known = await _engine_for(None, ())
+            known = await _engine_for(name, None, ())
             config.add_v1_system(known.engine, name, community)
             model, level, security_name = (0 if options.version == 1 else 1), "noAuthNoPriv", name
         else:
             keys = (auth, options.auth_protocol, priv, options.priv_protocol)
-            known = await _engine_for(options.user, tuple(map(hash, keys)))
+            known = await _engine_for(name, options.user, tuple(map(hash, keys)))
             auth_protocol = config.USM_AUTH_NONE if auth is None else _AUTH[options.auth_protocol]
             priv_protocol = config.USM_PRIV_NONE if priv is None else _PRIV[options.priv_protocol]
             # A passphrase becomes a key by hashing a megabyte of it: off the loop.
@@ -343,6 +357,7 @@ class PysnmpPort:
     async def close(self) -> None:
         """Forget the target."""
         if self._engine is None:
+            _leave_engine(self._name)
             return
         engine = self._engine.engine
         if self._address is not None:
@@ -351,6 +366,7 @@ class PysnmpPort:
         if self._options.user is None:
             config.delete_v1_system(engine, self._name)
         self._engine = self._address = None
+        _leave_engine(self._name)
 
     # --- Requests -----------------------------------------------------------------------------------------------
 

