@@ -20,7 +20,9 @@ SourceOptions = Annotated[SnmpOptions, Field()]
 """The options of any source. A second one makes this `Annotated[SnmpOptions | ..., Field(discriminator="kind")]`."""
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,31}$")]
-AbsolutePath = Annotated[str, Field(pattern=r"^/[^\x00]{1,4095}$", json_schema_extra={"x-wanted": "an absolute path"})]
+AbsolutePath = Annotated[
+    str, Field(pattern=r"^/[^\x00]+$", max_length=4096, json_schema_extra={"x-wanted": "an absolute path"})
+]
 LoadPct = Annotated[float, Field(gt=0, le=150)]
 RuntimeS = Annotated[float, Field(ge=10, le=172800)]
 """10 s to 48 h: a shorter one protects nothing, a longer one is a decimal point in the wrong place."""
