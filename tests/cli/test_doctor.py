@@ -1,0 +1,206 @@
+"""Doctor beside real answers: a simulated card and BMC, a trainer's socket, a served daemon, and none of them."""
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from powerguard.cli.checks import filesystem_of
+from powerguard.daemon.admin import admin_server
+from powerguard.sim.bmc import SimBmc
+from powerguard.sim.snmp_agent import SnmpAgent
+from powerguard.wire import After, TrainerStatus
+from tests.daemon.watched import scene
+from tests.sources.snmp_helpers import table
+
+COMMUNITY, PASSWORD = "c0mmunity-of-the-tests", "bmc-password-1"
+
+SETTINGS = """\
+mode: armed
+ups:
+  rack-a:
+    sources:
+      - kind: snmp
+        host: 127.0.0.1
+        port: {snmp}
+        version: 2c
+        community: {{file: "{folder}/community"}}
+        timeout_s: 0.5
+    runtime_table: {table}
+trainers:
+  - {{name: llm, url: "unix:{folder}/llm.sock", after: pause}}
+trainer_sockets: null
+bmc: {{kind: ipmi-lan, host: 127.0.0.1, port: {bmc}, user: pg, password: {{file: "{folder}/bmc"}}}}
+host: {{kind: command, command: [/bin/true], force_after_s: 60}}
+journal: {{path: "{folder}/journal.sqlite"}}
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    made = Path(tempfile.mkdtemp(dir="/tmp", prefix="pg "))
+    for name, text in (("community", COMMUNITY), ("bmc", PASSWORD)):
+        (made / name).write_text(text, encoding="utf-8")
+        (made / name).chmod(0o400)
+    yield made
+    shutil.rmtree(made)
+
+
+def settings(folder: Path, *, snmp: int, bmc: int, runtimes: str = "{50: 1620, 75: 1080, 100: 720}") -> Path:
+    path = folder / "pg.yaml"
+    path.write_text(SETTINGS.format(folder=folder, snmp=snmp, bmc=bmc, table=runtimes), encoding="utf-8")
+    return path
+
+
+@asynccontextmanager
+async def trainer(folder: Path, conduct: After = After.PAUSE) -> AsyncIterator[None]:
+    async def status(_: web.Request) -> web.Response:
+        return web.Response(body=TrainerStatus(job="llm", step=7, conduct=conduct).to_json())
+
+    app = web.Application()
+    app.router.add_get("/api/v1/status", status)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.UnixSite(runner, f"{folder}/llm.sock").start()
+    try:
+        yield
+    finally:
+        await runner.cleanup()
+
+
+async def doctor(config: Path, *words: str) -> tuple[int, list[dict[str, Any]], str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "powerguard", "doctor", "--config", str(config), "--json", *words,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    async with asyncio.timeout(60.0):
+        out, err = await process.communicate()
+    assert err == b""
+    told = json.loads(out)
+    assert (told["schema_version"], told["object"], told["exit"]) == (1, "doctor", process.returncode)
+    for private in (COMMUNITY, PASSWORD):
+        assert private not in out.decode()
+    return process.returncode or 0, told["checks"], out.decode()
+
+
+def verdicts(checks: list[dict[str, Any]], name: str) -> list[str]:
+    return [check["verdict"] for check in checks if check["name"] == name]
+
+
+def text_of(checks: list[dict[str, Any]], name: str, verdict: str = "") -> str:
+    return "; ".join(c["text"] for c in checks if c["name"] == name and c["verdict"].startswith(verdict))
+
+
+async def test_everything_answers(folder: Path) -> None:
+    """Card, trainer, BMC and daemon are asked; the sums are the daemon's own."""
+    async with (
+        SnmpAgent(lambda: table("apc"), community=COMMUNITY) as ups,
+        trainer(folder),
+        SimBmc("pg", PASSWORD, policy="always-on") as bmc,
+        admin_server(scene(), path=f"{folder}/s.sock") as path,
+    ):
+        code, checks, _ = await doctor(settings(folder, snmp=ups.port, bmc=bmc.port), "--socket", path)
+    assert verdicts(checks, "ups.127.0.0.1") == ["PASS"]
+    assert "utility, charge" in text_of(checks, "ups.127.0.0.1")
+    assert verdicts(checks, "trainer.llm") == ["PASS"]
+    assert verdicts(checks, "bmc") == ["PASS"]
+    assert verdicts(checks, "budget") == ["PASS"]
+    assert verdicts(checks, "secret") == ["PASS", "PASS"]
+    assert verdicts(checks, "journal") == ["PASS"]
+    assert verdicts(checks, "daemon") == ["PASS"]
+    assert verdicts(checks, "host.power_off") == ["PASS"]
+    assert "FAIL" not in {check["verdict"] for check in checks}
+    assert code == 1  # SNMP v2c can be forged: a warning on every host that uses it
+
+
+async def test_what_would_not_hold_is_a_failure(folder: Path) -> None:
+    """A battery that is too small, a policy that must still be set, a trainer that does not pause: with numbers."""
+    async with (
+        SnmpAgent(lambda: table("apc"), community=COMMUNITY) as ups,
+        trainer(folder, After.CONTINUE),
+        SimBmc("pg", PASSWORD, policy="always-off") as bmc,
+    ):
+        config = settings(folder, snmp=ups.port, bmc=bmc.port, runtimes="{50: 150, 100: 60}")
+        code, checks, _ = await doctor(config, "--socket", f"{folder}/none.sock")
+        assert bmc.policy == "always-off"  # doctor changes nothing
+    assert code == 2
+    assert verdicts(checks, "budget") == ["FAIL"]
+    assert "needs" in text_of(checks, "budget")
+    assert "the stop would be" in text_of(checks, "budget")
+    assert verdicts(checks, "bmc") == ["WARN"]
+    assert "does not pause" in text_of(checks, "trainer.llm", "WARN")
+    assert verdicts(checks, "daemon") == ["FAIL"]
+
+
+async def test_nobody_answers(folder: Path) -> None:
+    """Dead ports and sockets: a finding for each, within seconds, none of them a traceback."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    code, checks, _ = await doctor(settings(folder, snmp=9, bmc=9), "--socket", f"{folder}/none.sock")
+    assert loop.time() - began < 40.0
+    assert code == 2
+    assert verdicts(checks, "ups.127.0.0.1") == ["FAIL"]
+    assert verdicts(checks, "trainer.llm") == ["WARN"]
+    assert verdicts(checks, "bmc") == ["FAIL"]
+    assert verdicts(checks, "budget") == ["WARN"]
+    assert not [check for check in checks if "the check broke" in check["text"]]
+
+
+async def test_wrong_settings_are_findings(folder: Path) -> None:
+    """Every mistake with its place; what can be looked at without settings still is."""
+    config = folder / "pg.yaml"
+    config.write_text("mode: armde\nups: {}\n", encoding="utf-8")
+    code, checks, _ = await doctor(config, "--socket", f"{folder}/none.sock")
+    assert code == 2
+    assert verdicts(checks, "settings") == ["FAIL", "FAIL"]
+    assert f"{config}:1:7" in text_of(checks, "settings")
+    assert verdicts(checks, "daemon") == ["FAIL"]
+
+
+async def test_open_secret_is_a_failure(folder: Path) -> None:
+    """A secret that others can read is none."""
+    (folder / "community").chmod(0o444)
+    _, checks, _ = await doctor(settings(folder, snmp=9, bmc=9), "--socket", f"{folder}/none.sock")
+    assert "others can read" in text_of(checks, "secret", "FAIL")
+
+
+async def test_for_people(folder: Path) -> None:
+    """Verdict, what, and what to do about it below; --quiet leaves out what passes."""
+    config = settings(folder, snmp=9, bmc=9)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "powerguard", "doctor", "--config", str(config), "--quiet",
+        stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2], env={**os.environ, "NO_COLOR": "1"},
+    )  # fmt: skip
+    out, _ = await process.communicate()
+    lines = out.decode().splitlines()
+    assert process.returncode == 2
+    assert not [line for line in lines if line.startswith("PASS")]
+    assert [line for line in lines if line.strip().startswith("-> ")]
+    assert lines[-1].endswith(" fail")
+
+
+MOUNTS = (
+    "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
+    "30 22 0:40 / /var/lib rw - nfs4 server:/x rw\n"
+    "31 30 8:2 / /var/lib/power\\040guard rw - xfs /dev/sdb rw\n"
+    "broken line\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/etc", "ext4"), ("/var/lib/x", "nfs4"), ("/var/lib/power guard/j", "xfs"), ("/var/library", "ext4")],
+)
+def test_filesystem_of(path: str, kind: str) -> None:
+    """The innermost mount counts, by whole names."""
+    assert filesystem_of(Path(path), MOUNTS) == kind
+    assert filesystem_of(Path(path), "") == ""
