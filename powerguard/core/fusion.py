@@ -40,6 +40,7 @@ def observe(policy: Policy, feed: Feed, reading: Reading) -> Feed:
             since_s=feed.since_s,
             reading=reading,
             previous=last,
+            utility_seen=True,
             first_charge_pct=feed.first_charge_pct,
         )
     return _orders(policy, _supply(feed, reading), reading)
@@ -81,6 +82,8 @@ def _claim(feed: Feed, reading: Reading, test_since_s: float | None) -> Supply:
         # Off or unknown while we compute: the load is fed by something we cannot see. On battery it changes nothing.
         return Supply.BATTERY if feed.supply is Supply.BATTERY else Supply.UNKNOWN
     is_test = (reading.testing or reading.calibrating) and reading.input_present is not False
+    if feed.supply is Supply.BATTERY and reading.input_present is None:
+        is_test = False  # No test begins on battery: a flag that comes up in an outage does not end it.
     if not is_test:
         return Supply.BATTERY
     too_long = test_since_s is not None and reading.at_s - test_since_s > SELF_TEST_S and not reading.calibrating
@@ -97,9 +100,10 @@ def _supply(feed: Feed, reading: Reading) -> Feed:
     first_charge_pct = reading.charge_pct if feed.first_charge_pct is None else feed.first_charge_pct
     claim = _claim(feed, reading, test_since_s)
     supply, since_s, suspect, unproven = claim, feed.since_s, False, False
+    utility_seen = feed.utility_seen or feed.supply is Supply.UTILITY
     if claim is Supply.BATTERY and feed.supply is not Supply.BATTERY:
         witness = supports_battery(reading)
-        if not witness and feed.supply is Supply.UTILITY:
+        if not witness and utility_seen:
             witness = _repeats(feed, reading)
         elif not witness and first_charge_pct is not None and reading.charge_pct is not None:
             witness = "charge_pct" if first_charge_pct - reading.charge_pct >= _CHARGE_FALL_PCT else ""
@@ -107,9 +111,9 @@ def _supply(feed: Feed, reading: Reading) -> Feed:
             since_s = _battery_since_s(feed, reading)
         else:
             supply = feed.supply
-            suspect = feed.supply is Supply.UTILITY
+            suspect = utility_seen
             unproven = not suspect
-    elif supply is not feed.supply:
+    elif supply is not feed.supply or (supply is Supply.UTILITY and _interrupts(feed, reading)):
         since_s = reading.at_s
     low_at_s = None
     if supply is Supply.BATTERY or reading.calibrating:
@@ -124,11 +128,17 @@ def _supply(feed: Feed, reading: Reading) -> Feed:
         previous=last,
         suspect=suspect,
         unproven_battery=unproven,
+        utility_seen=utility_seen,
         first_charge_pct=first_charge_pct,
         test_since_s=test_since_s,
         lost_since_s=None,
         low_battery_at_s=low_at_s,
     )
+
+
+def _interrupts(feed: Feed, reading: Reading) -> bool:
+    """Utility is there, but not without a break: a reading that said battery, or a test."""
+    return feed.suspect or reading.output_source is OutputSource.BATTERY
 
 
 def _repeats(feed: Feed, reading: Reading) -> str:
@@ -172,7 +182,8 @@ def _orders(policy: Policy, feed: Feed, reading: Reading) -> Feed:
     elif last is None:
         fsd_at_first = True
     elif last.forced_shutdown and fsd_at_s is None and (not fsd_at_first or feed.supply is Supply.BATTERY):
-        fsd_at_s = reading.at_s + policy.fsd_delay_s
+        # The delay runs from the reading in which FSD rose; one that stood before us has no known beginning.
+        fsd_at_s = (reading.at_s if fsd_at_first else last.at_s) + policy.fsd_delay_s
     if (countdown_at_s, fsd_at_s, fsd_at_first) == (feed.countdown_at_s, feed.fsd_at_s, feed.fsd_at_first):
         return feed
     return replace(feed, countdown_at_s=countdown_at_s, fsd_at_s=fsd_at_s, fsd_at_first=fsd_at_first)
@@ -192,4 +203,6 @@ def is_fresh(policy: Policy, feed: Feed, now_s: float) -> bool:
 
 def is_stable(policy: Policy, feed: Feed, now_s: float, *, stable_s: float) -> bool:
     """Say whether utility has been back for `stable_s`, as far as fresh readings tell."""
-    return feed.supply is Supply.UTILITY and now_s - feed.since_s >= stable_s and is_fresh(policy, feed, now_s)
+    if feed.supply is not Supply.UTILITY or feed.suspect:
+        return False
+    return now_s - feed.since_s >= stable_s and is_fresh(policy, feed, now_s)

@@ -339,7 +339,7 @@ def _cause_online(turn: Turn) -> tuple[Cause | None, str]:
         return Cause.BATTERY, fusion.supports_battery(feed.reading) or "second_reading" if feed.reading else "battery"
     if sums.power_off_at_s(feed) is not None:
         return Cause.POWER_OFF_ORDERED, "countdown" if feed.countdown_at_s is not None else "fsd"
-    if feed.reading is not None and feed.reading.calibrating:
+    if feed.reading is not None and feed.reading.calibrating and feed.reading.output_source is OutputSource.BATTERY:
         because = plan.checkpoint_due(policy, state, plan.outage_budget(policy, state, now_s), now_s)
         if because and because != "blind":
             return Cause.CALIBRATION_LOW, because
@@ -353,9 +353,6 @@ def _may_return(turn: Turn) -> bool:
         return False
     stable_s = turn.policy.utility_stable_s * (3 if turn.is_flapping(FLAPPING_S, FLAPPING_TRANSFERS) else 1)
     if not fusion.is_stable(turn.policy, state.feed, turn.now_s, stable_s=stable_s):
-        return False
-    reading = state.feed.reading
-    if reading is not None and reading.calibrating:
         return False
     return not trainers.is_writing(state.trainers, turn.now_s)
 

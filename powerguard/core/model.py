@@ -394,6 +394,7 @@ class Feed:
     since_s: since when `supply` holds, by the best clock there is (the UPS's own seconds on battery count).
     suspect: the newest reading says battery and waits for its second witness.
     unproven_battery: the source has said battery ever since first contact and nothing else supports it.
+    utility_seen: the source has said utility since first contact, so a battery that repeats itself is news.
     first_charge_pct: charge at first contact; its fall is a witness where nothing else speaks.
     test_since_s: since when a self-test runs; one of more than 60 s is an outage.
     lost_since_s: since when no source has answered; None while one does.
@@ -409,6 +410,7 @@ class Feed:
     previous: Reading | None = None
     suspect: bool = False
     unproven_battery: bool = False
+    utility_seen: bool = False
     first_charge_pct: float | None = None
     test_since_s: float | None = None
     lost_since_s: float | None = None

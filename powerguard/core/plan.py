@@ -45,7 +45,11 @@ def outage_budget(policy: Policy, state: State, now_s: float) -> Budget:
 
 
 def _on_battery_s(state: State, now_s: float) -> float:
-    return now_s - state.feed.since_s if state.feed.supply is Supply.BATTERY else 0.0
+    feed = state.feed
+    if feed.supply is Supply.BATTERY:
+        return now_s - feed.since_s
+    # A calibration is no outage, but it empties the battery just the same.
+    return 0.0 if feed.test_since_s is None else now_s - feed.test_since_s
 
 
 def checkpoint_due(policy: Policy, state: State, plan: Budget, now_s: float) -> str:
@@ -92,7 +96,7 @@ def commit_due(policy: Policy, state: State, plan: Budget, now_s: float) -> str:
             return "power_off_at"
     if feed.supply is not Supply.BATTERY:
         return ""
-    if feed.reading is not None and feed.reading.calibrating and feed.reading.input_present is not False:
+    if feed.reading is not None and feed.reading.calibrating and feed.reading.input_present:
         return ""
     waited_s = _on_battery_s(state, now_s)
     if plan.reff_s is None:
