@@ -10,9 +10,16 @@ from powerguard.options import Options
 from powerguard.profiles.values import Oid
 from powerguard.profiles.vocabulary import NUMBERS, UNITS, WITNESSES, State, Witness
 
-_ABSOLUTE = r"(0|1|2)(\.(0|[1-9][0-9]{0,9})){1,126}"
-_RELATIVE = r"(\.(0|[1-9][0-9]{0,9})){1,126}"
-OidText = Annotated[str, Field(pattern=rf"^({_ABSOLUTE}|{_RELATIVE})$", examples=[".4.1.0", "1.3.6.1.2.1.33.1.4.1.0"])]
+_ABSOLUTE = r"(0|1|2)(\.(0|[1-9][0-9]*))+"
+_RELATIVE = r"(\.(0|[1-9][0-9]*))+"
+OidText = Annotated[
+    str,
+    Field(
+        pattern=rf"^({_ABSOLUTE}|{_RELATIVE})$",
+        max_length=512,  # not counted in the pattern: that costs 4 MB in pydantic's regex engine
+        examples=[".4.1.0", "1.3.6.1.2.1.33.1.4.1.0"],
+    ),
+]
 """A dotted OID; with a leading dot it continues the profile's `base`."""
 
 Number = int | float
