@@ -71,6 +71,11 @@ class SimUser:
     def engine_time_s(self) -> int:
         return int(self.clock() - self._began_s)
 
+    def reboot(self) -> None:
+        """Begin a new life of the card's engine (RFC 3414 2.2.2)."""
+        self.boots += 1
+        self._began_s = self.clock()
+
     def open(self, message: bytes) -> Request:
         """Check and decrypt a message. Raises BerError, or ReportError with what RFC 3414 3.2 answers."""
         outer = ber.Reader(ber.Reader(message).expect(ber.SEQUENCE))

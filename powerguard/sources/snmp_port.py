@@ -352,7 +352,8 @@ class PysnmpPort:
             return (host, port) if ipaddress.ip_address(host).version == 4 else (host, port, 0, 0)
         async with asyncio.timeout(_RESOLVE_S):
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
-        return tuple(found[0][4])
+        # A name with both: many cards have an IPv6 address and no SNMP on it.
+        return tuple(min(found, key=lambda one: one[0] is not socket.AF_INET)[4])
 
     async def close(self) -> None:
         """Forget the target."""

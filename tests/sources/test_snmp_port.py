@@ -10,7 +10,7 @@ import pytest
 from powerguard.options import Secret
 from powerguard.profiles.values import Missing, Oid
 from powerguard.sim import snmp_ber as ber
-from powerguard.sim.snmp_agent import Fault
+from powerguard.sim.snmp_agent import Fault, SnmpAgent
 from powerguard.sim.snmp_usm import SimUser
 from powerguard.sources.snmp_port import (
     MAX_ROWS,
@@ -290,3 +290,37 @@ async def test_the_last_port_closes_the_engine() -> None:
         assert await two.get(ASKED) == ANSWERED
         await two.close()
         assert _engines[loop] == []
+
+
+async def test_a_rebooted_card_keeps_its_version_3_user(tmp_path: Path) -> None:
+    """Its engine boots rise and its engine time begins at 0: RFC 3414's window has to be found anew, by itself."""
+    now_s = 5000.0
+    user = SimUser(name="pg", auth=AUTH.encode(), priv=PRIV.encode(), clock=lambda: now_s)
+    auth, priv = secret(tmp_path, "auth", AUTH), secret(tmp_path, "priv", PRIV)
+    async with (
+        card(table("apc"), user=user) as agent,
+        port_to(agent, version=3, user="pg", auth=auth, priv=priv) as port,
+    ):
+        now_s += 1000
+        assert await port.get(ASKED) == ANSWERED
+        user.reboot()
+        assert await port.get(ASKED) == ANSWERED
+        now_s += 400  # The card's clock runs away from ours by more than the window of 150 s.
+        assert await port.get(ASKED) == ANSWERED
+
+
+async def test_a_name_leads_to_the_card() -> None:
+    """localhost has both kinds of address, the card only one."""
+    async with card(table("apc")) as agent, port_to(agent, host="localhost") as port:
+        assert await port.get(ASKED) == ANSWERED
+
+
+async def test_an_ipv6_card() -> None:
+    values = table("apc")
+    try:
+        agent = await SnmpAgent(lambda: values, host="::1").__aenter__()
+    except OSError as error:
+        pytest.skip(f"no IPv6 on the loopback: {error}")
+    async with port_to(agent, host="::1") as port:
+        assert await port.get(ASKED) == ANSWERED
+    await agent.__aexit__()

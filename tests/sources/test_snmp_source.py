@@ -153,12 +153,13 @@ async def test_a_card_that_lost_its_ups_is_no_source() -> None:
 async def test_no_fault_ends_the_source_or_makes_up_a_reading(fault: Fault) -> None:
     """Whatever the card does: a reading that says what the UPS says, or a failure; and all is well afterwards."""
     values = table("apc")
-    async with card(values, seed=3) as agent, listening(agent, retries=0) as (_, heard):
+    async with card(values, seed=3) as agent, listening(agent, retries=0) as (source, heard):
         await until(heard, Reading)
         agent.fault, agent.late_s = fault, 0.7
         while not heard.empty():
             heard.get_nowait()
         for _ in range(2):
+            source.poll_now()
             event = await heard.get()
             if isinstance(event, Reading):
                 rubbish = OutputSource.UNKNOWN if fault is Fault.TEXT else OutputSource.UTILITY
