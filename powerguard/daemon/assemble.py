@@ -98,6 +98,7 @@ def build(settings: Settings, hands: Hands, publish: Callable[[Event], None], *,
         clock=hands.clock,
         publish=publish,
         discover_dir=None if settings.trainer_sockets is None else Path(settings.trainer_sockets),
+        discover_uids=settings.trainer_uids,
         spawn=hands.spawn,
     )
     folders = [t.checkpoint_dir for t in settings.trainers if t.checkpoint_dir is not None]

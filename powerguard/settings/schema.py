@@ -309,6 +309,12 @@ class Settings(Options):
         description="Folder in which trainers put their sockets to be found; null: none.",
         examples=["/run/powerguard-trainers"],
     )
+    trainer_uids: list[Annotated[int, Field(ge=0, le=2**32 - 2)]] = Field(
+        default_factory=list,
+        max_length=MAX_TRAINERS,
+        description="User ids whose sockets in trainer_sockets are believed, besides root's and the daemon's own.",
+        examples=[[1000]],
+    )
     checkpoint_dirs: list[AbsolutePath] = Field(
         default_factory=list,
         max_length=MAX_TRAINERS,

@@ -240,7 +240,7 @@ def test_the_daemons_sandbox_leaves_it_what_it_needs() -> None:
             raise AssertionError(container.check("systemctl", "status", "--no-pager", "powerguard.service"))
 
         assert order("id -un; grep CapBnd /proc/self/status").split() == ["powerguard", "CapBnd:", "0" * 16, "0"]
-        assert container.check("stat", "--format=%a", "/run/powerguard-trainers").strip() == "1777"
+        assert container.check("stat", "--format=%a", "/run/powerguard-trainers").strip() == "3777"
         assert order("cat /proc/sys/kernel/random/boot_id /proc/uptime >/dev/null").strip() == "0"
         assert order("chgrp powerguard-admin /run/powerguard/orders").strip() == "0"
         assert "Read-only file system" in order("touch /usr/x /etc/x /opt/x")

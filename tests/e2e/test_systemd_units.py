@@ -127,7 +127,7 @@ def test_our_own_folder_of_trainers_is_sticky() -> None:
     lines = (SYSTEMD / "powerguard.tmpfiles.conf").read_text(encoding="utf-8").splitlines()
     folders = {line.split()[1]: line.split()[2:4] for line in lines if line.startswith("d ")}
     assert folders == {
-        "/run/powerguard-trainers": ["1777", "root"],
+        "/run/powerguard-trainers": ["3777", "root"],
         "/etc/powerguard": ["0755", "root"],
         "/etc/powerguard/secrets": ["0700", "root"],
     }
