@@ -15,7 +15,7 @@ pessimistic direction only costs training time. On battery `e` never rises.
 import math
 from dataclasses import dataclass, replace
 
-from powerguard.core.model import Battery, Conduct, Feed, Grade, Policy, Reading, Supply, Trainer
+from powerguard.core.model import Battery, Conduct, Feed, Grade, OutputSource, Policy, Reading, Supply, Trainer
 
 LOAD_STEP = 0.05
 """A change of the load, as a share of the rating, that counts as a step."""
@@ -100,14 +100,34 @@ def advance(policy: Policy, battery: Battery, now_s: float, *, draining: bool, l
     )
 
 
-def account(policy: Policy, battery: Battery, feed: Feed, reading: Reading, *, draining: bool) -> Battery:
-    """Enter one reading. `draining`: the battery carries the load, whatever the cause (an outage, a test)."""
+def _caught_up(policy: Policy, battery: Battery, feed: Feed, reading: Reading, *, drained: bool) -> Battery:
+    """Bring the account up to this reading. A gap in the readings counts at the larger load of its two ends."""
+    load, now_load = told_load(policy, reading), load_of(battery)
+    points = table(policy, battery)
+    seen_at_s = battery.at_s if feed.previous is None else feed.previous.at_s
+    if load is None or load <= now_load or reading.at_s - seen_at_s <= GAP_S or not points:
+        return advance(policy, battery, reading.at_s, draining=drained)
+    if drained:
+        # Ticks have counted part of the gap at the smaller load: that part counts again, for the difference.
+        counted_s = max(0.0, battery.at_s - seen_at_s)
+        share = 1.0 - tau_s(points, load) / tau_s(points, now_load)
+        battery = replace(battery, at_s=battery.at_s - share * counted_s)
+    return advance(policy, battery, reading.at_s, draining=drained, load=load)
+
+
+def account(
+    policy: Policy, battery: Battery, feed: Feed, reading: Reading, *, draining: bool, drained: bool | None = None
+) -> Battery:
+    """Enter one reading. `draining`: the battery carries the load, whatever the cause (an outage, a test).
+
+    drained: it did so until now; None: as `draining`. What lies between a battery and a utility reading was battery.
+    """
     load = told_load(policy, reading)
-    away_load = None
-    if reading.at_s - battery.at_s > GAP_S and load is not None:
-        away_load = max(load, load_of(battery))
     before = battery
-    battery = advance(policy, battery, reading.at_s, draining=draining, load=away_load)
+    battery = reckoned = _caught_up(policy, battery, feed, reading, drained=draining if drained is None else drained)
+    if not draining and reading.output_source in (OutputSource.OFF, OutputSource.UNKNOWN) and before.used is not None:
+        # Nobody says that there is anything to recharge from.
+        battery = replace(battery, used=max(before.used, battery.used or 0.0))
     step_at_s, averaged = battery.step_at_s, battery.load
     if load is not None:
         if averaged is None:
@@ -116,9 +136,7 @@ def account(policy: Policy, battery: Battery, feed: Feed, reading: Reading, *, d
             averaged, step_at_s = load, reading.at_s
         else:
             averaged += 0.2 * (load - averaged)
-    charge = None
-    if reading.charge_pct is not None and 0.0 <= reading.charge_pct <= 100.0:
-        charge = reading.charge_pct / 100.0
+    charge = _charge_of(reading)
     health = min(policy.health, policy.health_replace) if reading.replace_battery else policy.health
     tau_point = battery.tau_point
     fresh_point = not draining or tau_point is None
@@ -129,10 +147,12 @@ def account(policy: Policy, battery: Battery, feed: Feed, reading: Reading, *, d
         used = health * (0.5 if charge is None else 1.0 - charge)
     elif charge is not None and not draining:
         # Nobody was there while the host was off; the charge told now bounds what that time can have put back.
-        used = max(used - health * battery.away_s / policy.recharge_s, health * (1.0 - charge), 0.0)
+        # One odd charge is a glitch: what it says of the past counts when a second reading says it too.
+        twice = max(charge, _charge_of(feed.previous) or 0.0)
+        used = max(used - health * battery.away_s / policy.recharge_s, health * (1.0 - twice), 0.0)
     battery = replace(
         battery,
-        at_s=reading.at_s,
+        at_s=max(battery.at_s, reading.at_s),
         used=used,
         away_s=0.0,
         # On battery a term that falls silent goes on by dead reckoning; on utility it is simply not known.
@@ -142,7 +162,17 @@ def account(policy: Policy, battery: Battery, feed: Feed, reading: Reading, *, d
         health=health,
         tau_point=tau_point,
     )
-    return _left(policy, before, battery, feed, reading, draining=draining)
+    left = _left(policy, before, battery, feed, reading, draining=draining)
+    if left.suspect is not None:
+        # A silent reading must not repeat by dead reckoning what only one has said.
+        left = replace(left, gauge=reckoned.gauge, charged=reckoned.charged)
+    return left
+
+
+def _charge_of(reading: Reading | None) -> float | None:
+    """Charge of a reading as a share; None where there is none."""
+    told = None if reading is None else reading.charge_pct
+    return told / 100.0 if told is not None and 0.0 <= told <= 100.0 else None
 
 
 def _left(
@@ -214,10 +244,10 @@ def stop_s(policy: Policy, grade: Grade, *, reserve_s: float | None = None) -> f
 
 
 def force_after_s(policy: Policy, grade: Grade) -> float:
-    """Seconds after the power-off order at which the host is powered off hard."""
+    """Seconds after the commit at which the host is powered off hard: the stop term of its grade."""
     match grade:
         case Grade.FULL:
-            return policy.force_after_s
+            return min(policy.stop_q95_s, policy.force_after_s)
         case Grade.SHORT:
             return min(policy.stop_median_s, policy.force_after_s)
         case Grade.BARE:
@@ -235,7 +265,9 @@ def checkpoint_s(trainers: tuple[Trainer, ...], now_s: float) -> float:
             continue
         rest_s = trainer.checkpoint_s
         if trainer.order is not None:
-            if trainer.eta_at_s is not None:
+            if trainer.conduct is not Conduct.CONTINUE and not trainer.told_pause:
+                pass  # One beside training is in flight; the one at the paused step is still to come.
+            elif trainer.eta_at_s is not None:
                 rest_s = max(0.0, trainer.eta_at_s - now_s)
             else:
                 rest_s = max(0.1 * rest_s, rest_s - (now_s - trainer.ordered_at_s))

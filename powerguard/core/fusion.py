@@ -196,6 +196,12 @@ def lose(policy: Policy, feed: Feed, failure: SourceFailed) -> Feed:
     return replace(feed, lost_since_s=failure.at_s)
 
 
+def is_draining(feed: Feed) -> bool:
+    """Say whether the battery carries the load, whatever the cause. A "battery" that is not believed empties nothing."""
+    on_battery = feed.reading is not None and feed.reading.output_source is OutputSource.BATTERY
+    return feed.supply is Supply.BATTERY or (on_battery and not feed.unproven_battery)
+
+
 def is_fresh(policy: Policy, feed: Feed, now_s: float) -> bool:
     """Say whether the newest reading is young enough to decide on."""
     return feed.lost_since_s is None and feed.reading is not None and now_s - feed.reading.at_s <= policy.stale_s

@@ -216,8 +216,9 @@ def _take_in_reading(turn: Turn, reading: Reading) -> None:
     feed = fusion.observe(turn.policy, old, reading)
     if feed is old:
         return
-    draining = feed.supply is Supply.BATTERY or reading.output_source is OutputSource.BATTERY
-    battery = sums.account(turn.policy, turn.state.battery, feed, reading, draining=draining)
+    draining = fusion.is_draining(feed)
+    drained = draining or fusion.is_draining(old)
+    battery = sums.account(turn.policy, turn.state.battery, feed, reading, draining=draining, drained=drained)
     turn.update(feed=feed, battery=battery)
     if old.lost_since_s is not None:
         turn.note("source_recovered", f"{reading.source} answers", lost_s=turn.now_s - old.lost_since_s)
