@@ -228,6 +228,8 @@ class Loop:
         await self._restore()
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
+            # Before anything else is answered: an event that overtook the stored state would end its outage.
+            await self._apply(None, self._restored)
             loops = [tasks.create_task(self._events()), tasks.create_task(self._ticks())]
             loops += [tasks.create_task(keep_running(name, run)) for name, run in (services or {}).items()]
             loops.append(tasks.create_task(self._policy_checks_forever()))
@@ -265,7 +267,6 @@ class Loop:
 
     async def _serve_parts(self, tasks: asyncio.TaskGroup) -> None:
         """Run the sources and watchers of the settings; start them anew after a reload."""
-        first = True
         while not self._stopping:
             running = [
                 tasks.create_task(
@@ -281,9 +282,6 @@ class Loop:
             self._told_at_s = {key: self.clock() for key in self._views}
             if self.parts.bmc_kind != "none" and self._bmc is None:
                 self._bmc = BmcView(kind=self.parts.bmc_kind)
-            if first:
-                first = False
-                await self._apply(None, self._restored)
             await self._wait_for_change()
             old = self.parts
             for task in running:
