@@ -13,7 +13,7 @@ from powerguard.cli.render import Paint, clean, clock_of, duration, moment, numb
 
 EX_DOWN: Final = 4
 _COLOURS: Final = {"online": "green", "on_battery": "yellow", "recovery": "yellow", "shutdown": "red"}
-_WORDS: Final = {"shutdown": "power-off", "emergency_checkpoint": "pause and checkpoint"}
+_WORDS: Final = {"shutdown": "power-off", "emergency_checkpoint": "pause and checkpoint", "holding": "hold"}
 _BECAUSE: Final = {
     "budget": "no more than what is needed is left",
     "runtime_short": "little runtime is left at this load",
@@ -46,12 +46,17 @@ def run(args: argparse.Namespace) -> int:
     clear = sys.stdout.isatty() and not args.json
     code = 0
     try:
+        if clear:  # an empty screen, no cursor, and long lines cut instead of wrapped
+            print("\x1b[2J\x1b[?25l\x1b[?7l", end="")
         while True:
             code = _once(args, clear=clear)
             sys.stdout.flush()
             time.sleep(1.0)
     except KeyboardInterrupt:
         return code
+    finally:
+        if clear:
+            print("\x1b[?7h\x1b[?25h", end="", flush=True)
 
 
 def _once(args: argparse.Namespace, *, clear: bool) -> int:
@@ -119,7 +124,9 @@ def describe(told: dict[str, Any], paint: Paint) -> list[str]:
     """Return the whole status as lines."""
     phase = clean(told["phase"])
     mode = clean(told["mode"])
-    ready = paint("ready", "green") if told["ready"] else paint("NOT READY", "red")
+    ready = "" if told["ready"] else ", " + paint("NOT READY", "red")
+    if told["ready"] and phase == "online":  # in an outage readiness is no news any more
+        ready = ", " + paint("ready", "green")
     head = paint(phase, _COLOURS.get(phase, "yellow"))
     lines = [
         f"powerguard {clean(told['version'])}: {head}, {paint(mode, '' if mode == 'armed' else 'yellow')}, {ready}"
@@ -198,7 +205,7 @@ def _budget(told: dict[str, Any]) -> list[tuple[str, str]]:
     )
     rows = [("budget", need), ("slack", duration(budget["slack_s"]) + ("" if budget["fits"] else "  DOES NOT FIT"))]
     for place, step in enumerate(told["next"]):
-        label = ("if it failed" if told["outage"] is None else "next") if place == 0 else ""
+        label = ("if power fails" if told["outage"] is None else "next") if place == 0 else ""
         rows.append((label, describe_step(step)))
     return rows
 

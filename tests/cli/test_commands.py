@@ -24,6 +24,8 @@ from powerguard.daemon.http import http_server
 from powerguard.daemon.journal import Entry, Journal
 from tests.daemon.watched import BOOT, NOW_S, PHASES, WALL_S, Watched, scene
 
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -117,6 +119,8 @@ async def test_status_when_the_daemon_is_down(folder: Path) -> None:
     told = (await powerguard(*args, "--json")).object
     assert (told["reachable"], told["schema_version"]) == (False, 1)
     assert told["last_known"] == {"phase": "holding", "boot_id": BOOT, "at": WALL_S, "outage": "6f1d2c3b-49400"}
+    example = json.loads((REFERENCE / "status-down.json").read_text(encoding="utf-8"))
+    assert (list(told), told["last_known"]) == (list(example), example["last_known"])
     assert (await powerguard(*args, "--short")).code == 4
 
 
@@ -360,6 +364,7 @@ async def test_config_from_the_environment(folder: Path) -> None:
 
 async def test_version() -> None:
     told = (await powerguard("version", "--json")).object
+    assert list(told) == list(json.loads((REFERENCE / "version.json").read_text(encoding="utf-8")))
     assert told["version"] in (await powerguard("--version")).out
     assert told["schema_version"] == 1
 
@@ -414,3 +419,8 @@ async def test_reader_that_leaves_is_no_error(folder: Path) -> None:
         out, err = await process.communicate()
     assert out.startswith(b"phase online")
     assert err == b""
+
+
+def test_reference_names_every_verb() -> None:
+    page = (REFERENCE / "cli.md").read_text(encoding="utf-8")
+    assert [verb for verb in VERBS if f"`{verb}" not in page and f"## {verb}" not in page] == []

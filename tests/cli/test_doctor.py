@@ -87,6 +87,8 @@ async def doctor(config: Path, *words: str) -> tuple[int, list[dict[str, Any]], 
     assert err == b""
     told = json.loads(out)
     assert (told["schema_version"], told["object"], told["exit"]) == (1, "doctor", process.returncode)
+    example = json.loads((Path(__file__).parents[2] / "docs" / "reference" / "doctor.json").read_text(encoding="utf-8"))
+    assert (list(told), list(told["checks"][0])) == (list(example), list(example["checks"][0]))
     for private in (COMMUNITY, PASSWORD):
         assert private not in out.decode()
     return process.returncode or 0, told["checks"], out.decode()

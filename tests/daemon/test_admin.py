@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 
 from powerguard.core.model import Abort, CheckpointNow, Feed, Maintenance, SetMaintenance, State
-from powerguard.daemon.admin import Peer, admin_server, may_change, owns_shutdown, peer_of
+from powerguard.daemon.admin import GROUP, Admin, Peer, admin_server, may_change, owns_shutdown, peer_of
 from tests.daemon.watched import NOW_S, PHASES, scene
 
 
@@ -243,3 +243,13 @@ async def test_file_in_the_way_is_left_alone(path: str) -> None:
         async with admin_server(scene(), path=path):
             pass
     assert left(path) == "precious"
+
+
+def test_examples_in_the_reference_are_true() -> None:
+    """What the reference shows is what the socket answers."""
+    reference = Path(__file__).parents[2] / "docs" / "reference"
+    root = Peer(pid=4711, uid=0, gid=0)
+    taken = Admin(scene(), group=GROUP).maintenance(root, {"for_s": 7200, "reason": "fan swap"})
+    refused = Admin(scene("shutdown"), group=GROUP).abort(root, {})
+    for name, answer in (("accepted", taken), ("error", refused)):
+        assert json.loads((reference / f"{name}.json").read_text(encoding="utf-8")) == json.loads(answer[1])

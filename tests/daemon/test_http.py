@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -16,6 +17,7 @@ from powerguard.daemon import http
 from powerguard.daemon.http import CONNECTION_LIMIT_S, MAX_CONNECTIONS, http_server
 from tests.daemon.watched import NOW_S, PHASES, Watched, scene
 
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 PATHS = ("/metrics", "/healthz", "/readyz", "/api/v1/status", "/api/v1/plan")
 
 
@@ -269,3 +271,11 @@ def test_scene_satisfies_the_port() -> None:
     """The fake stands at our own port, typed."""
     watched: Watched = scene()
     assert watched.clock() == NOW_S
+
+
+def test_examples_in_the_reference_are_true() -> None:
+    """What the reference shows is what the port answers."""
+    undersized = scene()
+    undersized.policy = replace(undersized.policy, runtime_table=((0.5, 180.0), (1.0, 72.0)))
+    for name, answer in (("healthz", http.Views(scene()).healthz()), ("readyz", http.Views(undersized).readyz())):
+        assert json.loads((REFERENCE / f"{name}.json").read_text(encoding="utf-8")) == json.loads(answer[1])
