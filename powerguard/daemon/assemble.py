@@ -106,11 +106,12 @@ def build(settings: Settings, hands: Hands, publish: Callable[[Event], None], *,
     bmc = settings.bmc if armed else settings.bmc.model_copy(update={"policy": "observe"})
     host = HostEffector(settings.host, armed=armed, resume=settings.resume, spawn=hands.spawn, clock=hands.clock)
     hold: Effector = trainers if armed else Recorder()
+    disks = SyncEffector([*settings.checkpoint_dirs, *folders], spawn=hands.spawn, clock=hands.clock)
     effectors: dict[type[Action], Effector] = {
         TriggerCheckpoint: hold,
         ResumeTrainer: hold,
         EnsurePolicy: BmcEffector(bmc, spawn=hands.spawn, clock=hands.clock, limit_s=policy.bmc_limit_s),
-        SyncFilesystems: SyncEffector([*settings.checkpoint_dirs, *folders], spawn=hands.spawn, clock=hands.clock),
+        SyncFilesystems: disks if armed else Recorder(),
         PowerOff: host,
         ResumeTraining: host,
     }
