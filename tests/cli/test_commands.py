@@ -83,6 +83,8 @@ async def test_status_in_every_phase(phase: str, folder: Path) -> None:
             assert (ended.code, ended.err) == (CODES[phase], "")
             assert phase in ended.out
             assert "\x1b" not in ended.out
+        head = (await powerguard("status", "--socket", path)).out.splitlines()[0]
+        assert head.endswith(f": {phase}, armed" + (", ready" if phase == "online" else ""))
         assert ended.object["phase"] == phase
 
 
@@ -91,7 +93,7 @@ async def test_status_of_a_host_that_is_not_protected(folder: Path) -> None:
     async with served(replace(scene(), armed=False), folder) as path:
         ended = await powerguard("status", "--socket", path)
     assert ended.code == 3
-    assert "NOT READY" in ended.out
+    assert re.fullmatch(r"powerguard \S+: online, dry-run, NOT READY", ended.out.splitlines()[0])
     assert "dry-run" in ended.out
     assert "-> set mode: armed" in ended.out
 
