@@ -128,9 +128,7 @@ def describe(told: dict[str, Any], paint: Paint) -> list[str]:
     if told["ready"] and phase == "online":  # in an outage readiness is no news any more
         ready = ", " + paint("ready", "green")
     head = paint(phase, _COLOURS.get(phase, "yellow"))
-    lines = [
-        f"powerguard {clean(told['version'])}: {head}, {paint(mode, '' if mode == 'armed' else 'yellow')}, {ready}"
-    ]
+    lines = [f"powerguard {clean(told['version'])}: {head}, {paint(mode, '' if mode == 'armed' else 'yellow')}{ready}"]
     for reason in told["reasons"]:
         error = reason["severity"] == "error"
         fix = f" -> {clean(reason['fix'])}" if reason["fix"] else ""
@@ -150,7 +148,8 @@ def _rows(told: dict[str, Any]) -> list[tuple[str, str]]:
         when = f" {duration(bmc['age_s'])} ago" if bmc["age_s"] is not None else ""
         error = f"; {clean(bmc['error'])}" if bmc["error"] else ""
         rows.append(("bmc", f"{clean(bmc['kind'])}: policy {clean(bmc['policy'] or '?')}, {verified}{when}{error}"))
-    rows.append(("host", f"powered off by {clean(told['host']['kind'])}"))
+    host = clean(told["host"]["kind"])
+    rows.append(("host", "never powered off (host.kind: dry-run)" if host == "dry-run" else f"powered off by {host}"))
     last = told["last_outage"]
     if last is not None:
         text = f"{clean(last['outcome'])}, on battery {duration(last['on_battery_s'])}"
@@ -203,7 +202,12 @@ def _budget(told: dict[str, Any]) -> list[tuple[str, str]]:
         f"checkpoint {duration(budget['checkpoint_s'])} + {clean(budget['grade'])} stop {duration(budget['stop_s'])} = "
         f"{duration(budget['need_s'])} of {duration(budget['runtime_effective_paused_s'])}"
     )
-    rows = [("budget", need), ("slack", duration(budget["slack_s"]) + ("" if budget["fits"] else "  DOES NOT FIT"))]
+    slack = duration(budget["slack_s"])
+    if budget["slack_s"] is None:
+        slack += " (nobody knows how long the battery lasts)"
+    elif not budget["fits"]:
+        slack += " (does NOT fit three quarters of the runtime)"
+    rows = [("budget", need), ("slack", slack)]
     for place, step in enumerate(told["next"]):
         label = ("if power fails" if told["outage"] is None else "next") if place == 0 else ""
         rows.append((label, describe_step(step)))
