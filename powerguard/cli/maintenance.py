@@ -39,6 +39,6 @@ def _seconds(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
     if args.maintenance_verb == "off":
-        return ask(args, "maintenance", {"for_s": 0}, "maintenance off: this host is protected again")
+        return ask(args, "maintenance", {"for_s": 0}, "maintenance off: the power-off is no longer suspended")
     done = f"maintenance on for {duration(args.for_s)}: this host is NOT powered off when the battery runs low"
     return ask(args, "maintenance", {"for_s": args.for_s, "reason": args.reason}, done)
