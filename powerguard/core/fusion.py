@@ -22,6 +22,29 @@ _ON_UTILITY = frozenset(
 )
 
 
+_PLAUSIBLE: tuple[tuple[str, float, float], ...] = (
+    ("runtime_s", 0.0, 1e7),
+    ("charge_pct", 0.0, 100.0),
+    ("load_pct", 0.0, 1000.0),
+    ("watts", 0.0, 1e9),
+    ("on_battery_s", 0.0, 1e7),
+    ("output_off_in_s", 0.0, 1e7),
+    ("input_v", -1e6, 1e6),
+    ("battery_temp_c", -300.0, 1000.0),
+)
+"""What a number of a reading may be; 1e7 s are four months. Whatever lies outside, NaN too, was not told."""
+
+
+def plausible(reading: Reading) -> Reading:
+    """Return the reading without the numbers that cannot be true: they must not reach the account, nor the journal."""
+    lies = [
+        name
+        for name, least, most in _PLAUSIBLE
+        if (value := getattr(reading, name)) is not None and not least <= value <= most
+    ]
+    return replace(reading, **dict.fromkeys(lies)) if lies else reading  # type: ignore[arg-type]
+
+
 def observe(policy: Policy, feed: Feed, reading: Reading) -> Feed:
     """Enter one reading. One of another UPS, or older than the newest, changes nothing."""
     last = feed.reading
@@ -197,7 +220,7 @@ def lose(policy: Policy, feed: Feed, failure: SourceFailed) -> Feed:
 
 
 def is_draining(feed: Feed) -> bool:
-    """Say whether the battery carries the load, whatever the cause. A "battery" that is not believed empties nothing."""
+    """Say whether the battery carries the load, whatever the cause; one that is not believed does not."""
     on_battery = feed.reading is not None and feed.reading.output_source is OutputSource.BATTERY
     return feed.supply is Supply.BATTERY or (on_battery and not feed.unproven_battery)
 

@@ -10,6 +10,7 @@ else changes the phase. The picture in docs/ARCHITECTURE.md is drawn from `TABLE
 - Total: every event has an answer in every phase, and `step` never raises.
 """
 
+import math
 from dataclasses import replace
 from enum import StrEnum
 
@@ -63,6 +64,10 @@ RETRY_S = 5.0
 GUARD_CHECKPOINT_S = 60.0
 """Below the charge gate, and while a trainer trains on through a hold: a checkpoint this often."""
 RESUME_TRIES = 3
+LATEST_S = 1e10
+"""No clock of ours says more: three hundred years after the boot."""
+LONGEST_MAINTENANCE_S = 30 * 86400.0
+_WORTH_TELLING_S = 1.0
 _MOVES = 6
 
 
@@ -123,6 +128,10 @@ def phase_name(phase: Phase | type[Phase]) -> str:
 
 def step(policy: Policy, state: State, event: Event) -> Step:
     """Answer one event. Same state and event, same answer. Never raises."""
+    if not -LATEST_S <= event.at_s <= LATEST_S:
+        return Step(state)  # Not a time (NaN compares false): whatever it says, nobody knows of when.
+    if isinstance(event, Reading):
+        event = fusion.plausible(event)
     if isinstance(event, Reading):
         if isinstance(state.phase, Online) and (quick := _quick(policy, state, event)) is not None:
             return quick
@@ -192,8 +201,9 @@ def _take_in(turn: Turn, event: Event) -> None:
             _take_in_outcome(turn, event)
         case SetMaintenance():
             active = event.until_s > event.at_s
+            until_s = min(event.until_s, event.at_s + LONGEST_MAINTENANCE_S)
             turn.update(
-                maintenance=Maintenance(until_s=event.until_s, reason=event.reason, who=event.who) if active else None
+                maintenance=Maintenance(until_s=until_s, reason=event.reason, who=event.who) if active else None
             )
             turn.note("maintenance_set" if active else "maintenance_ended", event.reason or "operator", who=event.who)
         case CheckpointNow():
@@ -201,7 +211,9 @@ def _take_in(turn: Turn, event: Event) -> None:
             trainers.order_all(turn, reason="operator", after=Conduct.CONTINUE, by_s=turn.now_s + 600.0)
         case ForeignStop():
             _take_in_foreign_stop(turn, event)
-        case Abort() | Tick():
+        case Abort():
+            _take_in_abort(turn, event)
+        case Tick():
             pass
     maintenance = turn.state.maintenance
     if maintenance is not None and turn.now_s >= maintenance.until_s:
@@ -220,6 +232,8 @@ def _take_in_reading(turn: Turn, reading: Reading) -> None:
     drained = draining or fusion.is_draining(old)
     battery = sums.account(turn.policy, turn.state.battery, feed, reading, draining=draining, drained=drained)
     turn.update(feed=feed, battery=battery)
+    if feed.supply is Supply.BATTERY and old.supply is not Supply.BATTERY:
+        turn.count_transfer()
     if old.lost_since_s is not None:
         turn.note("source_recovered", f"{reading.source} answers", lost_s=turn.now_s - old.lost_since_s)
     if feed.suspect:
@@ -282,6 +296,17 @@ def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
             turn.set_phase(replace(phase, asked=None, retry_at_s=turn.now_s + 6 * RETRY_S))
 
 
+def _take_in_abort(turn: Turn, event: Abort) -> None:
+    """Where nothing has to be undone, the outage only remembers it; else the move to on_battery does."""
+    if isinstance(turn.state.phase, OnBattery | Recovery):
+        turn.set_outage(aborted_by=_told_by(event))
+        turn.note("shutdown_aborted", _told_by(event), Level.WARNING, who=event.who)
+
+
+def _told_by(event: Abort) -> str:
+    return f"{event.who}: {event.reason}" if event.reason else event.who
+
+
 def _take_in_foreign_stop(turn: Turn, event: ForeignStop) -> None:
     if isinstance(turn.state.phase, Online | Shutdown):
         return
@@ -325,7 +350,7 @@ def _cause_on_battery(turn: Turn) -> tuple[Cause | None, str]:
 def _cause_emergency(turn: Turn, event: Event) -> tuple[Cause | None, str]:
     state = turn.state
     if isinstance(event, Abort):
-        return Cause.ABORTED, f"{event.who}: {event.reason}" if event.reason else event.who
+        return Cause.ABORTED, _told_by(event)
     if _may_return(turn):
         return Cause.UTILITY_STABLE, f"utility stable for {turn.now_s - state.feed.since_s:.0f} s"
     if isinstance(state.phase, EmergencyCheckpoint) and trainers.all_settled(state.trainers):
@@ -478,7 +503,10 @@ def _latch(turn: Turn, outage: Outage, because: str) -> Shutdown:
     policy = turn.policy
     # A load that never fell, a gauge that jumped: what was chosen when there was more time may not fit any more.
     sums_now = plan.outage_budget(policy, turn.state, turn.now_s)
-    grade = sums.grade_within(policy, sums_now.reff_s, at_most=outage.grade)
+    reff_s, low_at_s = sums_now.reff_s, turn.state.feed.low_battery_at_s
+    if reff_s is None and low_at_s is not None:
+        reff_s = max(0.0, policy.low_battery_s - (turn.now_s - low_at_s))  # Blind, but this much is known.
+    grade = sums.grade_within(policy, reff_s, at_most=outage.grade)
     outage = replace(outage, grade=grade)
     bare = grade is Grade.BARE
     prepare_s = min(policy.bmc_limit_s, 2.0) if bare else policy.bmc_limit_s
@@ -536,27 +564,37 @@ def _guard(turn: Turn) -> None:
 
 def _finish(turn: Turn, phase: Shutdown) -> None:
     """Order the power-off once everything before it is done or out of time, and again should the host survive it."""
+    policy, grade = turn.policy, phase.outage.grade
     first = not phase.force_at_s and (not phase.waiting or turn.now_s >= phase.prepare_by_s)
-    again = bool(phase.force_at_s) and turn.now_s >= phase.again_at_s
-    if not (first or again) or phase.boot_id != turn.policy.boot_id:
+    is_rehearsed = phase.ordered and not policy.powers_off
+    again = bool(phase.force_at_s) and turn.now_s >= phase.again_at_s and not is_rehearsed
+    # A countdown is as hard as an empty battery, also one that begins after the latch.
+    cut_at_s = sums.power_off_at_s(turn.state.feed)
+    latest_s = math.inf if cut_at_s is None or grade is Grade.BARE else cut_at_s - sums.CUT_GUARD_S
+    sooner = not is_rehearsed and turn.now_s < phase.force_at_s and latest_s < phase.force_at_s - _WORTH_TELLING_S
+    if not (first or again or sooner) or phase.boot_id != policy.boot_id:
         return
-    deadline_s = phase.latched_s + sums.stop_s(turn.policy, phase.outage.grade, reserve_s=0.0)
-    force_s = sums.force_after_s(turn.policy, phase.outage.grade)
-    if again:
-        force_s = max(0.0, phase.force_at_s - turn.now_s)
+    deadline_s = phase.latched_s + sums.stop_s(policy, grade, reserve_s=0.0)
+    least_s = sums.force_after_s(policy, Grade.BARE)
+    if first:
+        force_s = max(least_s, min(phase.latched_s + sums.force_after_s(policy, grade), latest_s) - turn.now_s)
+    else:
+        force_s = max(0.0, min(phase.force_at_s, latest_s) - turn.now_s)
+    if sooner and not again:
+        turn.note("power_off_hastened", "the UPS cuts its output sooner", Level.WARNING, force_after_s=force_s)
+    elif again:
         level = Level.ERROR if turn.now_s > deadline_s else Level.WARNING
         turn.note("power_off_repeated", "the host is still alive", level, force_after_s=force_s)
     else:
         because = "everything before it is done" if not phase.waiting else "what is not done by now is left"
-        grade = phase.outage.grade
         turn.note("power_off_ordered", because, Level.WARNING, force_after_s=force_s, grade=grade)
-    turn.order(PowerOff, limit_s=RETRY_S, outage=phase.outage.id, grade=phase.outage.grade, force_after_s=force_s)
+    turn.order(PowerOff, limit_s=RETRY_S, outage=phase.outage.id, grade=grade, force_after_s=force_s)
     turn.set_phase(
         replace(
             phase,
             waiting=(),
-            force_at_s=phase.force_at_s or turn.now_s + force_s,
-            again_at_s=max(deadline_s, turn.now_s) + AGAIN_S,
+            force_at_s=min(phase.force_at_s or math.inf, turn.now_s + force_s),
+            again_at_s=max(phase.latched_s + sums.stop_s(policy, grade), turn.now_s) + AGAIN_S,
         )
     )
 

@@ -14,11 +14,14 @@ from powerguard.core.model import (
     EnsurePolicy,
     Feed,
     Level,
+    OnBattery,
     Online,
     Phase,
     Policy,
     PowerOff,
     Recovery,
+    ResumeTrainer,
+    ResumeTraining,
     Shutdown,
     State,
     Step,
@@ -64,6 +67,13 @@ def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
         feed=replace(turn.state.feed, suspect=False),
     )
     phase = turn.state.phase
+    if isinstance(phase, Online | OnBattery):
+        # Nobody else would ever let them go on; what a later outage has paused meanwhile stays paused.
+        for action in stored.in_flight:
+            if action.id in expired and isinstance(action, ResumeTrainer):
+                turn.order(ResumeTrainer, limit_s=10.0, trainer=action.trainer, outage=action.outage)
+            elif action.id in expired and isinstance(action, ResumeTraining):
+                turn.order(ResumeTraining, limit_s=30.0, outage=action.outage)
     if isinstance(phase, Shutdown):
         # The word may or may not have been written: it is ordered anew, with what is left of its deadline.
         again = [action for action in again if not isinstance(action, PowerOff)]

@@ -1,8 +1,10 @@
 """What the machine knows of trainers, and what it orders them to do. One that hangs delays no other."""
 
+import math
 from dataclasses import replace
 
 from powerguard.core import budget as sums
+from powerguard.core import plan
 from powerguard.core.budget import Budget
 from powerguard.core.model import (
     CheckpointProgress,
@@ -61,7 +63,10 @@ def take_in(turn: Turn, event: TrainerSeen | CheckpointProgress | Done | Failed)
         case CheckpointProgress():
             trainer = _find(turn, event.trainer)
             if trainer is not None and trainer.order == event.action_id:
-                eta_at_s = None if event.eta_s is None or event.eta_s < 0 else turn.now_s + event.eta_s
+                # A claim of for ever, or no number at all, must not hold up a return or hurry a commit.
+                most_s = _policy_of(turn.policy, event.trainer).max_checkpoint_s
+                told = event.eta_s is not None and event.eta_s >= 0
+                eta_at_s = turn.now_s + min(event.eta_s or 0.0, most_s) if told else None
                 step = trainer.step if event.step is None else event.step
                 _put(turn, replace(trainer, eta_at_s=eta_at_s, paused=event.paused or trainer.paused, step=step))
         case Done():
@@ -80,11 +85,14 @@ def _take_in_seen(turn: Turn, seen: TrainerSeen) -> None:
         turn.note("trainer_appeared", "first contact", trainer=seen.trainer, conduct=seen.conduct)
     if known.alive and not seen.alive:
         turn.note("trainer_gone", "no longer reachable", Level.WARNING, trainer=seen.trainer)
+    if seen.alive and not known.alive:
+        # Another process: it trains on, and what the one before it has saved or was told is not true of it.
+        known = replace(known, order=None, eta_at_s=None, told_pause=False, durable=False, failed="", tries=0)
     estimate_s = known.checkpoint_s
     if seen.checkpoint_s is not None and seen.checkpoint_s > 0:
         estimate_s = min(seen.checkpoint_s, limits.max_checkpoint_s)
     durable_at_s = known.durable_at_s
-    if seen.durable_age_s is not None and seen.durable_age_s >= 0:
+    if seen.durable_age_s is not None and 0 <= seen.durable_age_s < math.inf:
         durable_at_s = max(turn.now_s - seen.durable_age_s, durable_at_s or 0.0)
     _put(
         turn,
@@ -95,7 +103,8 @@ def _take_in_seen(turn: Turn, seen: TrainerSeen) -> None:
             checkpoint_s=estimate_s,
             disk=seen.disk or known.disk,
             step=known.step if seen.step is None else seen.step,
-            step_s=max(0.0, seen.step_s),
+            # The load may lag a pause by two steps, and the commit believes it: so this claim is bounded as well.
+            step_s=min(max(0.0, seen.step_s), limits.max_checkpoint_s),
             paused=seen.paused and seen.alive,
             durable_at_s=durable_at_s,
             durable_step=known.durable_step if seen.durable_step is None else seen.durable_step,
@@ -117,6 +126,9 @@ def _take_in_done(turn: Turn, done: Done) -> None:
             # One that joined an older checkpoint is not at the paused step: a second one, if there is time.
             older = detail.get("at_paused_step") is False and action.after is not Conduct.CONTINUE
             fresh = replace(fresh, durable=not older or trainer.tries >= MAX_TRIES or not _fits_again(turn, trainer))
+            if older and fresh.durable:
+                lost = trainer.step - step if trainer.step is not None and step is not None else None
+                turn.note("older_checkpoint_stands", "a second one does not fit", Level.WARNING, steps_lost=lost)
     _put(turn, fresh)
     told = {name: value for name, value in done.detail if name in ("bytes", "verified", "paused", "path")}
     because = "told by the trainer" if told.get("verified") is True else "told by the trainer, unverified"
@@ -145,13 +157,10 @@ def _in_emergency(turn: Turn) -> bool:
 
 def _fits_again(turn: Turn, trainer: Trainer) -> bool:
     """Say whether one more checkpoint of this trainer ends before the host must stop."""
-    outage = turn.outage
-    points = sums.table(turn.policy, turn.state.battery)
-    if outage is None or not points or turn.state.battery.left is None:
+    now = plan.outage_budget(turn.policy, turn.state, turn.now_s)
+    if now.reff_s is None:
         return True
-    tau_s = sums.tau_s(points, sums.load_of(turn.state.battery))
-    reff_s = sums.usable(turn.policy, turn.state.battery.left) * tau_s
-    return trainer.checkpoint_s + sums.stop_s(turn.policy, outage.grade, reserve_s=20.0) <= reff_s
+    return trainer.checkpoint_s + sums.stop_s(turn.policy, now.grade, reserve_s=20.0) <= now.reff_s
 
 
 def order_limit_s(turn: Turn, now: Budget) -> float:
@@ -207,7 +216,7 @@ def tend(turn: Turn, *, hold: bool, repeat_s: float) -> None:
             and turn.now_s - max(trainer.durable_at_s, trainer.ordered_at_s) >= repeat_s
         )
         if owes or at_risk:
-            limit_s = max(_LEAST_LIMIT_S, min(_PATIENCE * trainer.checkpoint_s, _LEAST_PATIENCE_S))
+            limit_s = order_limit_s(turn, plan.outage_budget(turn.policy, turn.state, turn.now_s))
             _order(turn, trainer, reason="on_battery", after=trainer.conduct, by_s=turn.now_s + limit_s)
 
 
@@ -240,7 +249,8 @@ def resume_all(turn: Turn) -> None:
     for trainer in turn.state.trainers:
         if trainer.alive and (trainer.paused or trainer.told_pause):
             turn.order(ResumeTrainer, limit_s=10.0, trainer=trainer.name, outage=turn.outage_id)
-        elif not trainer.alive and trainer.told_pause:
+        if trainer.told_pause and (not trainer.alive or trainer.conduct is Conduct.EXIT):
+            # One that exits may be gone before anybody has seen it go; starting what runs changes nothing.
             restart = True
     if restart:
         turn.order(ResumeTraining, limit_s=30.0, outage=turn.outage_id)

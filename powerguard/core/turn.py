@@ -193,10 +193,14 @@ class Turn:
             level=Level.ERROR,
         )
 
-    def open_outage(self, because: str) -> None:
-        """Count the transfer and begin the outage's story. because: the second witness."""
+    def count_transfer(self) -> None:
+        """The feed went to battery: in a hold too, where it begins no new outage."""
         recent = tuple(at_s for at_s in self.state.transfers if self.now_s - at_s <= 3600.0)
-        self.update(transfers=(*recent[-15:], self.now_s), rearm_checkpoint_at_s=None)
+        self.update(transfers=(*recent[-15:], self.now_s))
+
+    def open_outage(self, because: str) -> None:
+        """Begin the outage's story. because: the second witness."""
+        self.update(rearm_checkpoint_at_s=None)
         reading = self.state.feed.reading
         self.note(
             "outage_began",

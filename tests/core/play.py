@@ -56,7 +56,18 @@ KINDS: dict[str, type[Action]] = {
     "checkpoint": TriggerCheckpoint,
     "poll": PollNow,
 }
-_NOTED = ("reff_paused_s", "stop_s", "checkpoint_s", "grade", "outcome", "lasted_s", "away_s", "trainer", "after")
+_NOTED = (
+    "reff_paused_s",
+    "stop_s",
+    "checkpoint_s",
+    "grade",
+    "outcome",
+    "lasted_s",
+    "away_s",
+    "trainer",
+    "after",
+    "steps_lost",
+)
 
 
 def make_policy(words: list[str]) -> Policy:
@@ -250,6 +261,7 @@ class Player:
             conduct=Conduct(given.get("conduct", "pause")),
             checkpoint_s=float(given["checkpoint_s"]) if "checkpoint_s" in given else None,
             paused=given.get("paused") == "true",
+            step=int(given["step"]) if "step" in given else None,
         )
 
     def _restart(self, at_s: float, verb: str, given: dict[str, str]) -> None:
