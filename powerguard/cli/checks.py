@@ -31,7 +31,7 @@ from powerguard.settings.policy import policy as make_policy
 from powerguard.settings.schema import Settings
 from powerguard.sources.snmp import probe
 from powerguard.sources.snmp_options import SnmpOptions
-from powerguard.sources.snmp_port import SnmpError, close_engines
+from powerguard.sources.snmp_port import SnmpError
 
 LIMIT_S: Final = 20.0
 """Of one check; several run at a time."""
@@ -98,7 +98,6 @@ async def _live(ward: Ward) -> list[Finding]:
     ]
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(_bounded(name, check)) for name, check in checks]
-    close_engines()
     return [finding for task in running for finding in task.result()]
 
 
