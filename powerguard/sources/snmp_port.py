@@ -1,4 +1,4 @@
-"""SNMP behind one small port: get, walk, set. The one module that touches pysnmp.
+"""SNMP behind one small port: get, walk, set. With `snmp_engine` the one place that touches pysnmp.
 
 What pysnmp does not do by itself, and what is done here (measured with 7.1.30):
 
@@ -10,6 +10,7 @@ What pysnmp does not do by itself, and what is done here (measured with 7.1.30):
   the error index names is taken out and the rest is asked again.
 - A packet that is no SNMP at all raises in the loop's callback, a traceback for each: counted here, and dropped.
 - Its timeouts are taken from wall time, so that a step of the clock stretches or cuts them: given the loop's clock.
+- An exception in its timer ends all timing out for ever: such an engine is replaced.
 """
 
 import asyncio
@@ -17,24 +18,30 @@ import contextlib
 import ipaddress
 import itertools
 import socket
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
-from pysnmp.carrier.asyncio import dispatch as pysnmp_dispatch
 from pysnmp.carrier.asyncio.dgram import udp, udp6
 from pysnmp.entity import config
-from pysnmp.entity.engine import SnmpEngine
 from pysnmp.entity.rfc3413 import cmdgen
 from pysnmp.proto import errind, rfc1902, rfc1905
-from pysnmp.proto.secmod.rfc3414 import service as pysnmp_usm
 
-from powerguard.clock import boottime_s
 from powerguard.options import SecretError
 from powerguard.profiles.values import Answer, Missing, Oid, below, parts
+from powerguard.sources.snmp_engine import (
+    Engine,
+    Udp,
+    Udp6,
+    add_transport,
+    answer_to,
+    close_engines,
+    engine_for,
+    leave_engine,
+)
 from powerguard.sources.snmp_options import SnmpOptions
+
+__all__ = ["MAX_BATCH", "MAX_ROWS", "PysnmpPort", "SnmpError", "SnmpPort", "Typed", "close_engines"]
 
 MAX_BATCH: Final = 15
 """Objects in one request: old cards answer tooBig, or nothing at all, to more."""
@@ -42,8 +49,8 @@ MAX_ROWS: Final = 256
 """Rows of one walk: a card that lies about its table must not keep us for ever."""
 _MOST_REFUSALS: Final = 3
 _GRACE_S: Final = 0.5
-_TICK_S: Final = 0.25
 _RESOLVE_S: Final = 2.0
+_serial = itertools.count(1)
 _SECRET_LENGTH: Final = 8
 _TOO_BIG, _NO_SUCH_NAME = 1, 2
 # RFC 3416 section 3, in order from 0.
@@ -91,157 +98,6 @@ class SnmpPort(Protocol):
         ...
 
 
-def _loop_time_s() -> float:
-    return asyncio.get_running_loop().time()
-
-
-# pysnmp ages its pending requests by time.time(): an NTP step of an hour would time out every request in flight, a
-# step back would keep a dead one alive for that hour. The same for the clock of the user security model.
-pysnmp_dispatch.time = _loop_time_s
-pysnmp_usm.time = SimpleNamespace(time=boottime_s)
-
-
-class _Udp(udp.UdpAsyncioTransport):  # type: ignore[misc]  # pysnmp ships no types
-    """pysnmp's transport, that counts and drops what cannot be decoded instead of raising in the loop."""
-
-    garbled = 0
-
-    def datagram_received(self, datagram: bytes, transportAddress: tuple[str, int]) -> None:  # noqa: N803 - pysnmp's
-        """Hand a packet to the engine; every SNMP message is a SEQUENCE."""
-        if datagram[:1] != b"\x30":
-            _Udp.garbled += 1
-            return
-        try:
-            self._callback_function(self, transportAddress, datagram)
-        except Exception:  # noqa: BLE001 - whatever a decoder raises on a hostile packet; the request times out
-            _Udp.garbled += 1
-
-    def error_received(self, exc: Exception) -> None:
-        """ICMP refused: nothing tells whose it was, so the request runs into its own timeout."""
-
-
-class _Udp6(_Udp, udp6.Udp6AsyncioTransport):  # type: ignore[misc]
-    """The same over IPv6."""
-
-    SOCK_FAMILY = udp6.Udp6AsyncioTransport.SOCK_FAMILY
-    ADDRESS_TYPE = udp6.Udp6AsyncioTransport.ADDRESS_TYPE
-
-
-def garbled_packets() -> int:
-    """Packets of this process that were no SNMP at all, or could not be matched to a request."""
-    return _Udp.garbled
-
-
-@dataclass(slots=True)
-class _Engine:
-    """One engine of one loop. ports: who uses it; the last one to close closes it.
-
-    users: SNMPv3 names in use and what their keys hash to: one name, one set of keys.
-    """
-
-    engine: Any
-    ports: set[str] = field(default_factory=set)
-    users: dict[str, tuple[object, ...]] = field(default_factory=dict)
-
-
-_engines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[_Engine]] = weakref.WeakKeyDictionary()
-_serial = itertools.count(1)
-_WARM = b"warm"
-
-
-def _build_engine() -> Any:  # noqa: ANN401 - pysnmp ships no types
-    """Build an engine and let it ask itself once, so that everything slow is behind it. For a thread."""
-    engine = SnmpEngine()
-    with contextlib.closing(asyncio.new_event_loop()) as loop:
-        loop.run_until_complete(_warm_up(engine))
-    return engine
-
-
-async def _warm_up(engine: Any) -> None:  # noqa: ANN401
-    loop = asyncio.get_running_loop()
-    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as peer:
-        peer.bind(("127.0.0.1", 0))
-        peer.setblocking(False)
-        _add_transport(engine, udp.DOMAIN_NAME, _Udp())
-        config.add_v1_system(engine, "warm", _WARM)
-        config.add_target_parameters(engine, "warm", "warm", "noAuthNoPriv", 1)
-        config.add_target_address(engine, "warm", udp.DOMAIN_NAME, peer.getsockname(), "warm", 20, 0)
-        asked = loop.create_future()
-        cmdgen.GetCommandGenerator().send_varbinds(
-            engine, "warm", None, b"", [(rfc1902.ObjectName((1, 3, 6)), rfc1905.unSpecified)], _answer_to(asked)
-        )
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1.0):
-                packet, address = await loop.sock_recvfrom(peer, 4096)
-                start = packet.index(_WARM) + len(_WARM)
-                # The request with its tag turned into that of a response (A0 into A2) is a valid answer.
-                await loop.sock_sendto(peer, packet[:start] + b"\xa2" + packet[start + 1 :], address)
-                await asked
-        config.delete_target_address(engine, "warm")
-        config.delete_target_parameters(engine, "warm")
-        config.delete_v1_system(engine, "warm")
-        _close_dispatcher(engine)
-
-
-def _answer_to(asked: "asyncio.Future[Any]") -> Any:  # noqa: ANN401
-    def on_answer(_engine: Any, _handle: Any, *answer: Any) -> None:  # noqa: ANN401
-        if not asked.done():
-            asked.set_result(answer[:4])
-
-    return on_answer
-
-
-def _add_transport(engine: Any, domain: tuple[int, ...], transport: Any) -> None:  # noqa: ANN401
-    """Open a socket for the engine on the running loop; 4 ticks a second, for 10 cost half as much as our polls."""
-    if engine.transport_dispatcher is None:
-        dispatcher = pysnmp_dispatch.AsyncioDispatcher()
-        dispatcher.set_timer_resolution(_TICK_S)
-        engine.register_transport_dispatcher(dispatcher)
-    config.add_transport(engine, domain, transport.open_client_mode())
-
-
-def _close_dispatcher(engine: Any) -> None:  # noqa: ANN401
-    """Take the engine off its loop; it may be put on another one."""
-    for domain in (udp.DOMAIN_NAME, udp6.DOMAIN_NAME):
-        transport = config.get_transport(engine, domain)
-        if transport is not None:
-            config.delete_transport(engine, domain)
-            transport.close_transport()
-    if engine.transport_dispatcher is not None:
-        engine.close_dispatcher()
-
-
-async def _engine_for(port: str, user: str | None, keys: tuple[object, ...]) -> _Engine:
-    """Return the loop's engine; another one where this user already has other keys on another card."""
-    loop = asyncio.get_running_loop()
-    engines = _engines.setdefault(loop, [])
-    for known in engines:
-        if user is None or known.users.get(user, keys) == keys:
-            break
-    else:
-        known = _Engine(await asyncio.to_thread(_build_engine))
-        engines.append(known)
-    known.ports.add(port)
-    if user is not None:
-        known.users[user] = keys
-    return known
-
-
-def _leave_engine(port: str) -> None:
-    engines = _engines.get(asyncio.get_running_loop(), [])
-    for known in [known for known in engines if port in known.ports]:
-        known.ports.discard(port)
-        if not known.ports:
-            engines.remove(known)
-            _close_dispatcher(known.engine)
-
-
-def close_engines() -> None:
-    """Close the sockets and timers of the running loop's engines, whoever still uses them. For the end of a test."""
-    for known in _engines.pop(asyncio.get_running_loop(), []):
-        _close_dispatcher(known.engine)
-
-
 _AUTH: Final = {
     "MD5": config.USM_AUTH_HMAC96_MD5,
     "SHA": config.USM_AUTH_HMAC96_SHA,
@@ -273,7 +129,7 @@ class PysnmpPort:
         self._options = options
         self._retries = retries
         self._name = f"pg{next(_serial)}"
-        self._engine: _Engine | None = None
+        self._engine: Engine | None = None
         self._address: tuple[Any, ...] | None = None
         self._resolve_again = False
         self._names: dict[str, Any] = {}
@@ -288,13 +144,15 @@ class PysnmpPort:
 
     async def _ready(self) -> Any:  # noqa: ANN401
         async with self._lock:  # A poll and a doctor's probe may come first together.
+            if self._engine is not None and self._engine.broken:
+                await self.close()
             if self._engine is None:
                 self._engine = await self._configure()
             if self._address is None or self._resolve_again:
                 await self._point(self._engine.engine)
         return self._engine.engine
 
-    async def _configure(self) -> _Engine:
+    async def _configure(self) -> Engine:
         options, name = self._options, self._name
         try:
             community = b"public" if options.community is None else options.community.read()
@@ -307,12 +165,12 @@ class PysnmpPort:
                 msg = f"{self.where}: the {word} passphrase is shorter than {_SECRET_LENGTH} characters (RFC 3414 11.2)"
                 raise SnmpError(msg)
         if options.user is None:
-            known = await _engine_for(name, None, ())
+            known = await engine_for(name, None, ())
             config.add_v1_system(known.engine, name, community)
             model, level, security_name = (0 if options.version == 1 else 1), "noAuthNoPriv", name
         else:
             keys = (auth, options.auth_protocol, priv, options.priv_protocol)
-            known = await _engine_for(name, options.user, tuple(map(hash, keys)))
+            known = await engine_for(name, options.user, tuple(map(hash, keys)))
             auth_protocol = config.USM_AUTH_NONE if auth is None else _AUTH[options.auth_protocol]
             priv_protocol = config.USM_PRIV_NONE if priv is None else _PRIV[options.priv_protocol]
             # A passphrase becomes a key by hashing a megabyte of it: off the loop.
@@ -337,9 +195,9 @@ class PysnmpPort:
         self._resolve_again = False
         if address == self._address:
             return
-        domain, transport = (udp6.DOMAIN_NAME, _Udp6) if len(address) == 4 else (udp.DOMAIN_NAME, _Udp)
+        domain, transport = (udp6.DOMAIN_NAME, Udp6) if len(address) == 4 else (udp.DOMAIN_NAME, Udp)
         if config.get_transport(engine, domain) is None:
-            _add_transport(engine, domain, transport())
+            add_transport(engine, domain, transport())
         if self._address is not None:
             config.delete_target_address(engine, self._name)
         hundredths = round(self._options.timeout_s * 100)
@@ -358,7 +216,7 @@ class PysnmpPort:
     async def close(self) -> None:
         """Forget the target."""
         if self._engine is None:
-            _leave_engine(self._name)
+            leave_engine(self._name)
             return
         engine = self._engine.engine
         if self._address is not None:
@@ -367,7 +225,7 @@ class PysnmpPort:
         if self._options.user is None:
             config.delete_v1_system(engine, self._name)
         self._engine = self._address = None
-        _leave_engine(self._name)
+        leave_engine(self._name)
 
     # --- Requests -----------------------------------------------------------------------------------------------
 
@@ -442,7 +300,7 @@ class PysnmpPort:
         tries_s = self._options.timeout_s * (self._retries + 1)
         try:
             async with asyncio.timeout(tries_s + _GRACE_S):
-                generator.send_varbinds(engine, self._name, None, b"", varbinds, _answer_to(asked))
+                generator.send_varbinds(engine, self._name, None, b"", varbinds, answer_to(asked))
                 indication, status, index, found = await asked
             if indication is None:
                 return int(status), int(index), {str(name): _plain(value) for name, value in found}

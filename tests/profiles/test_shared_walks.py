@@ -25,7 +25,7 @@ def expected() -> dict[str, Any]:
 UPSES = {name: walk for name, walk in expected().items() if walk["kind"] == "ups"}
 
 
-@pytest.mark.skipif(not UPSES, reason="no recorded walks of real devices in ../shared/ups-walks")
+@pytest.mark.skipif(not UPSES, reason="no recorded walks of real devices beside the checkout")
 @pytest.mark.parametrize("name", sorted(UPSES) or ["none"])
 def test_a_real_walk(name: str) -> None:
     want = UPSES[name]
@@ -58,5 +58,5 @@ def test_a_real_walk(name: str) -> None:
 def test_a_shared_walk_folder_has_walks() -> None:
     """Where the folder is there at all, it must not silently test nothing."""
     if not FOLDER.is_dir():
-        pytest.skip(f"no recorded walks of real devices in {FOLDER}")
+        pytest.skip("no recorded walks of real devices beside the checkout")
     assert len(UPSES) >= 20

@@ -11,8 +11,9 @@ from powerguard.sim import snmp_ber as ber
 from powerguard.sim.snmp_agent import OnSet, SnmpAgent
 from powerguard.sim.snmp_ber import SimValue
 from powerguard.sim.snmp_usm import SimUser
+from powerguard.sources.snmp_engine import close_engines
 from powerguard.sources.snmp_options import SnmpOptions
-from powerguard.sources.snmp_port import PysnmpPort, close_engines
+from powerguard.sources.snmp_port import PysnmpPort
 
 A = "1.3.6.1.4.1.318.1.1.1"
 U = "1.3.6.1.2.1.33.1"

@@ -1,16 +1,13 @@
 """Settings of the snmp source: credentials that do not fit the version are a mistake, not a surprise at night."""
 
-import asyncio
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from pysnmp.carrier.asyncio import dispatch
 
 from powerguard.sources.snmp_options import SnmpOptions
-from powerguard.sources.snmp_port import PysnmpPort, close_engines
 
 SECRET = {"credential": "snmp"}
 
@@ -69,12 +66,3 @@ def test_reading_the_settings_loads_no_snmp_library() -> None:
     code = "import sys, powerguard.sources.snmp_options; print([n for n in sys.modules if n.startswith('pysnmp')])"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
-
-
-async def test_timeouts_do_not_follow_the_wall_clock() -> None:
-    """pysnmp ages requests by a `time` of its own: an NTP step would cut or stretch every timeout."""
-    now = asyncio.get_running_loop().time()
-    assert dispatch.time() == pytest.approx(now, abs=1)
-    port = PysnmpPort(given())
-    await port.close()
-    close_engines()

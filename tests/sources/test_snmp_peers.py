@@ -12,7 +12,8 @@ from powerguard.profiles.load import load_profiles
 from powerguard.sim.snmp_agent import SnmpAgent
 from powerguard.sim.snmp_usm import SimUser
 from powerguard.sources.snmp import SnmpSource, probe
-from powerguard.sources.snmp_port import PysnmpPort, SnmpError, Typed, close_engines
+from powerguard.sources.snmp_engine import close_engines
+from powerguard.sources.snmp_port import PysnmpPort, SnmpError, Typed
 from tests.peers import require
 from tests.peers.snmpd import AUTH, COMMUNITY, PRIV, USER, WRITE_COMMUNITY, snmpd
 from tests.sources.snmp_helpers import A, U, options, secret, table, walk

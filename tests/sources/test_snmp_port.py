@@ -12,15 +12,8 @@ from powerguard.profiles.values import Missing, Oid
 from powerguard.sim import snmp_ber as ber
 from powerguard.sim.snmp_agent import Fault, SnmpAgent
 from powerguard.sim.snmp_usm import SimUser
-from powerguard.sources.snmp_port import (
-    MAX_ROWS,
-    PysnmpPort,
-    SnmpError,
-    Typed,
-    _engines,
-    close_engines,
-    garbled_packets,
-)
+from powerguard.sources.snmp_engine import close_engines, garbled_packets, live_engines
+from powerguard.sources.snmp_port import MAX_ROWS, PysnmpPort, SnmpError, Typed
 from tests.sources.snmp_helpers import A, U, card, options, port_to, secret, table
 
 STATUS, RUNTIME, CHARGE = f"{A}.4.1.1.0", f"{A}.2.2.3.0", f"{A}.2.2.1.0"
@@ -285,11 +278,11 @@ async def test_the_last_port_closes_the_engine() -> None:
         one, two = PysnmpPort(options(agent.port)), PysnmpPort(options(agent.port, version=1))
         for port in (one, two):
             assert await port.get(ASKED) == ANSWERED
-        assert len(_engines[loop]) == 1
+        assert len(live_engines[loop]) == 1
         await one.close()
         assert await two.get(ASKED) == ANSWERED
         await two.close()
-        assert _engines[loop] == []
+        assert live_engines[loop] == []
 
 
 async def test_a_rebooted_card_keeps_its_version_3_user(tmp_path: Path) -> None:
@@ -324,3 +317,33 @@ async def test_an_ipv6_card() -> None:
     async with port_to(agent, host="::1") as port:
         assert await port.get(ASKED) == ANSWERED
     await agent.__aexit__()
+
+
+async def test_timeouts_do_not_follow_the_wall_clock() -> None:
+    """pysnmp's own timer reads wall time; ours is the one that must be running, in whatever release."""
+    loop = asyncio.get_running_loop()
+    async with card(table("apc")) as agent, port_to(agent) as port:
+        await port.get(ASKED)
+        dispatcher = live_engines[loop][0].engine.transport_dispatcher
+        assert dispatcher.loopingcall.get_coro().__qualname__ == "_Dispatcher.handle_timeout"
+        assert not dispatcher.loopingcall.done()
+
+
+async def test_an_engine_whose_timer_broke_is_replaced() -> None:
+    """One poisoned entry raises at every tick: without a new engine nothing would ever time out again."""
+    loop = asyncio.get_running_loop()
+
+    def poison(_now: float) -> None:
+        raise ValueError
+
+    async with card(table("apc")) as agent, port_to(agent, retries=1) as port:
+        assert await port.get(ASKED) == ANSWERED
+        poisoned = live_engines[loop][0]
+        poisoned.engine.transport_dispatcher.register_timer_callback(poison)
+        await asyncio.sleep(0.6)
+        assert poisoned.broken
+        assert await port.get(ASKED) == ANSWERED
+        assert poisoned not in live_engines[loop]
+        agent.fault = Fault.DROP
+        with pytest.raises(SnmpError, match="no answer from"):
+            await port.get(ASKED)

@@ -17,7 +17,8 @@ from powerguard.sim import snmp_ber as ber
 from powerguard.sim.snmp_agent import Fault, SnmpAgent
 from powerguard.sim.snmp_usm import SimUser
 from powerguard.sources.snmp import SnmpSource, probe
-from powerguard.sources.snmp_port import PysnmpPort, SnmpError, SnmpPort, close_engines
+from powerguard.sources.snmp_engine import close_engines
+from powerguard.sources.snmp_port import PysnmpPort, SnmpError, SnmpPort
 from tests.sources.snmp_helpers import A, U, card, options, secret, table, walk
 
 PROFILES = load_profiles(None)
