@@ -36,7 +36,9 @@ TRAINING, PAUSED = 0.6, 0.3
 SHORT: Final = ((PAUSED, 20.0), (TRAINING, 10.0))
 """Runtime by load of the usual battery, which is half worn: 5 s of training, or 10 s of a pause."""
 LONG: Final = ((PAUSED, 40.0), (TRAINING, 20.0))
-"""5 s until the emergency, so that even a busy machine begins it in time for the most orderly stop."""
+"""5 s until the emergency."""
+ROOMY: Final = ((PAUSED, 60.0), (TRAINING, 30.0))
+"""Longer than the 8 s before which nothing is committed, so that even a busy machine has time for a full stop."""
 FORCE_AFTER_S: Final = 10.0
 BUSY_S: Final = 1.0
 """What a busy machine may add to any promise that is measured from outside."""

@@ -9,11 +9,14 @@ from powerguard.clock import boottime_s
 from powerguard.sim.story import numbers
 from powerguard.sim.ups import APC
 from tests.e2e.peers import RFC1628, Trainer, net_snmp_card, rfc1628_table
-from tests.e2e.rig import BUSY_S, FORCE_AFTER_S, LONG, Off, Rig, rig
+from tests.e2e.rig import BUSY_S, ROOMY, Off, Rig, rig
 from tests.peers.ipmi import IpmiSim
 from tests.peers.snmpd import AUTH, COMMUNITY, PRIV, USER
 
 BMC_LIMIT_S = 5.0
+STOP_S = 3.0
+"""What a full stop of this host takes; the other two grades would be told by their own deadlines, 2 s and 1 s."""
+STOPS = {"stop_q95_s": STOP_S, "stop_median_s": 2}
 pytestmark = pytest.mark.peer("snmpd", "ipmi_sim", "cc")
 
 
@@ -64,14 +67,19 @@ def story_is_in_order(world: Rig, cut_at_s: float, off: Off) -> None:
     assert off.ordered
     (power_off,) = world.actions("PowerOff")
     assert power_off.at_s <= off.at_s
-    assert power_off.payload["force_after_s"] == off.deadline_s == FORCE_AFTER_S
+    force_after_s = float(str(power_off.payload["force_after_s"]))
+    assert off.deadline_s == int(force_after_s)
+    (latched,) = world.notes("phase_changed", new="shutdown")
+    assert numbers(latched)["grade"] == "full"
+    assert latched.at_s + STOP_S - 0.1 <= power_off.at_s + force_after_s <= latched.at_s + STOP_S + BUSY_S
     assert world.ups.alive
 
 
 async def test_apc_over_v2c_with_a_native_trainer_and_a_willing_bmc() -> None:
     """Everything is as it should be: checkpoint at the paused step, always-on set and read back, one power-off."""
-    async with rig(runtime=LONG, card=False) as world, apc_card(world, version="2c"), IpmiSim(plugin=True) as bmc:
+    async with rig(runtime=ROOMY, card=False) as world, apc_card(world, version="2c"), IpmiSim(plugin=True) as bmc:
         use_bmc(world, bmc)
+        world.settings["budget"] |= STOPS
         await world.start()
         await world.until(lambda: bmc.policy == "always-on", "the policy to be ensured at start")
         assert (await world.get("/readyz"))[0] == 200
@@ -97,11 +105,12 @@ async def test_apc_over_v2c_with_a_native_trainer_and_a_willing_bmc() -> None:
 async def test_apc_over_v3_with_a_dumb_endpoint_and_a_bmc_that_refuses() -> None:
     """Neither costs the host: the endpoint gets its one request, the refusal is an alarm and holds nothing up."""
     async with (
-        rig(Trainer(native=False), runtime=LONG, card=False) as world,
+        rig(Trainer(native=False), runtime=ROOMY, card=False) as world,
         apc_card(world, version=3),
         IpmiSim(plugin=False) as bmc,
     ):
         use_bmc(world, bmc)
+        world.settings["budget"] |= STOPS
         await world.start()
         alarm = (await world.until(lambda: world.logged("policy_unverified"), "the alarm in the log"))[0]
         assert alarm["level"] == "error"
@@ -127,10 +136,11 @@ async def test_apc_over_v3_with_a_dumb_endpoint_and_a_bmc_that_refuses() -> None
 async def test_rfc_1628_whose_gauge_exaggerates_sixty_times() -> None:
     """A card that knows whole minutes only, and minutes where seconds are left: our own account saves the host."""
     async with (
-        rig(runtime=LONG, gauge=60.0, card=False) as world,
+        rig(runtime=ROOMY, gauge=60.0, card=False) as world,
         net_snmp_card(lambda: rfc1628_table(world.ups), RFC1628) as card,
     ):
         world.add_snmp(card.port, community=world.secret("community", COMMUNITY))
+        world.settings["budget"] |= STOPS
         await world.start()
         cut_at_s = boottime_s()
         off = await cut_and_wait(world)

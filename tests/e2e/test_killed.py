@@ -1,0 +1,158 @@
+"""kill -9 of the daemon, anywhere in an outage: the next one goes on with the same outage and the same deadline."""
+
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from powerguard.clock import boottime_s
+from powerguard.core.model import Shutdown
+from powerguard.daemon.journal import read_all, read_only
+from powerguard.sim.story import numbers
+from tests.e2e.peers import Trainer
+from tests.e2e.rig import BUSY_S, LONG, Rig, rig
+
+SLOW_WRITE_S = 1.5
+KILLS = 12
+
+
+async def in_the_checkpoint(world: Rig) -> None:
+    """The trainer has the order, and is writing."""
+    await world.until(lambda: world.trainers[0].orders, "the trainer to be asked")
+
+
+def latch(world: Rig) -> Shutdown | None:
+    """The latch as the journal holds it."""
+    with read_only(world.journal) as db:
+        state = read_all(db)[0].state
+    return state.phase if state is not None and isinstance(state.phase, Shutdown) else None
+
+
+async def past_the_latch(world: Rig) -> None:
+    """The latch is in the journal; a BMC that never answers keeps the power-off from being ordered for 5 s."""
+    await world.phase("shutdown")
+    assert world.offs() == []
+
+
+async def after_the_power_off(world: Rig) -> None:
+    await world.note("power_off_accepted")
+
+
+Moment = Callable[[Rig], Awaitable[object]]
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param(lambda world: world.phase("on_battery"), id="on_battery"),
+        pytest.param(in_the_checkpoint, id="checkpoint"),
+        pytest.param(lambda world: world.phase("holding"), id="holding"),
+    ],
+)
+async def test_killed_before_the_commit(moment: Moment) -> None:
+    """One outage, one checkpoint, one power-off, whenever the daemon dies before the commit; a trainer joins."""
+    async with rig(Trainer(write_s=SLOW_WRITE_S), runtime=LONG) as world:
+        await world.start()
+        world.ups.utility = False
+        await moment(world)
+        await world.kill()
+        before = world.one_outage()
+        phase_before = numbers(world.notes("phase_changed")[-1])["new"]
+        await world.start(wait=False)
+        off = await world.off()
+        assert world.one_outage() == before
+        (continued,) = world.notes("outage_continued")
+        assert numbers(continued)["phase"] == phase_before
+        (trainer,) = world.trainers
+        assert len(trainer.checkpoints) == 1
+        assert {order.id for order in trainer.orders} == trainer.checkpoints
+        assert [order.journalled for order in trainer.orders] == [True] * len(trainer.orders)
+        moved = [numbers(line)["new"] for line in world.notes("phase_changed")]
+        assert moved == ["on_battery", "emergency_checkpoint", "holding", "shutdown"]
+        assert off.ordered
+        assert world.ups.alive
+        world.no_traceback()
+
+
+async def test_killed_between_latch_and_power_off() -> None:
+    """The latch holds in its boot, whatever the UPS says meanwhile: the next daemon powers off."""
+    async with rig() as world:
+        world.settings["bmc"] = {
+            "kind": "ipmi-lan",
+            "host": "127.0.0.1",
+            "port": 9,
+            "user": "powerguard",
+            "password": world.secret("bmc-password", "of-the-tests"),
+        }
+        await world.start()
+        world.ups.utility = False
+        await past_the_latch(world)
+        await world.kill()
+        outage, latched = world.one_outage(), latch(world)
+        assert latched is not None
+        world.ups.utility = True
+        await world.start(wait=False)
+        off = await world.off()
+        after = await world.until(lambda: latch(world), "the latch")
+        assert world.one_outage() == outage == after.outage.id
+        assert (after.latched_s, after.boot_id) == (latched.latched_s, latched.boot_id)
+        assert len(world.notes("phase_changed", new="shutdown")) == 1
+        # What is left of the time to get ready, and no new one: the limit of the BMC counts from the latch.
+        assert off.at_s <= latched.prepare_by_s + BUSY_S or off.at_s - (await restarted_at_s(world)) < BUSY_S
+        world.no_traceback()
+
+
+async def restarted_at_s(world: Rig) -> float:
+    return (await world.note("outage_continued")).at_s
+
+
+async def test_killed_after_the_power_off() -> None:
+    """The word was given: a daemon that starts while the host goes down gives no second deadline, and no new outage."""
+    async with rig() as world:
+        await world.start()
+        world.ups.utility = False
+        await after_the_power_off(world)
+        await world.kill()
+        before = latch(world)
+        assert before is not None
+        outage = world.one_outage()
+        await world.start(wait=False)
+        await restarted_at_s(world)
+        await world.until(world.status, "the status")
+        after = latch(world)
+        assert after is not None
+        assert after.force_at_s == before.force_at_s
+        assert world.one_outage() == outage
+        assert len(world.offs()) == 1
+        world.no_traceback()
+
+
+async def test_killed_again_and_again() -> None:
+    """Twelve kills at any moments of one outage (seeded): still one outage, and the host is powered off in time."""
+    dice = random.Random(20_240_501)
+    async with rig(Trainer(write_s=1.0), runtime=((0.3, 90.0), (0.6, 45.0))) as world:
+        await world.start()
+        cut_at_s = boottime_s()
+        world.ups.utility = False
+        await world.note("outage_began")
+        for _ in range(KILLS):
+            await world.until(lambda: world.process is not None, "a process", 1.0)
+            await pause(world, dice.uniform(0.05, 1.6))
+            await world.kill()
+            await world.start(wait=False)
+        off = await world.off(20.0)
+        world.one_outage()
+        assert len(world.pids) == KILLS + 1
+        assert len(world.notes("phase_changed", new="shutdown")) == 1
+        assert cut_at_s < off.at_s
+        assert world.ups.alive
+        trainer = world.trainers[0]
+        assert all(order.journalled for order in trainer.orders)
+        assert len(trainer.checkpoints) == 1
+        world.no_traceback()
+
+
+async def pause(world: Rig, seconds: float) -> None:
+    """Let so much time pass: the moment of a kill is what is random here."""
+    until_s = boottime_s() + seconds
+    await world.until(lambda: boottime_s() >= until_s, "time to pass", seconds + 5.0)
