@@ -35,13 +35,10 @@ from powerguard.sources.snmp_engine import (
     Udp6,
     add_transport,
     answer_to,
-    close_engines,
     engine_for,
     leave_engine,
 )
 from powerguard.sources.snmp_options import SnmpOptions
-
-__all__ = ["MAX_BATCH", "MAX_ROWS", "PysnmpPort", "SnmpError", "SnmpPort", "Typed", "close_engines"]
 
 MAX_BATCH: Final = 15
 """Objects in one request: old cards answer tooBig, or nothing at all, to more."""
