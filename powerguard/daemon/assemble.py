@@ -181,7 +181,7 @@ def services(loop: Loop, settings: Settings) -> dict[str, Runnable]:
     """Return the tasks that let others look in: the read-only port and the admin socket."""
     return {
         "http": lambda: http.serve_http(loop, listen=settings.http.listen, port=settings.http.port),
-        "admin socket": lambda: admin.serve_admin(loop, path=settings.control.socket),
+        "admin socket": lambda: admin.serve_admin(loop, path=settings.control.socket, group=settings.control.group),
     }
 
 
