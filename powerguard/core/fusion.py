@@ -22,27 +22,43 @@ _ON_UTILITY = frozenset(
 )
 
 
-_PLAUSIBLE: tuple[tuple[str, float, float], ...] = (
-    ("runtime_s", 0.0, 1e7),
-    ("charge_pct", 0.0, 100.0),
-    ("load_pct", 0.0, 1000.0),
-    ("watts", 0.0, 1e9),
-    ("on_battery_s", 0.0, 1e7),
-    ("output_off_in_s", 0.0, 1e7),
-    ("input_v", -1e6, 1e6),
-    ("battery_temp_c", -300.0, 1000.0),
-)
-"""What a number of a reading may be; 1e7 s are four months. Whatever lies outside, NaN too, was not told."""
+_LONG_S = 1e7
+"""Four months: no runtime, no outage and no countdown is longer."""
+
+
+def _within(value: float | None, least: float, most: float) -> float | None:
+    """Return the value, or None where it is no number between the two (NaN is none)."""
+    return value if value is not None and least <= value <= most else None
 
 
 def plausible(reading: Reading) -> Reading:
     """Return the reading without the numbers that cannot be true: they must not reach the account, nor the journal."""
-    lies = [
-        name
-        for name, least, most in _PLAUSIBLE
-        if (value := getattr(reading, name)) is not None and not least <= value <= most
-    ]
-    return replace(reading, **dict.fromkeys(lies)) if lies else reading  # type: ignore[arg-type]
+    runtime_s, charge_pct, load_pct = reading.runtime_s, reading.charge_pct, reading.load_pct
+    on_battery_s, off_in_s, watts = reading.on_battery_s, reading.output_off_in_s, reading.watts
+    input_v, temp_c = reading.input_v, reading.battery_temp_c
+    # Written out, because it runs for every reading; a loop over the names takes five times as long.
+    if (
+        (runtime_s is None or 0.0 <= runtime_s <= _LONG_S)
+        and (charge_pct is None or 0.0 <= charge_pct <= 100.0)
+        and (load_pct is None or 0.0 <= load_pct <= 1000.0)
+        and (on_battery_s is None or 0.0 <= on_battery_s <= _LONG_S)
+        and (off_in_s is None or 0.0 <= off_in_s <= _LONG_S)
+        and (watts is None or 0.0 <= watts <= 1e9)
+        and (input_v is None or -1e6 <= input_v <= 1e6)
+        and (temp_c is None or -300.0 <= temp_c <= 1000.0)
+    ):
+        return reading
+    return replace(
+        reading,
+        runtime_s=_within(runtime_s, 0.0, _LONG_S),
+        charge_pct=_within(charge_pct, 0.0, 100.0),
+        load_pct=_within(load_pct, 0.0, 1000.0),
+        on_battery_s=_within(on_battery_s, 0.0, _LONG_S),
+        output_off_in_s=_within(off_in_s, 0.0, _LONG_S),
+        watts=_within(watts, 0.0, 1e9),
+        input_v=_within(input_v, -1e6, 1e6),
+        battery_temp_c=_within(temp_c, -300.0, 1000.0),
+    )
 
 
 def observe(policy: Policy, feed: Feed, reading: Reading) -> Feed:

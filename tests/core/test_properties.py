@@ -140,7 +140,7 @@ class Outages(RuleBasedStateMachine):
         for _ in range(readings):
             self._pass(1.0)
             if answering and self.open:
-                action = self.open.pop(sorted(self.open)[0])
+                action = self.open.pop(min(self.open))
                 detail = (("step", 7), ("at_paused_step", True), ("paused", True), ("verified", True))
                 self._send(Done(at_s=self.now_s, action=action, took_s=1.0, detail=detail))
             self._send(
