@@ -209,7 +209,8 @@ def _orders(policy: Policy, feed: Feed, reading: Reading) -> Feed:
     last = feed.previous
     countdown_at_s = feed.countdown_at_s
     if reading.output_off_in_s is not None and reading.output_off_in_s >= 0.0:
-        if last is not None and last.output_off_in_s is not None:
+        # It must be seen to fall: some devices show the delay that is set, not a countdown that runs.
+        if last is not None and last.output_off_in_s is not None and reading.output_off_in_s < last.output_off_in_s:
             told_at_s = reading.at_s + reading.output_off_in_s
             countdown_at_s = told_at_s if countdown_at_s is None else min(countdown_at_s, told_at_s)
     elif last is None or last.output_off_in_s is None:
