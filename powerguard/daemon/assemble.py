@@ -27,6 +27,7 @@ from powerguard.core.model import (
     TriggerCheckpoint,
 )
 from powerguard.daemon import admin, http
+from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Journal, Retention
 from powerguard.daemon.log import configure, open_scope
 from powerguard.daemon.loop import Loop, Parts, Runnable
@@ -50,6 +51,7 @@ log = structlog.get_logger()
 
 EX_SETTINGS: Final = 78
 """sysexits.h EX_CONFIG."""
+SERVE_RETRY_S: Final = 2.0
 JOURNAL_BYTES_PER_OUTAGE: Final = 500_000
 
 
@@ -141,6 +143,7 @@ def assemble(
     """Make a daemon that is ready to run. Must be called inside the event loop that will run it."""
     hands = hands or Hands()
     made: list[Loop] = []
+    accepted = [settings]
 
     def publish(event: Event) -> None:
         if made:
@@ -151,11 +154,13 @@ def assemble(
             fresh = load(config)
         except SettingsError as error:
             raise ValueError(str(error)) from error
-        for key in changed(settings, fresh):
+        for key in changed(accepted[-1], fresh):
             log.info("setting_changed", setting=key)
         if fresh.http != settings.http or fresh.control != settings.control or fresh.journal != settings.journal:
             log.warning("restart_needed", because="http, control and journal change only with a restart")
-        return build(fresh, hands, publish, dry_run=dry_run)
+        parts = build(fresh, hands, publish, dry_run=dry_run)
+        accepted[:] = [fresh]
+        return parts
 
     if journal is None:
         path = Path(settings.journal.path)
@@ -179,10 +184,34 @@ def assemble(
 
 def services(loop: Loop, settings: Settings) -> dict[str, Runnable]:
     """Return the tasks that let others look in: the read-only port and the admin socket."""
+    web, control = settings.http, settings.control
+    where = f"http {web.listen} port {web.port}"
     return {
-        "http": lambda: http.serve_http(loop, listen=settings.http.listen, port=settings.http.port),
-        "admin socket": lambda: admin.serve_admin(loop, path=settings.control.socket, group=settings.control.group),
+        "http": lambda: _served(
+            where,
+            lambda: http.serve_http(loop, listen=web.listen, port=web.port),
+            right="another program listens there, or this host has no such address: see http.listen and http.port",
+        ),
+        "admin socket": lambda: _served(
+            f"control.socket {control.socket}",
+            lambda: admin.serve_admin(loop, path=control.socket, group=control.group),
+            right="its folder must exist, and the daemon's user must be able to write it",
+        ),
     }
+
+
+async def _served(where: str, serve: Runnable, *, right: str) -> None:
+    """Serve; while the address cannot be had, say so once and go on trying. It protects the host all the same."""
+    told = ""
+    while True:
+        try:
+            await serve()
+        except OSError as error:
+            because = f"{where}: {error.strerror or error} ({right})"
+            if because != told:
+                log.error("socket_unavailable", because=because, retry_s=SERVE_RETRY_S)  # noqa: TRY400 - told in full
+            told = because
+        await rest(SERVE_RETRY_S)
 
 
 async def run(settings: Settings, *, config: Path, dry_run: bool, hands: Hands | None = None) -> int:
@@ -214,8 +243,8 @@ async def run(settings: Settings, *, config: Path, dry_run: bool, hands: Hands |
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 running.remove_signal_handler(number)
         if daemon.strays.running:
-            # An effector that swallowed its cancellation would hold up our exit for ever, and with it the shutdown.
-            log.error("exit_forced", because=f"{len(daemon.strays.running)} effectors never ended")
+            # A task that swallowed its cancellation would hold up our exit for ever, and with it the shutdown.
+            log.error("exit_forced", because=f"{len(daemon.strays.running)} tasks never ended")
             os._exit(0)
     return 0
 

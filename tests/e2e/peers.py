@@ -87,6 +87,7 @@ class Trainer:
         self.url = ""
         self._began: dict[str, tuple[float, CheckpointStatus]] = {}
         self._runner: web.AppRunner | None = None
+        self._dying: asyncio.Task[None] | None = None
 
     @property
     def checkpoints(self) -> set[str]:
