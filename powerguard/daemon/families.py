@@ -19,7 +19,8 @@ from powerguard.daemon.readiness import ERRORS, WARNINGS, is_ready, readiness
 from powerguard.daemon.status import VERSION, Times, required_steps
 
 PHASES: Final = tuple(dict.fromkeys(phase_name(old) for old, _ in TABLE))
-OUTCOMES: Final = ("ridden_through", "resumed_in_place", "clean_shutdown", "dirty")
+OUTCOMES: Final = ("ridden_through", "resumed_in_place", "clean_shutdown", "dirty", "rehearsed", "lost")
+"""rehearsed: in dry-run a power-off was recorded and utility came back. lost: the journal never saw the end."""
 
 LIFETIME: Final = (*(f"outages_{outcome}" for outcome in OUTCOMES), "shutdowns", "ups_transfers", "on_battery_seconds")
 """Names of `Daemon.journal_counters`. A plain counter would be lost at the power-off: exactly when it was counting."""

@@ -11,6 +11,7 @@ A daemon that is killed between any two of these lines repeats at most actions t
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -58,10 +59,13 @@ SNAPSHOT_ONLINE_S = 60.0
 SNAPSHOT_OUTAGE_S = 5.0
 """On battery what has been used must not be forgotten: DESIGN 4.2."""
 POLICY_CHECK_S = 3600.0
-SOURCE_SILENT_S = 30.0
-"""A poller that has told nothing for this long hangs: the watchdog is not fed."""
+SOURCE_SILENT_S = 60.0
+"""A poller that has told nothing for this long hangs: the watchdog is not fed. The slowest that is still at work: a
+card's first look-around with timeout_s: 5 takes 55 s at most, a broken source rests for 30 s before its next start."""
 QUEUE_LIMIT = 1000
 STOP_LIMIT_S = 8.0
+CLOSE_LIMIT_S = 1.0
+"""For pollers to end and connections to be given back: what takes longer is left behind."""
 
 
 Runnable = Callable[[], Awaitable[object]]
@@ -122,6 +126,7 @@ class Loop:
         self._changed = asyncio.Event()
         self._in_flight: dict[str, tuple[asyncio.Task[None], Action]] = {}
         self._settled = asyncio.Event()
+        self._answering = False
         self._restored = Step(self.state)
         self._views: dict[str, SourceView] = {}
         self._told_at_s: dict[str, float] = {}
@@ -131,6 +136,7 @@ class Loop:
         self._lags: list[tuple[float, float]] = []
         self._dropped = 0
         self._policy_checks = 0
+        self._check_policy = asyncio.Event()
 
     # --- What watchers see (port.Daemon) -----------------------------------------------------------------------------
 
@@ -234,7 +240,7 @@ class Loop:
             loops += [tasks.create_task(keep_running(name, run)) for name, run in (services or {}).items()]
             loops.append(tasks.create_task(self._policy_checks_forever()))
             self._notifier.ready(self._status_line())
-            await self._serve_parts(tasks)
+            await self._serve_parts()
             await self._settle()
             for task in loops:
                 task.cancel()
@@ -244,7 +250,7 @@ class Loop:
 
     async def _restore(self) -> None:
         loaded = await self.journal.load()
-        self.figures.load(await self.journal.history(1))
+        self.figures.load(await self.journal.history())
         stored = None
         if loaded.state is not None:
             gap_s = self.wall() - loaded.wall
@@ -265,33 +271,46 @@ class Loop:
         )
         self._restored = answer
 
-    async def _serve_parts(self, tasks: asyncio.TaskGroup) -> None:
+    async def _serve_parts(self) -> None:
         """Run the sources and watchers of the settings; start them anew after a reload."""
         while not self._stopping:
+            # Not in the group: one that swallows its cancellation would hold up our exit for ever.
+            create_task = asyncio.get_running_loop().create_task
             running = [
-                tasks.create_task(
-                    keep_running(f"source {name}", partial(source.run, self.publish), self._blame(ups, name))
+                create_task(
+                    keep_running(f"source {name}", partial(source.run, self.publish), self._blame(ups, name)),
+                    name=f"source {name}",
                 )
                 for ups, name, source in self.parts.sources
             ]
-            running += [tasks.create_task(keep_running(name, run)) for name, run in self.parts.watchers.items()]
+            running += [create_task(keep_running(name, run), name=name) for name, run in self.parts.watchers.items()]
             self._views = {
                 f"{ups}/{name}": self._views.get(f"{ups}/{name}") or SourceView(ups=ups, source=name, up=False)
                 for ups, name, _ in self.parts.sources
             }
             self._told_at_s = {key: self.clock() for key in self._views}
-            if self.parts.bmc_kind != "none" and self._bmc is None:
-                self._bmc = BmcView(kind=self.parts.bmc_kind)
-            await self._wait_for_change()
+            kind = self.parts.bmc_kind
+            if self._bmc is None or self._bmc.kind != kind:
+                self._bmc = None if kind == "none" else BmcView(kind=kind)
+            try:
+                await self._wait_for_change()
+            finally:
+                await self._end(running)
             old = self.parts
-            for task in running:
-                task.cancel()
-            if running:
-                await asyncio.wait(running, timeout=1.0)
             if not self._stopping:
                 self._take_new_settings()
             if self.parts is not old:
                 await _close(old)
+
+    async def _end(self, running: Sequence[asyncio.Task[None]]) -> None:
+        for task in running:
+            task.cancel()
+        if not running:
+            return
+        _, left = await asyncio.wait(running, timeout=CLOSE_LIMIT_S)
+        for task in left:
+            log.error("task_left_behind", task=task.get_name(), because=f"did not end within {CLOSE_LIMIT_S:g} s")
+            self.strays.take(task)
 
     def _blame(self, ups: str, name: str) -> Callable[[str], None]:
         """A poller that breaks is a source that is lost: the core must hear of it."""
@@ -328,14 +347,17 @@ class Loop:
         else:
             self.settings_ok = True
             self.settings_at_s = self.clock()
+            self._check_policy.set()
             log.info("settings_reloaded", mode="armed" if self.armed else "dry-run")
         self._notifier.ready(self._status_line())
 
     async def _events(self) -> None:
         while True:
             event = await self._queue.get()
+            self._answering = True
             answer = step(self.policy, self.state, event)
             await self._apply(event, answer)
+            self._answering = False
             self.progressed_at_s = self.clock()
             self._feed_watchdog()
             if self._queue.empty():
@@ -433,7 +455,10 @@ class Loop:
         self._notifier.watchdog()
 
     async def _policy_checks_forever(self) -> None:
-        """Ask at start and hourly whether the BMC's policy still brings the host back: told before it is dark."""
+        """Ask at start, after a reload and hourly whether the BMC's policy still brings the host back.
+
+        So that it is told before it is dark.
+        """
         while True:
             if EnsurePolicy in self.parts.effectors and isinstance(self.state.phase, Online):
                 self._policy_checks += 1
@@ -449,7 +474,10 @@ class Loop:
                     log.error("policy_unverified", because=outcome.reason)
                 else:
                     log.info("policy_verified", because="checked at start and hourly", **dict(outcome.detail))
-            await rest(POLICY_CHECK_S)
+            self._check_policy.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLICY_CHECK_S):
+                    await self._check_policy.wait()
 
     def _watch_bmc(self, outcome: Done | Failed) -> None:
         if not isinstance(outcome.action, EnsurePolicy) or self.parts.bmc_kind == "none":
@@ -478,7 +506,7 @@ class Loop:
         by_s = self.clock() + (0.5 if isinstance(self.state.phase, Online) else STOP_LIMIT_S)
         while self.clock() < by_s:
             waiting = [action for _, action in self._in_flight.values() if isinstance(action, EnsurePolicy)]
-            if self._queue.empty() and not waiting:
+            if self._queue.empty() and not self._answering and not waiting:
                 break
             self._settled.clear()
             try:
@@ -497,8 +525,13 @@ class Loop:
 
 
 async def _close(parts: Parts) -> None:
-    if parts.close is not None:
-        await keep_running("close", parts.close, once=True)
+    if parts.close is None:
+        return
+    try:
+        async with asyncio.timeout(CLOSE_LIMIT_S):
+            await keep_running("close", parts.close, once=True)
+    except TimeoutError:
+        log.warning("close_incomplete", because=f"not done within {CLOSE_LIMIT_S:g} s")
 
 
 def _log_note(note: Note) -> None:

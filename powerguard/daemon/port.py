@@ -95,7 +95,7 @@ class BmcView:
 class LastOutage:
     """The last outage that has ended, in numbers. *_wall_s: Unix seconds. None: did not happen, or is not known.
 
-    outcome: ridden_through, resumed_in_place, clean_shutdown or dirty. recovery_s: from start-up to training again.
+    outcome: one of families.OUTCOMES. recovery_s: from start-up to training again.
     """
 
     id: str

@@ -17,6 +17,7 @@ class _Jumping(selectors.DefaultSelector):
         self._loop = loop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self._loop.check()
         ready = super().select(0)
         if not ready and timeout is not None and timeout > 0:
             self._loop.jump(timeout)
@@ -31,6 +32,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self, began_s: float = 1000.0) -> None:
         self._virtual_s = began_s
+        self._fault: dict[str, Any] | None = None
         super().__init__(_Jumping(self))
 
     def time(self) -> float:
@@ -42,5 +44,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._virtual_s += seconds
 
     def call_exception_handler(self, context: Mapping[str, Any]) -> None:
-        """Fail loudly: an exception that nobody awaits is a fault of this world."""
+        """Keep it: an exception that nobody awaits is a fault of this world, and ends it at the next turn."""
         super().call_exception_handler(dict(context))
+        self._fault = self._fault or dict(context)
+
+    def check(self) -> None:
+        """Raise RuntimeError when something went wrong where nobody awaits it."""
+        if self._fault is not None:
+            fault, self._fault = self._fault, None
+            msg = f"virtual time: {fault.get('message')}"
+            raise RuntimeError(msg) from fault.get("exception")
