@@ -4,7 +4,6 @@ The world is honest about physics (a battery that really empties) and dishonest 
 sources go silent, trainers hang, fail or join old checkpoints, the daemon is killed, operators interfere.
 """
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +14,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 sys.path.insert(0, str(Path(__file__).parent))
+from invariants import check_spent_battery, check_step, kept
 from play import make_policy
 
-from powerguard.core import budget as sums
-from powerguard.core import plan
 from powerguard.core.machine import TABLE, Cause, step
 from powerguard.core.model import (
     Abort,
@@ -41,12 +39,10 @@ from powerguard.core.model import (
     SourceFailed,
     State,
     Step,
-    Supply,
     Tick,
     TrainerSeen,
     TriggerCheckpoint,
 )
-from powerguard.core.plain import from_plain, to_plain
 from powerguard.core.recovery import Stored, restore
 
 POLICIES = (
@@ -243,82 +239,23 @@ class Outages(RuleBasedStateMachine):
         before = self.state
         answer = step(self.policy, before, event)
         assert step(self.policy, before, event) == answer, "same state and event, same answer"
-        self._check_step(before, event, answer)
+        check_step(self.policy, before, event, answer)
         self._take(answer)
 
     def _take(self, answer: Step) -> None:
-        kept = from_plain(json.loads(json.dumps(to_plain(answer.state))), State)
-        assert kept == answer.state, "the journal keeps every state whole"
-        self.state = answer.state
+        self.state = kept(answer.state)
         for action in answer.actions:
             assert action.id not in self.ids, "an action's id is never used twice"
             self.ids.add(action.id)
             if not isinstance(action, PollNow):
                 self.open[action.id] = action
 
-    def _check_step(self, before: State, event: Event, answer: Step) -> None:
-        old, new = before.phase, answer.state.phase
-        if isinstance(event, Reading) and answer.state.feed.suspect:
-            assert all(isinstance(a, PollNow) for a in answer.actions) or not isinstance(old, Online), (
-                "one unconfirmed reading causes a poll and nothing else"
-            )
-        for action in answer.actions:
-            assert action.by_s >= event.at_s, "no order is late when it is given"
-            if isinstance(action, PowerOff):
-                assert isinstance(new, Shutdown), "only a latched shutdown powers off"
-        if isinstance(old, Shutdown) and not isinstance(new, Shutdown):
-            assert not self.policy.powers_off, "nothing undoes a latch in its boot"
-        if isinstance(new, Shutdown) and not isinstance(old, Shutdown):
-            self._check_latch(answer.state, new)
-        if isinstance(new, Online) and isinstance(old, EmergencyCheckpoint | Holding):
-            assert answer.state.feed.supply is Supply.UTILITY
-        before_left, after_left = before.battery.left, answer.state.battery.left
-        on_battery = before.feed.supply is Supply.BATTERY and answer.state.feed.supply is Supply.BATTERY
-        if on_battery and before_left is not None and after_left is not None:
-            assert after_left <= before_left + 1e-9, "on battery the energy left never rises"
-
-    def _check_latch(self, state: State, phase: Shutdown) -> None:
-        """Every commit has its reasons: battery or a countdown, and a budget that is really used up."""
-        reading = state.feed.reading
-        cut = sums.power_off_at_s(state.feed)
-        assert state.maintenance is None, "maintenance suspends commits"
-        assert not phase.outage.aborted_by, "an aborted outage does not power off"
-        assert phase.boot_id == self.policy.boot_id
-        assert reading is not None
-        if cut is None:
-            assert reading.output_source not in (OutputSource.UTILITY, OutputSource.BYPASS), (
-                "never shut down while the newest reading says utility"
-            )
-            assert state.feed.supply is Supply.BATTERY
-            if state.battery.left is not None:
-                now = plan.outage_budget(self.policy, state, phase.latched_s)
-                assert now.reff_s is not None
-                full_s = sums.stop_s(self.policy, sums.Grade.FULL)
-                assert now.reff_s <= full_s + 1e-6, "a host whose battery still lasts is not powered off"
-
-    @invariant()
-    def the_account_stays_in_bounds(self) -> None:
-        battery = getattr(self, "state", State()).battery
-        for share in (battery.used, battery.left, battery.gauge, battery.charged):
-            assert share is None or share >= 0.0
-        assert battery.used is None or battery.used <= 1.0
-
     @invariant()
     def a_spent_battery_is_never_sat_on(self) -> None:
-        """Never stay on past the deadline: with nothing left and fresh readings, the host is latched."""
+        """Never stay on past the deadline."""
         state = getattr(self, "state", None)
-        if state is None or not isinstance(state.phase, Holding) or state.maintenance is not None:
-            return
-        due_at_s = state.phase.due_at_s
-        if due_at_s is None or state.phase.outage.aborted_by or state.feed.lost_since_s is not None:
-            return
-        reading = state.feed.reading
-        if reading is not None and reading.at_s > due_at_s + 2.0 and state.feed.supply is Supply.BATTERY:
-            fresh = self.now_s - reading.at_s < 0.01
-            said = reading.output_source is OutputSource.BATTERY and not reading.calibrating
-            again = state.feed.previous is not None and state.feed.previous.output_source is OutputSource.BATTERY
-            apart = state.feed.previous is not None and reading.at_s - state.feed.previous.at_s >= 0.5
-            assert not (fresh and said and again and apart), "two readings after the test came true must latch"
+        if state is not None:
+            check_spent_battery(state, self.now_s)
 
 
 TestOutages = Outages.TestCase

@@ -1,0 +1,136 @@
+"""What must hold at every step, whatever happens: asked by the random world and by the exhaustive walk alike."""
+
+import json
+
+from powerguard.core import budget as sums
+from powerguard.core import plan
+from powerguard.core.machine import TABLE, phase_name
+from powerguard.core.model import (
+    Abort,
+    EmergencyCheckpoint,
+    Event,
+    Grade,
+    Holding,
+    Online,
+    OutputSource,
+    Policy,
+    PollNow,
+    PowerOff,
+    Reading,
+    Recovery,
+    Shutdown,
+    State,
+    Step,
+    Supply,
+    TriggerCheckpoint,
+)
+from powerguard.core.plain import from_plain, to_plain
+
+_ON_UTILITY = (OutputSource.UTILITY, OutputSource.BYPASS, OutputSource.ECO, OutputSource.BOOST, OutputSource.TRIM)
+
+_MOVES = {(phase_name(old), cause.value, phase_name(new)) for (old, cause), new in TABLE.items()}
+
+
+def check_step(policy: Policy, before: State, event: Event, answer: Step) -> None:
+    """Ask every invariant of one step."""
+    old, new = before.phase, answer.state.phase
+    if isinstance(event, Reading) and answer.state.feed.suspect and isinstance(old, Online):
+        kinds = {type(action) for action in answer.actions}
+        guarded = before.rearm_checkpoint_at_s is not None
+        assert kinds <= ({PollNow, TriggerCheckpoint} if guarded else {PollNow}), (
+            "one unconfirmed reading causes a poll and nothing else"
+        )
+        assert isinstance(new, Online)
+    for action in answer.actions:
+        assert action.by_s >= event.at_s, "no order is late when it is given"
+        if isinstance(action, PowerOff):
+            assert isinstance(new, Shutdown), "only a latched shutdown powers off"
+            assert new.boot_id == policy.boot_id
+            assert action.force_after_s >= 0.0
+    if isinstance(old, Shutdown):
+        assert isinstance(new, Shutdown) or not policy.powers_off, "nothing undoes a latch in its boot"
+        if isinstance(new, Shutdown) and old.force_at_s:
+            assert new.force_at_s <= old.force_at_s + 1e-6, "a deadline is never moved back"
+    elif isinstance(new, Shutdown):
+        _check_latch(policy, before, answer.state, new)
+    if isinstance(new, Online) and isinstance(old, EmergencyCheckpoint | Holding):
+        assert answer.state.feed.supply is Supply.UTILITY, "training resumes on utility only"
+        assert not answer.state.feed.suspect
+    through_online = any(dict(note.numbers).get("new") == "online" for note in answer.notes)
+    if not isinstance(old, Online) and not isinstance(new, Online) and not through_online:
+        assert old.outage.id == new.outage.id, "an outage keeps its id"
+        grades = tuple(Grade)
+        assert grades.index(new.outage.grade) >= grades.index(old.outage.grade), "a grade only goes down"
+    if isinstance(event, Abort) and not isinstance(old, Online | Shutdown):
+        assert isinstance(new, Online) or new.outage.aborted_by, "an abort before the latch is never forgotten"
+    _check_moves(before, answer)
+    _check_account(before, answer.state)
+
+
+def _check_moves(before: State, answer: Step) -> None:
+    """Every move is in the table, and every move is told."""
+    told = [dict(note.numbers) for note in answer.notes if note.event == "phase_changed"]
+    at = phase_name(before.phase)
+    for move in told:
+        assert move["old"] == at, "no move without a note"
+        assert (move["old"], move["cause"], move["new"]) in _MOVES
+        at = str(move["new"])
+    assert at == phase_name(answer.state.phase), "no move without a note"
+
+
+def _check_latch(policy: Policy, before: State, state: State, phase: Shutdown) -> None:
+    """Every commit has its reasons: battery or a countdown, and a budget that is really used up."""
+    reading = state.feed.reading
+    assert not isinstance(before.phase, Online), "training is told to pause before a commit"
+    assert isinstance(before.phase, Recovery | EmergencyCheckpoint | Holding), "a commit is looked at twice"
+    assert before.phase.due_at_s is not None, "a commit is looked at twice"
+    assert state.maintenance is None, "maintenance suspends commits"
+    assert not phase.outage.aborted_by, "an aborted outage does not power off"
+    assert phase.boot_id == policy.boot_id
+    assert reading is not None
+    if sums.power_off_at_s(state.feed) is not None:
+        return
+    assert reading.output_source not in _ON_UTILITY, "never shut down while the newest reading says utility"
+    assert state.feed.supply is Supply.BATTERY
+    if state.battery.left is not None:
+        now = plan.outage_budget(policy, state, phase.latched_s)
+        assert now.reff_s is not None
+        full_s = sums.stop_s(policy, Grade.FULL)
+        assert now.reff_s <= full_s + 1e-6, "a host whose battery still lasts is not powered off"
+
+
+def _check_account(before: State, state: State) -> None:
+    battery = state.battery
+    for share in (battery.used, battery.left, battery.gauge, battery.charged):
+        assert share is None or share >= 0.0
+    assert battery.used is None or battery.used <= 1.0
+    assert battery.at_s >= before.battery.at_s, "the account never runs backwards"
+    on_battery = before.feed.supply is Supply.BATTERY and state.feed.supply is Supply.BATTERY
+    if on_battery:
+        if before.battery.left is not None and battery.left is not None:
+            assert battery.left <= before.battery.left + 1e-9, "on battery the energy left never rises"
+        if before.battery.used is not None:
+            assert battery.used is not None
+            assert battery.used >= before.battery.used - 1e-9, "what is used is never given back on battery"
+
+
+def kept(state: State) -> State:
+    """Send a state through the journal's plain form, which must keep it whole."""
+    again = from_plain(json.loads(json.dumps(to_plain(state))), State)
+    assert again == state, "the journal keeps every state whole"
+    return again
+
+
+def check_spent_battery(state: State, now_s: float) -> None:
+    """Never stay on past the deadline: with nothing left and two fresh readings on battery, the host is latched."""
+    if not isinstance(state.phase, Holding) or state.maintenance is not None or state.phase.due_at_s is None:
+        return
+    reading, second = state.feed.reading, state.feed.previous
+    if reading is None or second is None or state.feed.lost_since_s is not None or state.phase.outage.aborted_by:
+        return
+    if reading.at_s <= state.phase.due_at_s + 2.0 or state.feed.supply is not Supply.BATTERY:
+        return
+    fresh = now_s - reading.at_s < 0.01
+    said = reading.output_source is OutputSource.BATTERY and not reading.calibrating
+    again = second.output_source is OutputSource.BATTERY and reading.at_s - second.at_s >= 0.5
+    assert not (fresh and said and again), "two readings after the test came true must latch"
