@@ -34,7 +34,8 @@ _MOVES = {(phase_name(old), cause.value, phase_name(new)) for (old, cause), new 
 def check_step(policy: Policy, before: State, event: Event, answer: Step) -> None:
     """Ask every invariant of one step."""
     old, new = before.phase, answer.state.phase
-    if isinstance(event, Reading) and answer.state.feed.suspect and isinstance(old, Online):
+    ordered_off = sums.power_off_at_s(answer.state.feed) is not None
+    if isinstance(event, Reading) and answer.state.feed.suspect and isinstance(old, Online) and not ordered_off:
         kinds = {type(action) for action in answer.actions}
         guarded = before.rearm_checkpoint_at_s is not None
         assert kinds <= ({PollNow, TriggerCheckpoint} if guarded else {PollNow}), (
