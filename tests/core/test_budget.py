@@ -1,0 +1,319 @@
+"""The sums, against numbers worked out by hand: interpolation, margins, stop terms, needs."""
+
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from play import make_policy
+
+from powerguard.core import budget as sums
+from powerguard.core.model import Battery, Conduct, Feed, Grade, OutputSource, Policy, Reading, Supply, Trainer
+
+TABLE = ((0.50, 540.0), (0.75, 360.0), (1.00, 240.0))
+POLICY = make_policy(["table=50:540,75:360,100:240"])
+
+
+def near(value: float) -> object:
+    return pytest.approx(value, rel=1e-9)
+
+
+# --- tau ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("load", "seconds"),
+    [
+        (0.50, 540.0),
+        (0.75, 360.0),
+        (1.00, 240.0),
+        # Half way in logs: the geometric means of both load and seconds.
+        (math.sqrt(0.50 * 0.75), math.sqrt(540.0 * 360.0)),
+        (math.sqrt(0.75 * 1.00), math.sqrt(360.0 * 240.0)),
+        # 540 -> 360 over 0.5 -> 0.75 is a straight hyperbola: 270 / load.
+        (0.60, 450.0),
+        # Above the table by the last slope: ln(240/360) / ln(1/0.75) = -1.40942; 1.2 ** -1.40942 = 0.773390.
+        (1.20, 240.0 * 1.2 ** (math.log(240.0 / 360.0) / math.log(1.00 / 0.75))),
+        (1.20, pytest.approx(185.6137, abs=1e-3)),
+        # Below it by a constant loss of 4 %: 540 * 0.54 / 0.24 and / 0.14.
+        (0.20, 1215.0),
+        (0.10, 540.0 * 0.54 / 0.14),
+        # The floor of 5 %: 540 * 0.54 / 0.09 = 3240, also for nothing at all and for nonsense.
+        (0.05, 3240.0),
+        (0.0, 3240.0),
+        (-1.0, 3240.0),
+    ],
+)
+def test_tau(load: float, seconds: float) -> None:
+    told = sums.tau_s(TABLE, load)
+    assert told == (near(seconds) if isinstance(seconds, float) else seconds)
+
+
+@pytest.mark.parametrize(
+    ("load", "seconds"),
+    [(0.75, 360.0), (0.35, 360.0 * 0.79 / 0.39), (1.50, 360.0 * 0.5**1.46), (1.00, 360 * 0.75**1.46)],
+)
+def test_tau_of_a_table_with_one_point(load: float, seconds: float) -> None:
+    """Above the point the steepest exponent of makers' tables counts: 1.46."""
+    assert sums.tau_s(((0.75, 360.0),), load) == near(seconds)
+
+
+def test_the_table_is_the_settings_one_else_the_one_point_seen() -> None:
+    seen = Battery(tau_point=(0.75, 300.0))
+    assert sums.table(POLICY, seen) == TABLE
+    blind = make_policy([])
+    assert sums.table(blind, seen) == ((0.75, 300.0),)
+    assert sums.table(blind, Battery()) == ()
+
+
+# --- load ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("load_pct", "watts", "rating_w", "share"),
+    [
+        (75.0, None, None, 0.75),
+        (0.0, None, None, None),
+        (None, None, 5400.0, None),
+        (200.0, None, None, 2.0),
+        (200.1, None, None, None),
+        (None, 2700.0, 5400.0, 0.5),
+        (0.0, 2700.0, 5400.0, 0.5),
+        (50.0, 5400.0, 5400.0, 0.5),
+        (None, 2700.0, None, None),
+        (None, 0.0, 5400.0, None),
+        (None, 10800.0, 5400.0, 2.0),
+        (None, 10801.0, 5400.0, None),
+    ],
+)
+def test_told_load(load_pct: float | None, watts: float | None, rating_w: float | None, share: float | None) -> None:
+    """Zero is a silent gauge, not a dark host; watts count where the percentage is silent and the rating is known."""
+    reading = Reading(
+        at_s=1.0, ups="ups", source="snmp", output_source=OutputSource.UTILITY, load_pct=load_pct, watts=watts
+    )
+    assert sums.told_load(replace(POLICY, rating_w=rating_w), reading) == share
+
+
+def test_a_load_never_told_counts_as_full() -> None:
+    assert sums.load_of(Battery()) == 1.0
+    assert sums.load_of(Battery(load=0.3)) == 0.3
+
+
+# --- margin -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("left", "dared"),
+    # Above one half 20 % is the larger margin, below it 10 points are; the two meet at 0.5.
+    [(1.0, 0.8), (0.75, 0.6), (0.5, 0.4), (0.4, 0.3), (0.1, 0.0), (0.05, 0.0), (0.0, 0.0)],
+)
+def test_usable(left: float, dared: float) -> None:
+    assert sums.usable(POLICY, left) == pytest.approx(dared, abs=1e-12)
+
+
+@pytest.mark.parametrize("needed", [0.001, 0.1, 0.3, 0.4, 0.5, 0.8])
+def test_energy_for_is_the_inverse_of_usable(needed: float) -> None:
+    assert sums.usable(POLICY, sums.energy_for(POLICY, needed)) == near(needed)
+    assert sums.energy_for(POLICY, 0.4) == near(0.5)
+    assert sums.energy_for(POLICY, 0.1) == near(0.2)
+    assert sums.energy_for(POLICY, 0.8) == near(1.0)
+
+
+# --- needs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "full", "short", "bare"),
+    [
+        ({}, 170.0, 65.0, 10.0),  # 110 + 60; 45 + 20; 10
+        ({"ups_off_s": 30.0}, 200.0, 95.0, 10.0),
+        ({"stop_q95_s": 200.0}, 170.0, 65.0, 10.0),  # never more than force_after_s
+        ({"stop_q95_s": 80.0}, 140.0, 65.0, 10.0),
+        ({"force_after_s": 30.0}, 90.0, 50.0, 10.0),
+        ({"reserve_s": 5.0}, 115.0, 50.0, 10.0),
+        ({"stop_q95_s": 1.0, "stop_median_s": 45.0}, 61.0, 61.0, 10.0),  # short is never longer than full
+        ({"bare_stop_s": 500.0}, 170.0, 65.0, 65.0),
+    ],
+)
+def test_stop_s(changes: dict[str, float], full: float, short: float, bare: float) -> None:
+    policy = replace(POLICY, **changes)
+    assert [sums.stop_s(policy, grade) for grade in Grade] == [full, short, bare]
+
+
+def test_stop_s_with_less_reserve() -> None:
+    """A reserve that is asked for is never more than the settings', and short never takes more than its 20 s."""
+    assert sums.stop_s(POLICY, Grade.FULL, reserve_s=20.0) == 130.0
+    assert sums.stop_s(POLICY, Grade.FULL, reserve_s=0.0) == 110.0
+    assert sums.stop_s(POLICY, Grade.FULL, reserve_s=500.0) == 170.0
+    assert sums.stop_s(POLICY, Grade.SHORT, reserve_s=20.0) == 65.0
+    assert sums.stop_s(POLICY, Grade.SHORT, reserve_s=5.0) == 50.0
+    assert sums.stop_s(POLICY, Grade.BARE, reserve_s=0.0) == 10.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "full", "short", "bare"),
+    [
+        ({}, 110.0, 45.0, 3.0),
+        ({"stop_q95_s": 80.0}, 80.0, 45.0, 3.0),
+        ({"force_after_s": 40.0}, 40.0, 40.0, 3.0),
+        ({"force_after_s": 2.0}, 2.0, 2.0, 2.0),
+    ],
+)
+def test_force_after_s_is_the_stop_term(changes: dict[str, float], full: float, short: float, bare: float) -> None:
+    policy = replace(POLICY, **changes)
+    assert [sums.force_after_s(policy, grade) for grade in Grade] == [full, short, bare]
+
+
+def _trainer(name: str, need_s: float, disk: str, **changes: object) -> Trainer:
+    return replace(Trainer(name=name, conduct=Conduct.PAUSE, checkpoint_s=need_s, disk=disk), **changes)  # type: ignore[arg-type]
+
+
+def test_checkpoints_add_up_on_a_disk_and_run_side_by_side_on_several() -> None:
+    a, b, c = _trainer("a", 20.0, "x"), _trainer("b", 30.0, "x"), _trainer("c", 45.0, "y")
+    assert sums.checkpoint_s((), 0.0) == 0.0
+    assert sums.checkpoint_s((a, b), 0.0) == 50.0
+    assert sums.checkpoint_s((a, b, c), 0.0) == 50.0
+    assert sums.checkpoint_s((a, c), 0.0) == 45.0
+    for done in ({"alive": False}, {"durable": True}, {"failed": "disk full"}):
+        assert sums.checkpoint_s((a, replace(b, **done), c), 0.0) == 45.0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "rest"),
+    [
+        ({"eta_at_s": 107.0}, 7.0),
+        ({"eta_at_s": 90.0}, 0.0),
+        ({}, 16.0),  # 20 s estimated, 4 s ago
+        ({"ordered_at_s": 50.0}, 2.0),  # overdue: a tenth stays
+        ({"told_pause": False}, 20.0),  # beside training: the one at the paused step is still to come
+        ({"told_pause": False, "eta_at_s": 101.0}, 20.0),
+        ({"told_pause": False, "conduct": Conduct.CONTINUE, "eta_at_s": 107.0}, 7.0),
+    ],
+)
+def test_of_a_checkpoint_in_flight_only_the_rest_counts(changes: dict[str, object], rest: float) -> None:
+    flying = _trainer("a", 20.0, "x", order="o-1", ordered_at_s=96.0, told_pause=True)
+    assert sums.checkpoint_s((replace(flying, **changes),), 100.0) == rest  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "load"),
+    [
+        ({}, 0.45),
+        ({"conduct": Conduct.EXIT}, 0.45),
+        ({"conduct": Conduct.CONTINUE}, 0.75),
+        ({"alive": False}, 0.75),
+        ({"paused": True}, 0.75),
+        ({"told_pause": True}, 0.75),
+    ],
+)
+def test_paused_load(changes: dict[str, object], load: float) -> None:
+    """60 % of now where somebody alive still has to pause or exit; now itself where nobody does."""
+    trainer = _trainer("a", 20.0, "", **changes)
+    assert sums.paused_load(POLICY, (trainer,), 0.75) == near(load)
+    assert sums.paused_load(POLICY, (), 0.75) == 0.75
+    assert sums.paused_load(POLICY, (_trainer("b", 1.0, "", conduct=Conduct.CONTINUE), trainer), 0.75) == near(load)
+
+
+# --- grades -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "grade"),
+    # usable(0.75) = 0.6; 0.6 * 500 s = 300 s; three quarters of that are 225 s.
+    [(55.0, Grade.FULL), (55.001, Grade.SHORT), (160.0, Grade.SHORT), (160.001, Grade.BARE), (5000.0, Grade.BARE)],
+)
+def test_choose_grade_at_its_edges(checkpoint: float, grade: Grade) -> None:
+    chosen = sums.choose_grade(POLICY, left=0.75, tau_paused_s=500.0, checkpoint=checkpoint)
+    assert chosen is grade
+    fit = sums.fits(POLICY, left=0.75, tau_paused_s=500.0, checkpoint=checkpoint, grade=chosen)
+    assert fit is (checkpoint < 5000.0)
+
+
+def test_a_grade_is_never_better_than_allowed() -> None:
+    for at_most, chosen in ((Grade.FULL, Grade.FULL), (Grade.SHORT, Grade.SHORT), (Grade.BARE, Grade.BARE)):
+        assert sums.choose_grade(POLICY, left=1.0, tau_paused_s=9000.0, checkpoint=0.0, at_most=at_most) is chosen
+        assert sums.grade_within(POLICY, 9000.0, at_most=at_most) is chosen
+        assert sums.grade_within(POLICY, None, at_most=at_most) is at_most
+
+
+@pytest.mark.parametrize(
+    ("reff_s", "grade"),
+    [(110.0, Grade.FULL), (109.9, Grade.SHORT), (45.0, Grade.SHORT), (44.9, Grade.BARE), (0.0, Grade.BARE)],
+)
+def test_grade_within(reff_s: float, grade: Grade) -> None:
+    """At the latch no reserve is asked for any more: the stop itself must end in time."""
+    assert sums.grade_within(POLICY, reff_s, at_most=Grade.FULL) is grade
+
+
+# --- the whole ----------------------------------------------------------------------------------------------------
+
+FULL = Battery(at_s=100.0, used=0.0, left=0.75, load=0.75)
+ON = Feed(supply=Supply.BATTERY, since_s=90.0)
+LLM = (_trainer("llm", 20.0, ""),)
+
+
+def test_budget_by_hand() -> None:
+    """0.75 left, 0.6 dared; 360 s at 75 %, 270/0.45 = 540*0.54/0.49 s at the paused 45 %."""
+    now = sums.budget(POLICY, FULL, ON, LLM, 100.0)
+    tau_paused_s = 540.0 * 0.54 / 0.49
+    assert (now.now_s, now.load, now.load_now, now.load_paused) == (100.0, 0.75, 0.75, near(0.45))
+    assert (now.tau_now_s, now.tau_paused_s) == (360.0, near(tau_paused_s))
+    assert (now.health, now.used, now.left, now.usable) == (0.75, 0.0, 0.75, near(0.6))
+    assert (now.reff_now_s, now.reff_s, now.reff_paused_s) == (near(216.0), near(216.0), near(0.6 * tau_paused_s))
+    assert (now.checkpoint_s, now.stop_s, now.need_s, now.grade) == (20.0, 170.0, 190.0, Grade.FULL)
+    assert now.slack_s == near(0.6 * tau_paused_s - 190.0)
+    assert now.cut_in_s is None
+    assert now.fits
+
+
+def test_budget_is_dead_reckoned_on_battery_only() -> None:
+    """36 s at 75 % are a tenth of the battery; on utility, and for an older moment, nothing goes."""
+    assert sums.budget(POLICY, FULL, ON, LLM, 136.0).left == near(0.65)
+    assert sums.budget(POLICY, FULL, ON, LLM, 136.0).used == near(0.1)
+    assert sums.budget(POLICY, FULL, replace(ON, supply=Supply.UTILITY), LLM, 136.0).left == 0.75
+    assert sums.budget(POLICY, FULL, ON, LLM, 50.0).left == 0.75
+
+
+def test_budget_while_the_load_settles() -> None:
+    """In the commit test the predicted load counts; the load of now is told beside it."""
+    now = sums.budget(POLICY, FULL, ON, LLM, 100.0, settled_load=0.5)
+    assert (now.load, now.load_now, now.load_paused) == (0.5, 0.75, 0.5)
+    assert (now.reff_s, now.reff_now_s, now.reff_paused_s) == (near(324.0), near(216.0), near(324.0))
+
+
+def test_budget_before_a_cut() -> None:
+    """A cut in 100 s leaves 70 s to everything but a bare stop, which needs no guard."""
+    feed = replace(ON, countdown_at_s=200.0, fsd_at_s=230.0)
+    assert sums.power_off_at_s(feed) == 200.0
+    assert sums.power_off_at_s(replace(feed, countdown_at_s=None)) == 230.0
+    assert sums.power_off_at_s(ON) is None
+    now = sums.budget(POLICY, FULL, feed, LLM, 100.0, grade=Grade.SHORT)
+    assert (now.cut_in_s, now.reff_now_s, now.reff_s, now.reff_paused_s) == (70.0, 70.0, 70.0, 70.0)
+    assert (now.need_s, now.fits, now.slack_s) == (85.0, False, -15.0)
+    bare = sums.budget(POLICY, FULL, feed, LLM, 100.0, grade=Grade.BARE)
+    assert (bare.cut_in_s, bare.reff_s, bare.fits) == (100.0, 100.0, True)
+    assert sums.budget(POLICY, FULL, feed, LLM, 190.0, grade=Grade.SHORT).cut_in_s == 0.0
+    far = sums.budget(POLICY, FULL, replace(ON, countdown_at_s=9000.0), LLM, 100.0)
+    assert (far.reff_s, far.cut_in_s) == (near(216.0), 8870.0)
+
+
+def test_budget_of_the_blind() -> None:
+    """Neither runtime nor a table: nothing is told, nothing fits, and only a countdown is known."""
+    blind = make_policy([])
+    now = sums.budget(blind, FULL, ON, LLM, 100.0)
+    assert (now.tau_now_s, now.usable, now.reff_now_s, now.reff_s, now.reff_paused_s) == (None,) * 5
+    assert (now.slack_s, now.fits, now.grade) == (None, False, Grade.FULL)
+    cut = sums.budget(blind, FULL, replace(ON, countdown_at_s=300.0), LLM, 100.0)
+    assert (cut.reff_now_s, cut.reff_s, cut.reff_paused_s, cut.fits) == (170.0, 170.0, 170.0, False)
+
+
+def test_the_grade_is_that_of_a_full_battery_unless_it_is_given() -> None:
+    """An emptier battery does not change what doctor says; the outage's own grade is taken as it is."""
+    half = replace(FULL, left=0.3)
+    assert sums.budget(POLICY, half, ON, LLM, 100.0).grade is Grade.FULL
+    assert sums.budget(POLICY, half, ON, LLM, 100.0, grade=Grade.SHORT).grade is Grade.SHORT
+    small: Policy = make_policy(["table=50:54,75:36,100:24"])
+    assert sums.budget(small, FULL, ON, LLM, 100.0).grade is Grade.BARE
