@@ -1,0 +1,233 @@
+"""Killed in any phase and started again: the same outage, the same deadline, and nothing repeated that has an end."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from powerguard.core.model import (
+    Action,
+    EnsurePolicy,
+    Holding,
+    OnBattery,
+    Online,
+    Outage,
+    PowerOff,
+    Recovery,
+    ResumeTraining,
+    Shutdown,
+    SyncFilesystems,
+    TriggerCheckpoint,
+)
+from powerguard.daemon.attempt import rest
+from powerguard.daemon.journal import Inline
+from powerguard.daemon.loop import Loop
+from tests.daemon.looped import World, in_virtual_time, now_s, until
+
+
+def outage_of(daemon: Loop) -> Outage:
+    assert not isinstance(daemon.state.phase, Online)
+    return daemon.state.phase.outage
+
+
+def ordered(world: World, kind: type[Action]) -> list[str]:
+    return [action.id for action in world.started if isinstance(action, kind) and "-policy-" not in action.id]
+
+
+async def dark_until(world: World, daemon: Loop, reached: Callable[[], object]) -> Outage:
+    world.ups.utility = False
+    await until(reached)
+    return outage_of(daemon)
+
+
+@in_virtual_time
+async def test_killed_on_battery(tmp_path: Path) -> None:
+    """The outage goes on under its id, counted from its beginning, and what was used is not forgotten."""
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running(kill=True) as daemon:
+        before = await dark_until(world, daemon, lambda: isinstance(daemon.state.phase, OnBattery))
+        await rest(6.0)
+        used = daemon.state.battery.used
+    await rest(3.0)
+    async with world.running() as daemon:
+        assert isinstance(daemon.state.phase, OnBattery)
+        assert (outage_of(daemon).id, outage_of(daemon).since_s) == (before.id, before.since_s)
+        assert daemon.state.battery.used is not None
+        assert used is not None
+        assert daemon.state.battery.used >= used
+        world.ups.utility = True
+        await until(lambda: isinstance(daemon.state.phase, Online), 5.0)
+    assert [record.id for record in world.outages()] == [before.id]
+    assert world.notes().count("outage_began") == 1
+
+
+@in_virtual_time
+async def test_killed_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    """The order is repeated under its own id, with its own deadline; the trainer joins the two."""
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running(kill=True) as daemon:
+        before = await dark_until(world, daemon, lambda: world.trainer.asked)
+        await rest(5.0)
+        assert world.trainer.done == []
+    await rest(1.0)
+    async with world.running() as daemon:
+        assert outage_of(daemon).id == before.id
+        await until(lambda: world.trainer.done, 30.0)
+        await until(lambda: isinstance(daemon.state.phase, Holding), 2.0)
+        await rest(5.0)
+    first, second = world.trainer.actions
+    assert first == second
+    assert world.notes().count("checkpoint_ordered") == 1
+
+
+@in_virtual_time
+async def test_killed_in_a_hold(tmp_path: Path) -> None:
+    """The checkpoint has its outcome in the file: it is not asked for again, and the hold goes on."""
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running(kill=True) as daemon:
+        before = await dark_until(world, daemon, lambda: isinstance(daemon.state.phase, Holding))
+        await rest(2.0)
+    for _ in range(3):
+        async with world.running(kill=True) as daemon:
+            assert isinstance(daemon.state.phase, Holding)
+            assert outage_of(daemon).id == before.id
+            await rest(4.0)
+    async with world.running() as daemon:
+        world.ups.utility = True
+        await until(lambda: isinstance(daemon.state.phase, Online), 30.0)
+        await rest(1.0)
+        assert daemon.last_outage is not None
+        assert daemon.last_outage.outcome == "resumed_in_place"
+    assert len(world.trainer.asked) == 1
+    assert len(world.resumer.asked) == 1
+    assert world.host.asked == []
+
+
+@in_virtual_time
+async def test_killed_between_the_latch_and_the_power_off(tmp_path: Path) -> None:
+    """The most delicate second: latched, nothing ordered yet. The next daemon orders it, with the same latch."""
+    world = World(tmp_path / "journal.sqlite")
+    world.disks.takes_s = 3.0
+    async with world.running(kill=True) as daemon:
+        before = await dark_until(world, daemon, lambda: isinstance(daemon.state.phase, Shutdown))
+        phase = daemon.state.phase
+        await rest(0.1)
+        assert world.host.asked == []
+    async with world.running() as daemon:
+        now = daemon.state.phase
+        assert isinstance(now, Shutdown)
+        assert isinstance(phase, Shutdown)
+        assert (now.latched_s, now.boot_id, now.outage.id) == (phase.latched_s, phase.boot_id, before.id)
+        await until(lambda: world.host.done, 10.0)
+        await rest(1.0)
+    (off,) = world.host.actions
+    assert isinstance(off, PowerOff)
+    assert world.host.asked[0][0] + off.force_after_s <= phase.latched_s + world.policy.force_after_s + 0.01
+    assert len(set(ordered(world, SyncFilesystems))) == 1
+
+
+@in_virtual_time
+async def test_killed_after_the_power_off_was_ordered(tmp_path: Path) -> None:
+    """The word has its outcome in the file: the next daemon of this boot waits, and does not order it every second."""
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running(kill=True) as daemon:
+        await dark_until(world, daemon, lambda: world.host.done)
+        await rest(0.5)
+    async with world.running(kill=True) as daemon:
+        await rest(20.0)
+        assert isinstance(daemon.state.phase, Shutdown)
+    assert len(world.host.asked) == 1
+
+
+@in_virtual_time
+async def test_the_host_comes_back(tmp_path: Path) -> None:
+    """Another boot: recovery and not a shutdown; training starts when the charge survives a second outage."""
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running(kill=True) as daemon:
+        before = await dark_until(world, daemon, lambda: world.host.done)
+        await rest(0.5)
+    await rest(900.0)
+    world.next_boot()
+    world.ups.utility = True
+    world.host.asked.clear()
+    async with world.running(kill=True) as daemon:
+        assert isinstance(daemon.state.phase, Recovery)
+        assert outage_of(daemon).id == before.id
+        assert world.bmc.actions[-1].id.startswith("boot-b"), "the return is armed again at once"
+        await rest(30.0)
+    async with world.running() as daemon:
+        await until(lambda: isinstance(daemon.state.phase, Online), 6 * 3600.0)
+        assert [type(action) for action in world.host.actions] == [ResumeTraining]
+        assert daemon.last_outage is not None
+        assert daemon.last_outage.outcome == "clean_shutdown"
+    (record,) = world.outages()
+    assert (record.id, record.outcome) == (before.id, "clean_shutdown")
+
+
+@in_virtual_time
+async def test_training_is_not_started_twice(tmp_path: Path) -> None:
+    """Killed while training is being started: the same order again, by its id."""
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running(kill=True) as daemon:
+        await dark_until(world, daemon, lambda: world.host.done)
+        await rest(0.5)
+    world.next_boot()
+    world.ups.utility = True
+    world.host.asked.clear()
+    world.host.takes_s = 5.0
+    async with world.running(kill=True) as daemon:
+        await until(lambda: world.host.asked, 8 * 3600.0)
+        await rest(1.0)
+    async with world.running() as daemon:
+        await until(lambda: isinstance(daemon.state.phase, Online), 60.0)
+    first, second = world.host.actions
+    assert first == second
+
+
+@in_virtual_time
+async def test_a_second_daemon_does_not_wait_for_readings_to_go_on(tmp_path: Path) -> None:
+    """Started on a dead network in the middle of a shutdown: the power-off needs no reading."""
+    world = World(tmp_path / "journal.sqlite")
+    world.disks.takes_s = 3.0
+    async with world.running(kill=True) as daemon:
+        await dark_until(world, daemon, lambda: isinstance(daemon.state.phase, Shutdown))
+    world.away = True
+    parts = world.parts()
+    world.cards[0].hangs = True
+    async with world.running(parts, kill=True):
+        await until(lambda: world.host.done, 10.0)
+
+
+@in_virtual_time
+async def test_a_journal_that_is_lost_means_a_new_outage(tmp_path: Path) -> None:
+    """The disk was replaced while the power was out: the battery is believed after two looks, under another id."""
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running(kill=True) as daemon:
+        before = await dark_until(world, daemon, lambda: isinstance(daemon.state.phase, OnBattery))
+    world.path = tmp_path / "another-disk.sqlite"
+    async with world.running(kill=True) as daemon:
+        await until(lambda: isinstance(daemon.state.phase, OnBattery), 10.0)
+        assert outage_of(daemon).id != before.id
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.1, 0.3])
+def test_killed_right_at_the_order(tmp_path: Path, after_s: float) -> None:
+    """Whatever stands in the file at that moment is carried out: a checkpoint is ordered once, by one id."""
+
+    @in_virtual_time
+    async def play() -> None:
+        world = World(tmp_path / "journal.sqlite", writer=Inline())
+        async with world.running(kill=True) as daemon:
+            world.ups.utility = False
+            await until(lambda: isinstance(daemon.state.phase, OnBattery))
+            while not world.trainer.asked:
+                await rest(0.05)
+            await rest(after_s)
+        killed_at_s = now_s()
+        async with world.running(kill=True):
+            await until(lambda: world.trainer.done, 40.0)
+        assert len(set(ordered(world, TriggerCheckpoint))) == 1
+        assert now_s() - killed_at_s < 30.0
+        assert len(set(ordered(world, EnsurePolicy))) == 1
+
+    play()
