@@ -281,6 +281,14 @@ class Rig:
                 return float(value)
         return None
 
+    async def metric_becomes(self, series: str, value: float) -> None:
+        """Wait for a metric to have this value: a scrape may be a quarter of a second old."""
+
+        async def told() -> bool:
+            return await self.metric(series) == value
+
+        await self.until(told, f"{series} {value}", 3.0)
+
     # --- What holds in every outage ----------------------------------------------------------------------------------
 
     def no_traceback(self) -> None:

@@ -10,7 +10,7 @@ from powerguard.core.model import Shutdown
 from powerguard.daemon.journal import read_all, read_only
 from powerguard.sim.story import numbers
 from tests.e2e.peers import Trainer
-from tests.e2e.rig import BUSY_S, LONG, Rig, rig
+from tests.e2e.rig import BUSY_S, LONG, ROOMY, Rig, rig
 
 SLOW_WRITE_S = 1.5
 KILLS = 12
@@ -52,6 +52,8 @@ Moment = Callable[[Rig], Awaitable[object]]
 async def test_killed_before_the_commit(moment: Moment) -> None:
     """One outage, one checkpoint, one power-off, whenever the daemon dies before the commit; a trainer joins."""
     async with rig(Trainer(write_s=SLOW_WRITE_S), runtime=LONG) as world:
+        # So that the order still stands when the next daemon is up, also where that takes some seconds.
+        world.settings["trainers"][0]["checkpoint_s"] = 6.0
         await world.start()
         world.ups.utility = False
         await moment(world)
@@ -130,7 +132,7 @@ async def test_killed_after_the_power_off() -> None:
 async def test_killed_again_and_again() -> None:
     """Twelve kills at any moments of one outage (seeded): still one outage, and the host is powered off in time."""
     dice = random.Random(20_240_501)
-    async with rig(Trainer(write_s=1.0), runtime=((0.3, 90.0), (0.6, 45.0))) as world:
+    async with rig(Trainer(write_s=1.0), runtime=ROOMY) as world:
         await world.start()
         cut_at_s = boottime_s()
         world.ups.utility = False

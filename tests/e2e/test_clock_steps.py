@@ -1,0 +1,66 @@
+"""Somebody, or NTP, sets the wall clock in mid-outage: nothing that matters may notice.
+
+libfaketime plays the wall clock of the daemon alone, by a file that it reads again and again; CLOCK_MONOTONIC and
+CLOCK_BOOTTIME stay real, as they do on a real host.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from powerguard.clock import boottime_s
+from powerguard.sim.snmp_agent import Fault
+from tests.e2e.rig import BUSY_S, LONG, rig
+from tests.peers import require
+
+HOUR_S = 3600.0
+LOST_S = 3 * 1.0 + 1.0 + BUSY_S
+"""Three misses of 1 s each (asked twice, 0.5 s), the first of them not begun at once."""
+TRAINING_S = 4.0
+"""Before that the battery of this host has no reason to be given up."""
+
+
+def faked(clock: Path) -> dict[str, str]:
+    """The environment that makes a process take its wall clock's offset from a file."""
+    program = Path(require("faketime")).resolve()
+    libraries = sorted((program.parents[1] / "lib").glob("*/faketime/libfaketimeMT.so.1"))
+    assert libraries, f"no libfaketime beside {program}"
+    return {
+        "LD_PRELOAD": str(libraries[0]),
+        "FAKETIME_TIMESTAMP_FILE": str(clock),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+
+
+@pytest.mark.peer("faketime")
+@pytest.mark.parametrize("step", ["-1h", "+1h"])
+async def test_a_step_of_the_wall_clock_changes_no_deadline(step: str) -> None:
+    """An hour back or forth: one outage, no poll lost, a silent card missed as soon as ever, the commit in time."""
+    async with rig(runtime=LONG) as world:
+        assert world.agent is not None
+        clock = world.folder / "clock"
+        clock.write_text("+0", encoding="ascii")
+        await world.start(env=faked(clock))
+        world.ups.utility = False
+        before = await world.phase("on_battery")
+        clock.write_text(step, encoding="ascii")
+        asked = world.agent.requests
+        await world.until(lambda: world.agent and world.agent.requests > asked + 1, "two more polls")
+        status = await world.status()
+        assert status is not None
+        assert status["sources"][0]["failures"] == 0
+        world.agent.fault = Fault.DROP
+        silent_at_s = boottime_s()
+        lost = await world.note("source_lost")
+        assert lost.at_s - silent_at_s < LOST_S
+        off = await world.off()
+        await world.note("power_off_accepted")
+        assert world.ups.alive
+        after = world.lines()[-1]
+        moved_s = (after.wall - before.wall) - (after.at_s - before.at_s)
+        assert abs(abs(moved_s) - HOUR_S) < 60.0, "the daemon's wall clock did step"
+        (latched,) = world.notes("phase_changed", new="shutdown")
+        assert before.at_s + TRAINING_S < latched.at_s <= off.at_s
+        world.one_outage()
+        world.no_traceback()

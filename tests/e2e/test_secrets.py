@@ -1,0 +1,123 @@
+"""Five secrets, made up and unique, through a whole outage with faults: none of them shows anywhere."""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from powerguard.sim.bmc import SimBmc
+from powerguard.sim.snmp_agent import Fault, SnmpAgent
+from powerguard.sim.snmp_usm import SimUser
+from tests.e2e.peers import Mischief, Trainer
+from tests.e2e.rig import Rig, rig
+
+
+class Watcher:
+    """Looks over the shoulder of the daemon and of every process that it starts, all the time.
+
+    found: (process name, which file, secret) of everything that showed. seen: names of the programs looked at.
+    """
+
+    def __init__(self, secrets_: dict[str, str]) -> None:
+        self._secrets = secrets_
+        self.found: set[tuple[str, str, str]] = set()
+        self.seen: set[int] = set()
+
+    def look(self, root: int) -> None:
+        for pid in _family(root):
+            with contextlib.suppress(OSError):
+                for name in ("cmdline", "environ"):
+                    content = Path(f"/proc/{pid}/{name}").read_bytes()
+                    for what, secret in self._secrets.items():
+                        if secret.encode() in content:
+                            self.found.add((str(pid), name, what))
+                self.seen.add(pid)
+
+
+def _family(root: int) -> list[int]:
+    """A process and everything that it has started, however deep."""
+    family = [root]
+    for pid in family:
+        for task in Path(f"/proc/{pid}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                family += [int(child) for child in task.read_text().split()]
+    return family
+
+
+@contextlib.asynccontextmanager
+async def watching(world: Rig, watcher: Watcher) -> AsyncIterator[None]:
+    async def watch() -> None:
+        while True:
+            if world.process is not None and world.process.returncode is None:
+                watcher.look(world.process.pid)
+            await asyncio.sleep(0.005)
+
+    task = asyncio.get_running_loop().create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+async def polled_with(agent: SnmpAgent, fault: Fault, world: Rig) -> None:
+    """Let the card misbehave for some polls."""
+    agent.fault, before = fault, agent.requests
+    await world.until(lambda: agent.requests > before + 2, "some polls")
+
+
+async def test_no_secret_shows_anywhere() -> None:
+    """Not in an argument or the environment of any process, not in log, journal, metrics or status; faults included."""
+    hidden = {
+        name: f"{name}-{secrets.token_hex(4)}"[:20]
+        for name in ("auth-key", "priv-key", "bmc-pass", "token-one", "token-two")
+    }
+    user = SimUser("pg", hidden["auth-key"].encode(), hidden["priv-key"].encode())
+    good, bad = Trainer("good", write_s=0.5), Trainer("bad", mischief=Mischief.REFUSES)
+    good.token, bad.token = hidden["token-one"], hidden["token-two"]
+    async with rig(good, bad, user=user) as world, SimBmc("powerguard", hidden["bmc-pass"]) as bmc:
+        assert world.agent is not None
+        keys = {"auth": world.secret("auth", hidden["auth-key"]), "priv": world.secret("priv", hidden["priv-key"])}
+        world.add_snmp(world.agent.port, version=3, user="pg", **keys)
+        password = world.secret("bmc", hidden["bmc-pass"])
+        for trainer, name in zip(world.settings["trainers"], ("token-one", "token-two"), strict=True):
+            trainer["token"] = world.secret(name, hidden[name])
+        world.settings["bmc"] = {
+            "kind": "ipmi-lan",
+            "host": bmc.host,
+            "port": bmc.port,
+            "user": "powerguard",
+            "password": password,
+        }
+        world.settings["log"]["level"] = "debug"
+        # Two texts that do show, or the watcher would be blind.
+        watcher = Watcher({**hidden, "argument": str(world.config), "variable": "canary-of-the-tests"})
+        async with watching(world, watcher):
+            await world.start(env={"POWERGUARD_CANARY": "canary-of-the-tests"})
+            await bmc.wait_until(lambda: bmc.policy == "always-on")
+            for fault in (Fault.GARBAGE, Fault.TRUNCATED, Fault.NONE):
+                await polled_with(world.agent, fault, world)
+            # A password that the BMC refuses: a fault that is told, and the password does not show.
+            world.secret("bmc", hidden["bmc-pass"][::-1])
+            world.ups.utility = False
+            await world.off(20.0)
+            await world.note("power_off_accepted")
+        assert good.refused == bad.refused == 0
+        assert len(good.checkpoints) == 1
+        assert len(watcher.seen) >= 3, "the daemon, the IPMI worker and the power-off were looked at"
+        assert {(name, what) for _, name, what in watcher.found} == {("cmdline", "argument"), ("environ", "variable")}
+        shown = {
+            "log": world.log_path.read_bytes(),
+            "settings": world.config.read_bytes(),
+            **{path.name: path.read_bytes() for path in world.journal.parent.iterdir()},
+        }
+        for path in ("/metrics", "/api/v1/status", "/api/v1/plan", "/readyz", "/healthz"):
+            code, text = await world.get(path)
+            assert code in (200, 503)
+            shown[path] = text.encode()
+        turned = {**hidden, "the refused password": hidden["bmc-pass"][::-1]}
+        assert [
+            (where, what) for where, text in shown.items() for what, secret in turned.items() if secret.encode() in text
+        ] == []
+        assert world.notes("action_failed", action="EnsurePolicy"), "the refused password was a fault that is told"
+        world.no_traceback()
