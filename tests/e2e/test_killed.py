@@ -13,6 +13,7 @@ from tests.e2e.peers import Trainer
 from tests.e2e.rig import BUSY_S, LONG, ROOMY, Rig, rig
 
 SLOW_WRITE_S = 1.5
+STOP_S = 9.0
 KILLS = 12
 
 
@@ -77,8 +78,9 @@ async def test_killed_before_the_commit(moment: Moment) -> None:
 
 
 async def test_killed_between_latch_and_power_off() -> None:
-    """The latch holds in its boot, whatever the UPS says meanwhile: the next daemon powers off."""
-    async with rig() as world:
+    """The latch holds in its boot, whatever the UPS says meanwhile: the next daemon powers off by the same deadline."""
+    async with rig(runtime=ROOMY) as world:
+        world.settings["budget"]["stop_q95_s"] = STOP_S
         world.settings["bmc"] = {
             "kind": "ipmi-lan",
             "host": "127.0.0.1",
@@ -92,15 +94,22 @@ async def test_killed_between_latch_and_power_off() -> None:
         await world.kill()
         outage, latched = world.one_outage(), latch(world)
         assert latched is not None
+        assert not latched.force_at_s
         world.ups.utility = True
         await world.start(wait=False)
         off = await world.off()
-        after = await world.until(lambda: latch(world), "the latch")
+        await world.note("power_off_accepted")
+        after = latch(world)
+        assert after is not None
         assert world.one_outage() == outage == after.outage.id
         assert (after.latched_s, after.boot_id) == (latched.latched_s, latched.boot_id)
         assert len(world.notes("phase_changed", new="shutdown")) == 1
-        # What is left of the time to get ready, and no new one: the limit of the BMC counts from the latch.
-        assert off.at_s <= latched.prepare_by_s + BUSY_S or off.at_s - (await restarted_at_s(world)) < BUSY_S
+        (power_off,) = world.actions("PowerOff")
+        # Ready by the old limit of 5 s, and dark by the old deadline; less than 3 s are not given to anybody.
+        waited_s = power_off.at_s - latched.latched_s
+        assert waited_s < max(5.25, await restarted_at_s(world) - latched.latched_s) + BUSY_S
+        assert abs(after.force_at_s - latched.latched_s - max(STOP_S, waited_s + 3.0)) < 0.01
+        assert off.at_s >= power_off.at_s
         world.no_traceback()
 
 

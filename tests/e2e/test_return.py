@@ -1,0 +1,50 @@
+"""The host is back from a power-off of ours: another boot, the same outage, and training once the battery allows."""
+
+import sqlite3
+import sys
+from contextlib import closing
+
+from powerguard.sim.story import numbers
+from tests.e2e.rig import Rig, rig
+
+
+def reboot(world: Rig) -> None:
+    """Make the journal one of another boot. The kernel's boot id cannot be had twice; all else is as after a boot."""
+    with closing(sqlite3.connect(world.journal)) as db, db:
+        db.execute("UPDATE snapshot SET boot_id = 'the-boot-before', at_s = at_s + 86400.0")
+
+
+async def test_the_host_returns_and_training_with_it() -> None:
+    """Power-off, power back, boot: no second power-off, training after the gate, and the outage closed in numbers."""
+    async with rig() as world:
+        resumed = world.folder / "resumed"
+        touch = "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()"
+        world.settings["resume"] = {"command": [sys.executable, "-I", "-c", touch, str(resumed)]}
+        world.settings["trainers"][0]["checkpoint_s"] = 0.5
+        await world.start()
+        world.ups.utility = False
+        await world.note("power_off_accepted")
+        outage = world.one_outage()
+        await world.kill()
+        reboot(world)
+        world.ups.utility = True
+        world.trainers[0].paused = False
+        await world.start()
+        returned = await world.note("host_returned", outage=outage)
+        assert returned.because == "powered off by us"
+        status = await world.status()
+        assert status is not None
+        assert (status["phase"], status["outage"]["id"]) == ("recovery", outage)
+        assert not resumed.exists()
+        ended = await world.note("outage_ended", 20.0)
+        opened = await world.note("gate_opened")
+        assert returned.at_s < opened.at_s <= ended.at_s
+        assert resumed.exists()
+        assert numbers(ended)["outcome"] == "clean_shutdown"
+        assert numbers(ended)["outage"] == outage == world.one_outage()
+        (record,) = world.outages()
+        assert record.outcome == "clean_shutdown"
+        assert record.figures["recovery_s"] is not None
+        assert len(world.offs()) == 1
+        await world.metric_becomes('powerguard_outages_total{outcome="clean_shutdown"}', 1.0)
+        world.no_traceback()
