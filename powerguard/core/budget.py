@@ -189,7 +189,7 @@ def _left(
         gauge = reading.runtime_s / tau_now_s
     elif not draining:
         gauge = None
-    low_load = battery.low_load
+    low_load, cap = battery.low_load, math.inf
     if feed.low_battery_at_s is None:
         low_load = None
     elif draining:
@@ -197,18 +197,18 @@ def _left(
         cap_s = max(0.0, policy.low_battery_s - (reading.at_s - feed.low_battery_at_s))
         if not _low_battery_is_doubted(battery, reading, cap_s, tau_now_s):
             cap = cap_s / tau_s(points, low_load)
-            gauge = cap if gauge is None else min(gauge, cap)
     battery = replace(battery, gauge=gauge, low_load=low_load)
     terms = [battery.health - (battery.used or 0.0)]
     terms += [term for term in (gauge, battery.charged) if term is not None]
     left = max(0.0, min(terms))
     if not draining or before.left is None or battery.left is None:
-        return replace(battery, left=left, suspect=None)
+        return replace(battery, left=min(left, cap), suspect=None)
     # A fall faster than the load explains counts only when the next reading repeats it: gauges glitch.
     allowed = before.left - _PHYSICS * (reading.at_s - before.at_s) / tau_now_s - _GRAIN
     if left < allowed and (battery.suspect is None or left > battery.suspect + _GRAIN):
-        return replace(battery, suspect=left)
-    return replace(battery, left=min(left, battery.left), suspect=None)
+        return replace(battery, left=min(battery.left, cap), suspect=left)
+    # Low battery has been told by two readings already: what it caps needs no third.
+    return replace(battery, left=min(left, battery.left, cap), suspect=None)
 
 
 def _low_battery_is_doubted(battery: Battery, reading: Reading, cap_s: float, tau_now_s: float) -> bool:

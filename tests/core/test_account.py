@@ -1,0 +1,296 @@
+"""The battery's account: what a reading enters, what time takes, and what one odd reading must not do."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from play import make_policy
+
+from powerguard.core import budget as sums
+from powerguard.core.model import Battery, Feed, OutputSource, Reading, Supply
+
+POLICY = make_policy(["table=50:540,75:360,100:240"])
+BLIND = make_policy([])
+
+
+def near(value: float) -> object:
+    return pytest.approx(value, rel=1e-9, abs=1e-12)
+
+
+def reading(at_s: float, *, on_battery: bool = True, **told: Any) -> Reading:  # noqa: ANN401 - fields of a Reading
+    source = OutputSource.BATTERY if on_battery else OutputSource.UTILITY
+    return Reading(at_s=at_s, ups="ups", source="snmp", **{"output_source": source, **told})
+
+
+def entered(battery: Battery, now: Reading, last: Reading | None = None, **how: Any) -> Battery:  # noqa: ANN401 - of account()
+    """Enter one reading, on battery unless it says otherwise."""
+    draining = now.output_source is OutputSource.BATTERY
+    feed = Feed(supply=Supply.BATTERY if draining else Supply.UTILITY, reading=now, previous=last)
+    low_at_s = how.pop("low_at_s", None)
+    policy = how.pop("policy", POLICY)
+    return sums.account(policy, battery, replace(feed, low_battery_at_s=low_at_s), now, draining=draining, **how)
+
+
+# --- First contact ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("told", "used", "left"),
+    [
+        ({"charge_pct": 100.0}, 0.0, 0.75),
+        ({"charge_pct": 80.0}, 0.15, 0.6),
+        ({"charge_pct": 0.0}, 0.75, 0.0),
+        ({}, 0.375, 0.375),
+        ({"replace_battery": True, "charge_pct": 100.0}, 0.0, 0.6),
+        ({"replace_battery": True}, 0.3, 0.3),
+        ({"charge_pct": 100.0, "load_pct": 75.0, "runtime_s": 180.0}, 0.0, 0.5),
+    ],
+)
+def test_first_contact(told: dict[str, Any], used: float, left: float) -> None:
+    """H (1 - charge), or half of H where the charge is not told; e is the smallest of the three terms."""
+    for on_battery in (True, False):
+        battery = entered(Battery(at_s=0.0), reading(10.0, on_battery=on_battery, **told))
+        assert (battery.used, battery.left) == (near(used), near(left))
+        assert battery.at_s == 10.0
+
+
+# --- Time ---------------------------------------------------------------------------------------------------------
+
+KNOWN = Battery(at_s=100.0, used=0.1, gauge=0.5, charged=0.6, left=0.5, load=0.75)
+
+
+def test_time_on_battery_takes_from_every_term() -> None:
+    """36 s at 75 % are a tenth of a new battery; nothing goes below empty, or above full."""
+    after = sums.advance(POLICY, KNOWN, 136.0, draining=True)
+    assert (after.used, after.gauge, after.charged, after.left) == (near(0.2), near(0.4), near(0.5), near(0.4))
+    assert after.at_s == 136.0
+    heavier = sums.advance(POLICY, KNOWN, 136.0, draining=True, load=1.0)
+    assert (heavier.used, heavier.left) == (near(0.25), near(0.35))
+    spent = sums.advance(POLICY, KNOWN, 10_000.0, draining=True)
+    assert (spent.used, spent.gauge, spent.charged, spent.left) == (1.0, 0.0, 0.0, 0.0)
+    silent = sums.advance(POLICY, Battery(at_s=100.0, used=0.1), 136.0, draining=True)
+    assert (silent.gauge, silent.charged, silent.left) == (None, None, None)
+    assert silent.used == near(0.1 + 36.0 / 240.0)  # a load never told counts as full
+
+
+def test_time_on_utility_recharges_over_eight_hours() -> None:
+    assert sums.advance(POLICY, KNOWN, 100.0 + 960.0, draining=False).used == near(0.1 - 0.75 / 30.0)
+    assert sums.advance(POLICY, KNOWN, 100.0 + 40_000.0, draining=False).used == 0.0
+    assert sums.advance(POLICY, KNOWN, 1060.0, draining=False).gauge == 0.5
+
+
+def test_time_that_has_not_passed_changes_nothing() -> None:
+    assert sums.advance(POLICY, KNOWN, 100.0, draining=True) is KNOWN
+    assert sums.advance(POLICY, KNOWN, 50.0, draining=True) is KNOWN
+    assert sums.advance(POLICY, Battery(at_s=1.0), 5.0, draining=True) == Battery(at_s=5.0)
+    assert sums.advance(BLIND, KNOWN, 136.0, draining=True) == replace(KNOWN, at_s=136.0)
+
+
+def test_the_account_never_runs_backwards() -> None:
+    """A reading that ended before the last tick must not be counted twice."""
+    assert entered(KNOWN, reading(99.5, load_pct=75.0)).at_s == 100.0
+
+
+# --- Gaps ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gap_s", "load_pct", "tick_s", "used"),
+    [
+        (36.0, 100.0, 0.0, 0.1 + 36.0 / 240.0),  # the larger load of the two ends
+        (36.0, 75.0, 0.0, 0.1 + 36.0 / 360.0),
+        (36.0, 50.0, 0.0, 0.1 + 36.0 / 360.0),
+        (36.0, None, 0.0, 0.1 + 36.0 / 360.0),
+        (36.0, 100.0, 18.0, 0.1 + 36.0 / 240.0),  # ticks have counted half of it at the smaller load
+        (5.0, 100.0, 0.0, 0.1 + 5.0 / 360.0),  # no gap: the load of then
+        (5.001, 100.0, 0.0, 0.1 + 5.001 / 240.0),
+    ],
+)
+def test_a_gap_counts_at_the_larger_load(gap_s: float, load_pct: float | None, tick_s: float, used: float) -> None:
+    last = reading(100.0, load_pct=75.0)
+    ticked = sums.advance(POLICY, KNOWN, 100.0 + tick_s, draining=True)
+    assert entered(ticked, reading(100.0 + gap_s, load_pct=load_pct), last).used == near(used)
+    if not tick_s:
+        assert entered(KNOWN, reading(100.0 + gap_s, load_pct=load_pct)).used == near(used), "also without a last one"
+
+
+def test_up_to_the_first_utility_reading_it_was_battery() -> None:
+    last = reading(100.0, load_pct=75.0)
+    back = entered(KNOWN, reading(136.0, on_battery=False, load_pct=75.0), last, drained=True)
+    assert back.used == near(0.2)
+    still = entered(KNOWN, reading(136.0, on_battery=False, load_pct=100.0), last, drained=False)
+    assert still.used == near(0.1 - 0.75 * 36.0 / 28800.0)
+
+
+@pytest.mark.parametrize("source", [OutputSource.OFF, OutputSource.UNKNOWN])
+def test_nothing_recharges_while_nobody_says_so(source: OutputSource) -> None:
+    assert entered(KNOWN, reading(400.0, output_source=source)).used == 0.1
+    assert entered(KNOWN, reading(400.0, output_source=OutputSource.BYPASS)).used == near(0.1 - 0.75 * 300 / 28800)
+
+
+# --- Utility ------------------------------------------------------------------------------------------------------
+
+
+def test_used_is_never_below_what_the_charge_says_twice() -> None:
+    first = entered(KNOWN, reading(101.0, on_battery=False, charge_pct=40.0), reading(100.0, charge_pct=100.0))
+    assert first.used == near(0.1 - 0.75 / 28800.0), "one odd charge is a glitch"
+    assert first.charged == near(0.3)
+    second = entered(first, reading(102.0, on_battery=False, charge_pct=40.0), reading(101.0, charge_pct=40.0))
+    assert second.used == near(0.45)
+    alone = entered(KNOWN, reading(101.0, on_battery=False, charge_pct=40.0), reading(100.0))
+    assert alone.used == near(0.45), "where the last one told none, there is nothing to doubt it with"
+
+
+def test_time_away_recharges_only_as_far_as_the_charge_says() -> None:
+    away = replace(KNOWN, used=0.6, away_s=9600.0)
+    seen = entered(away, reading(101.0, on_battery=False, charge_pct=90.0), reading(100.5, charge_pct=90.0))
+    assert seen.used == near(0.6 - 0.75 / 28800.0 - 0.25)
+    assert seen.away_s == 0.0
+    low = entered(away, reading(101.0, on_battery=False, charge_pct=30.0), reading(100.5, charge_pct=30.0))
+    assert low.used == near(0.525)
+    untold = entered(away, reading(101.0, on_battery=False))
+    assert (untold.used, untold.away_s) == (near(0.6 - 0.75 / 28800.0), 0.0)
+    on_battery = entered(away, reading(101.0, charge_pct=90.0))
+    assert on_battery.used == near(0.6 + 1.0 / 360.0)
+
+
+def test_on_utility_a_silent_term_is_not_known() -> None:
+    battery = entered(KNOWN, reading(101.0, on_battery=False))
+    assert (battery.gauge, battery.charged) == (None, None)
+    assert battery.left == near(0.75 - battery.used)  # type: ignore[operator]
+
+
+# --- Battery ------------------------------------------------------------------------------------------------------
+
+
+def test_on_battery_a_silent_term_is_dead_reckoned_and_e_never_rises() -> None:
+    battery = entered(KNOWN, reading(101.0, load_pct=75.0))
+    drain = 1.0 / 360.0
+    assert (battery.gauge, battery.charged, battery.left) == (near(0.5 - drain), near(0.6 - drain), near(0.5 - drain))
+    better = entered(KNOWN, reading(101.0, load_pct=75.0, charge_pct=100.0, runtime_s=360.0))
+    assert (better.gauge, better.charged, better.left) == (1.0, 0.75, near(0.5 - drain))
+    worse = entered(KNOWN, reading(101.0, load_pct=75.0, runtime_s=178.0))
+    assert worse.left == near(178.0 / 360.0)
+
+
+def test_a_fall_faster_than_physics_counts_when_it_is_repeated() -> None:
+    """Three times what the load explains, and half a point of grain; the second reading decides."""
+    drain = 1.0 / 360.0
+    edge = 0.5 - 3 * drain - 0.005
+    inside = entered(KNOWN, reading(101.0, load_pct=75.0, runtime_s=360.0 * (edge + 1e-6)))
+    assert (inside.left, inside.suspect) == (near(edge + 1e-6), None)
+    outside = entered(KNOWN, reading(101.0, load_pct=75.0, runtime_s=360.0 * (edge - 1e-6)))
+    assert (outside.left, outside.suspect) == (near(0.5 - drain), near(edge - 1e-6))
+    low = entered(KNOWN, reading(101.0, load_pct=75.0, runtime_s=36.0))
+    assert low.suspect == near(0.1)
+    again = entered(low, reading(102.0, load_pct=75.0, runtime_s=36.0))
+    assert (again.left, again.suspect) == (near(0.1), None)
+    grain = entered(low, reading(102.0, load_pct=75.0, runtime_s=36.0 + 0.0049 * 360.0))
+    assert grain.left == near(0.1049)
+    other = entered(low, reading(102.0, load_pct=75.0, runtime_s=36.0 + 0.0051 * 360.0))
+    assert (other.left, other.suspect) == (near(0.5 - 2 * drain), near(0.1051))
+    well = entered(low, reading(102.0, load_pct=75.0, runtime_s=178.0))
+    assert (well.left, well.suspect) == (near(178.0 / 360.0), None)
+
+
+@pytest.mark.parametrize("odd", [{"runtime_s": 3.0}, {"charge_pct": 1.0}])
+def test_silence_does_not_repeat_a_glitch(odd: dict[str, Any]) -> None:
+    low = entered(KNOWN, reading(101.0, load_pct=75.0, **odd))
+    assert low.suspect is not None
+    silent = entered(low, reading(102.0, load_pct=75.0))
+    assert (silent.left, silent.suspect) == (near(0.5 - 2.0 / 360.0), None)
+
+
+# --- Load ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_load_is_averaged_and_a_step_is_taken_at_once() -> None:
+    assert entered(KNOWN, reading(101.0, load_pct=79.0)).load == near(0.758)
+    assert entered(KNOWN, reading(101.0, load_pct=79.0)).step_at_s is None
+    assert entered(KNOWN, reading(101.0, load_pct=71.0)).load == near(0.742)
+    fallen = entered(KNOWN, reading(101.0, load_pct=45.0))
+    assert (fallen.load, fallen.step_at_s) == (0.45, 101.0)
+    risen = entered(KNOWN, reading(101.0, load_pct=81.0))
+    assert (risen.load, risen.step_at_s) == (0.81, 101.0)
+    assert entered(KNOWN, reading(101.0)).load == 0.75
+    assert entered(replace(KNOWN, load=None), reading(101.0, load_pct=30.0)).load == 0.3
+
+
+def test_after_a_step_the_gauge_is_dead_reckoned_for_20_s() -> None:
+    """Measured: UPSes take 10 to 20 s to follow a load step in the runtime that they report."""
+    stepped = replace(KNOWN, step_at_s=90.0)
+    drain = 1.0 / 360.0
+    assert entered(stepped, reading(101.0, load_pct=75.0, runtime_s=100.0)).gauge == near(0.5 - drain)
+    stepped = replace(KNOWN, step_at_s=81.5)
+    assert entered(stepped, reading(101.0, load_pct=75.0, runtime_s=100.0)).gauge == near(0.5 - drain)
+    stepped = replace(KNOWN, step_at_s=81.0)
+    assert entered(stepped, reading(101.0, load_pct=75.0, runtime_s=179.0)).gauge == near(179.0 / 360.0)
+    on_utility = entered(
+        replace(KNOWN, step_at_s=90.0), reading(101.0, on_battery=False, load_pct=75.0, runtime_s=90.0)
+    )
+    assert on_utility.gauge == 0.25
+    silent = replace(KNOWN, gauge=None, step_at_s=90.0)
+    assert entered(silent, reading(101.0, load_pct=75.0, runtime_s=180.0)).gauge == 0.5, "nothing to reckon from"
+
+
+# --- Low battery --------------------------------------------------------------------------------------------------
+
+
+def test_from_low_battery_on_the_gauge_counts_for_120_s_at_the_load_of_that_moment() -> None:
+    last = reading(100.0)
+    low = entered(KNOWN, reading(101.0, load_pct=75.0, runtime_s=178.0), last, low_at_s=101.0)
+    assert (low.left, low.low_load, low.suspect) == (near(120.0 / 360.0), 0.75, None)
+    later = entered(low, reading(111.0, load_pct=45.0, runtime_s=400.0), reading(110.0), low_at_s=101.0)
+    assert later.left == near(110.0 / 360.0), "at the load of that moment, not at the paused one"
+    spent = entered(low, reading(300.0, load_pct=75.0, runtime_s=100.0), reading(299.0), low_at_s=101.0)
+    assert spent.left == 0.0
+    over = entered(low, reading(102.0, load_pct=75.0, runtime_s=100.0), last, low_at_s=None)
+    assert over.low_load is None
+
+
+@pytest.mark.parametrize(
+    ("charge_pct", "runtime_s", "used", "doubted"),
+    [
+        (50.0, 241.0, 0.05, True),  # 0.7 * 360 = 252 s of our own
+        (49.9, 241.0, 0.05, False),
+        (50.0, 240.0, 0.05, False),
+        (50.0, None, 0.05, False),
+        (None, 241.0, 0.05, False),
+        (50.0, 241.0, 0.09, False),  # 0.66 * 360 = 237.6 s of our own
+    ],
+)
+def test_low_battery_is_doubted_only_by_all_three(
+    charge_pct: float | None, runtime_s: float | None, used: float, *, doubted: bool
+) -> None:
+    """Charge at least half, and both the gauge and our own account more than twice what low battery allows."""
+    battery = Battery(at_s=101.0, used=used, gauge=0.7, left=0.7, load=0.75)
+    now = reading(101.0, load_pct=75.0, charge_pct=charge_pct, runtime_s=runtime_s)
+    after = entered(battery, now, reading(100.0), low_at_s=101.0)
+    assert after.left == near(0.7 if doubted else 120.0 / 360.0)
+
+
+# --- No table -----------------------------------------------------------------------------------------------------
+
+
+def test_without_a_table_tau_comes_from_what_utility_readings_say() -> None:
+    """runtime / charge at the load of then; on battery only where nothing better was seen."""
+    seen = entered(
+        Battery(at_s=0.0), reading(1.0, on_battery=False, charge_pct=50.0, load_pct=60.0, runtime_s=200.0), policy=BLIND
+    )
+    assert (seen.tau_point, seen.left) == ((0.6, 400.0), near(0.375))
+    later = entered(seen, reading(2.0, charge_pct=50.0, load_pct=60.0, runtime_s=148.0), policy=BLIND)
+    assert later.tau_point == (0.6, 400.0), "what is told on battery is no measure of a full one"
+    assert later.gauge == near(0.37)
+    first = entered(Battery(at_s=0.0), reading(1.0, charge_pct=50.0, runtime_s=200.0), policy=BLIND)
+    assert first.tau_point == (1.0, 400.0)
+    uncharged = entered(Battery(at_s=0.0), reading(1.0, on_battery=False, load_pct=2.0, runtime_s=200.0), policy=BLIND)
+    assert uncharged.tau_point == (0.05, 200.0)
+    nothing = entered(Battery(at_s=0.0), reading(1.0, charge_pct=50.0, load_pct=60.0), policy=BLIND)
+    assert (nothing.tau_point, nothing.left, nothing.gauge) == (None, None, None)
+    assert entered(KNOWN, reading(101.0, on_battery=False, runtime_s=200.0)).tau_point is None, (
+        "the settings' table wins"
+    )
