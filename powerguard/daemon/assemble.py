@@ -214,8 +214,18 @@ async def _served(where: str, serve: Runnable, *, right: str) -> None:
         await rest(SERVE_RETRY_S)
 
 
-async def run(settings: Settings, *, config: Path, dry_run: bool, hands: Hands | None = None) -> int:
-    """Run a daemon in this loop until SIGTERM or SIGINT. SIGHUP reads the settings anew."""
+async def run(
+    settings: Settings,
+    *,
+    config: Path,
+    dry_run: bool,
+    hands: Hands | None = None,
+    flush: Callable[[], None] = lambda: None,
+) -> int:
+    """Run a daemon in this loop until SIGTERM or SIGINT. SIGHUP reads the settings anew.
+
+    flush: brings out the log's last lines where we must leave without Python's own end.
+    """
     open_scope()
     for caution in warnings(settings, today=datetime.now().astimezone().date()):
         log.warning("settings_doubtful", setting=dotted(caution.path), because=caution.what)
@@ -245,6 +255,7 @@ async def run(settings: Settings, *, config: Path, dry_run: bool, hands: Hands |
         if daemon.strays.running:
             # A task that swallowed its cancellation would hold up our exit for ever, and with it the shutdown.
             log.error("exit_forced", because=f"{len(daemon.strays.running)} tasks never ended")
+            flush()
             os._exit(0)
     return 0
 
@@ -256,5 +267,5 @@ def main(config: Path, *, dry_run: bool = False) -> int:
     except SettingsError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the log is not set up before the settings are read
         return EX_SETTINGS
-    configure(style=settings.log.format, level=settings.log.level)
-    return asyncio.run(run(settings, config=config, dry_run=dry_run))
+    written = configure(style=settings.log.format, level=settings.log.level)
+    return asyncio.run(run(settings, config=config, dry_run=dry_run, flush=written.close))

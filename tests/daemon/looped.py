@@ -269,7 +269,7 @@ class World:
         try:
             await until(lambda: daemon.state.feed.reading is not None or task.done() or self.away, 60.0)
             yield daemon
-            assert not task.done(), "the daemon ended by itself"
+            assert daemon._stopping or not task.done(), "the daemon ended by itself"
             if not kill:
                 daemon.stop()
                 async with asyncio.timeout(60.0):

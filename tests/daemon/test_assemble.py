@@ -1,0 +1,269 @@
+"""Who is who: what dry-run replaces, what a reload reads, and a process that ends though something in it does not."""
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from powerguard.clock import Clock
+from powerguard.core.model import (
+    EnsurePolicy,
+    Online,
+    PowerOff,
+    ResumeTrainer,
+    ResumeTraining,
+    Shutdown,
+    SyncFilesystems,
+    TriggerCheckpoint,
+)
+from powerguard.daemon.assemble import Hands, Recorder, assemble, build, main
+from powerguard.daemon.attempt import rest
+from powerguard.daemon.journal import Inline, Journal
+from powerguard.daemon.loop import Loop
+from powerguard.effectors.bmc.effector import BmcEffector
+from powerguard.effectors.host import HostEffector
+from powerguard.settings.load import load
+from powerguard.settings.schema import Settings
+from powerguard.sim.ups import Battery, SimUps
+from powerguard.sources.base import Source
+from powerguard.sources.snmp import SnmpSource
+from tests.daemon.looped import EPOCH_S, TABLE, Card, in_virtual_time, now_s, until
+
+SETTINGS = """\
+mode: {mode}
+ups:
+  rack-a:
+    sources:
+      - {{kind: snmp, host: 127.0.0.1, version: 2c}}
+    runtime_table: {{50: 540, 75: 360, 100: 240}}
+host: {{kind: {host}}}
+bmc: {{kind: none}}
+budget: {{reserve_s: {reserve_s}, recharge_h: 1}}
+trainers:
+  - {{name: llm, url: "unix:{folder}/llm.sock", checkpoint_s: 20}}
+trainer_sockets: null
+control: {{socket: {folder}/powerguard.sock}}
+journal: {{path: {folder}/journal.sqlite}}
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="pg as-", dir="/tmp") as name:
+        yield Path(name)
+
+
+def write(folder: Path, mode: str = "dry-run", host: str = "systemd", reserve_s: int = 60, more: str = "") -> Path:
+    path = folder / "powerguard.yaml"
+    path.write_text(SETTINGS.format(mode=mode, host=host, reserve_s=reserve_s, folder=folder) + more)
+    return path
+
+
+def hands_of(ups: SimUps) -> Hands:
+    def sources(_settings: Settings, clock: Clock) -> list[tuple[str, str, Source]]:
+        return [("rack-a", "card", Card(ups, clock))]
+
+    return Hands(clock=now_s, wall=lambda: EPOCH_S + now_s(), boot=lambda: "boot-of-the-test", sources=sources)
+
+
+def journal_in(folder: Path, hands: Hands) -> Journal:
+    return Journal(folder / "journal.sqlite", boot_id=hands.boot(), wall=hands.wall, writer=Inline(), reader=Inline())
+
+
+def test_dry_run_touches_nothing(folder: Path) -> None:
+    """Trainers and disks are recorded, the BMC is only read, the power-off is recorded; the real UPS is watched."""
+    for mode, dry_run in (("dry-run", False), ("armed", True)):
+        settings = load(write(folder, mode=mode))
+        parts = build(settings, Hands(), lambda _: None, dry_run=dry_run)
+        assert not parts.armed
+        assert not parts.policy.powers_off
+        for kind in (TriggerCheckpoint, ResumeTrainer, SyncFilesystems):
+            assert isinstance(parts.effectors[kind], Recorder)
+        bmc, host = parts.effectors[EnsurePolicy], parts.effectors[PowerOff]
+        assert isinstance(bmc, BmcEffector)
+        assert bmc._options.policy == "observe"
+        assert isinstance(host, HostEffector)
+        assert not host._armed
+        assert parts.effectors[ResumeTraining] is host
+        assert [type(source) for _, _, source in parts.sources] == [SnmpSource]
+
+
+def test_armed_is_armed(folder: Path) -> None:
+    parts = build(load(write(folder, mode="armed")), Hands(), lambda _: None)
+    assert parts.armed
+    assert parts.policy.powers_off
+    assert not any(isinstance(effector, Recorder) for effector in parts.effectors.values())
+    host = parts.effectors[PowerOff]
+    assert isinstance(host, HostEffector)
+    assert host._armed
+    assert set(parts.effectors) == {
+        TriggerCheckpoint,
+        ResumeTrainer,
+        EnsurePolicy,
+        SyncFilesystems,
+        PowerOff,
+        ResumeTraining,
+    }
+    recorded = build(load(write(folder, mode="armed", host="dry-run")), Hands(), lambda _: None)
+    assert recorded.armed
+    assert not recorded.policy.powers_off, "armed, but nobody dies: utility ends such an outage"
+
+
+@pytest.mark.parametrize("mode", ["dry-run", "armed"])
+def test_a_rehearsal_from_the_plug_to_the_return(folder: Path, mode: str) -> None:
+    """The whole of an outage in dry-run: to the recorded power-off, and back online when utility is."""
+
+    @in_virtual_time
+    async def play() -> None:
+        ups = SimUps(Battery(runtime=TABLE), clock=now_s, load=lambda: 0.75)
+        config = write(folder, mode=mode, host="dry-run")
+        hands = hands_of(ups)
+        hands.effectors = {TriggerCheckpoint: Recorder(), ResumeTrainer: Recorder()}
+        daemon = assemble(load(config), config=config, hands=hands, journal=journal_in(folder, hands))
+        running = asyncio.get_running_loop().create_task(daemon.run())
+        await rest(30.0)
+        ups.utility = False
+        await until(lambda: isinstance(daemon.state.phase, Shutdown) and daemon.state.phase.ordered, 600.0)
+        assert ups.left_s > 60.0
+        await rest(30.0)
+        ups.utility = True
+        await until(lambda: isinstance(daemon.state.phase, Online), 60.0)
+        assert daemon.last_outage is not None
+        assert daemon.last_outage.outcome == "rehearsed"
+        assert daemon.actions.counts["power_off", "done"] == 1
+        daemon.stop()
+        await running
+
+    play()
+
+
+def test_a_reload_reads_the_file_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What changed is told against what ran until now; a mistake is told with its place and changes nothing."""
+
+    @in_virtual_time
+    async def play() -> None:
+        ups = SimUps(Battery(runtime=TABLE), clock=now_s, load=lambda: 0.75)
+        config = write(folder)
+        hands = hands_of(ups)
+        daemon = assemble(load(config), config=config, hands=hands, journal=journal_in(folder, hands))
+        running = asyncio.get_running_loop().create_task(daemon.run())
+        await rest(5.0)
+
+        async def reloaded() -> str:
+            capsys.readouterr()
+            daemon.reload()
+            await rest(3.0)
+            return capsys.readouterr().out
+
+        write(folder, reserve_s=90)
+        told = await reloaded()
+        assert "setting_changed" in told
+        assert "budget.reserve_s" in told
+        assert daemon.policy.reserve_s == 90
+        assert daemon.settings_ok
+
+        write(folder, reserve_s=60)
+        assert "budget.reserve_s" in await reloaded(), "against the settings that ran, not those of the start"
+        assert daemon.policy.reserve_s == 60
+
+        write(folder, more="bugdet: {reserve_s: 1}\n")
+        told = await reloaded()
+        assert "settings_refused" in told
+        assert "bugdet" in told
+        assert "did you mean" in told
+        assert not daemon.settings_ok
+        assert daemon.policy.reserve_s == 60
+
+        config.unlink()
+        assert "settings_refused" in await reloaded()
+
+        write(folder, reserve_s=70, more="http: {port: 13999}\n")
+        assert "restart_needed" in await reloaded()
+        assert daemon.settings_ok
+        assert daemon.policy.reserve_s == 70
+        assert isinstance(daemon, Loop)
+        daemon.stop()
+        await running
+
+    play()
+
+
+def test_wrong_settings_are_78_and_no_traceback(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = folder / "powerguard.yaml"
+    config.write_text("mode: armde\n")
+    assert main(config) == 78
+    said = capsys.readouterr()
+    assert "powerguard.yaml:1:7: mode" in said.err
+    assert "Traceback" not in said.err
+
+
+DEAF = """
+import asyncio, contextlib, sys
+from pathlib import Path
+from powerguard.core.model import TriggerCheckpoint
+from powerguard.daemon import assemble
+from powerguard.daemon.log import configure
+from powerguard.settings.load import load
+
+class Deaf:
+    async def carry_out(self, action):
+        print("deaf_asked", flush=True)
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+class Dull:
+    def poll_now(self): pass
+    async def run(self, publish): await asyncio.Event().wait()
+
+config = Path(sys.argv[1])
+hands = assemble.Hands(sources=lambda _s, _c: [("rack-a", "dull", Dull())], effectors={TriggerCheckpoint: Deaf()})
+flush = configure(style="logfmt", level="info").close
+ended = assemble.run(load(config), config=config, dry_run=True, hands=hands, flush=flush)
+print("status", asyncio.run(ended), flush=True)
+"""
+
+
+def test_a_process_ends_though_an_effector_does_not(folder: Path) -> None:
+    """SIGTERM beside an effector that swallows every cancellation: told, and gone in seconds, with status 0."""
+    config = write(folder, more=f"http: {{port: {free_port()}}}\n")
+    child = subprocess.Popen(
+        [sys.executable, "-c", DEAF, str(config)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        assert child.stdout is not None
+        socket_path = folder / "powerguard.sock"
+        deadline_s = time.monotonic() + 60.0
+        while not socket_path.exists() and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        subprocess.run(
+            [sys.executable, "-m", "powerguard", "checkpoint", "--socket", str(socket_path)], check=True, timeout=30
+        )
+        for line in child.stdout:
+            if "deaf_asked" in line:
+                break
+        began_s = time.monotonic()
+        child.send_signal(signal.SIGTERM)
+        rest_of_it = child.communicate(timeout=60)[0]
+    finally:
+        child.kill()
+        child.wait()
+    assert time.monotonic() - began_s < 20.0
+    assert child.returncode == 0
+    assert "exit_forced" in rest_of_it
+    assert "daemon_stopped" in rest_of_it
+    assert "status 0" not in rest_of_it, "asyncio.run would have waited for ever"
+    assert "Traceback" not in rest_of_it
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
