@@ -70,6 +70,16 @@ class Probed:
     cause: bytes | None
 
 
+def refusal(command: Command, code: int) -> BmcFailure | None:
+    """Return what a completion code means for this command; None when it was carried out."""
+    refused = completion(code)
+    if refused is None:
+        return None
+    failure, meaning = refused
+    text = f"{command.name} refused with completion code 0x{code:02X} ({meaning}; IPMI 2.0 table 5-2)"
+    return BmcFailure(failure, text)
+
+
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """One session's worth of questions and orders."""
@@ -81,13 +91,11 @@ class Exchange:
         """Send one command, again while the BMC says that it is busy. Raises BmcFailure on any other refusal."""
         while True:
             code, data = self.send(command)
-            refused = completion(code)
+            refused = refusal(command, code)
             if refused is None:
                 return data
-            failure, meaning = refused
-            if failure is not Failure.BUSY or not self.pace.pause(BUSY_PAUSE_S):
-                text = f"{command.name} refused with completion code 0x{code:02X} ({meaning}; IPMI 2.0 table 5-2)"
-                raise BmcFailure(failure, text)
+            if refused.failure is not Failure.BUSY or not self.pace.pause(BUSY_PAUSE_S):
+                raise refused
 
     def status(self) -> bytes:
         """Return the data of Get Chassis Status, which is known to decode."""

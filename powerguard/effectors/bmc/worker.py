@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn
 
 from powerguard.clock import boottime_s
-from powerguard.effectors.bmc.exchange import BmcFailure, Exchange, Pace
+from powerguard.effectors.bmc.exchange import BmcFailure, Exchange, Pace, refusal
 from powerguard.effectors.bmc.ipmi import Command, Failure, PowerRestorePolicy
 
 _LOGIN = "login"
@@ -81,6 +81,7 @@ class Worker:
         self._answered = False
         self._doing = "start"
         self._in_session = False
+        self._refused: BmcFailure | None = None
 
     def answer(self, answer: dict[str, Any]) -> None:
         """Write the one answer; the first thread to have one wins."""
@@ -103,6 +104,9 @@ class Worker:
         """Say what was being waited for, before the daemon has to kill us."""
         while (left_s := by_s - boottime_s()) > 0:
             time.sleep(left_s)
+        if self._refused is not None:
+            # It answers, and always "busy": the question that is open now may just have been lost on its way.
+            self.fail(self._refused.failure, str(self._refused))
         if self._in_session:
             self.fail(Failure.TIMEOUT, f"answered the login, then fell silent during {self._doing}")
         if self._doing == _LOGIN:
@@ -135,7 +139,9 @@ class Worker:
 
         def send(command: Command) -> tuple[int, bytes]:
             self._doing = command.name
-            return _send(session, command)
+            code, data = _send(session, command)
+            self._refused = refusal(command, code)
+            return code, data
 
         exchange = Exchange(send, Pace(clock=boottime_s, sleep=time.sleep, by_s=request.by_s))
         if request.operation == "ensure":
