@@ -167,6 +167,26 @@ async def test_sockets_are_found_by_name_and_lost_when_they_go(folder: Path) -> 
         assert (last(told).trainer, last(told).alive) == ("new", False)
 
 
+async def test_a_stranger_cannot_crowd_a_trainer_out(folder: Path) -> None:
+    """Every user may put sockets there: a hundred of somebody else's, first by name, hide neither old nor new ones."""
+
+    async with serve({STATUS: [SAID]}, path=folder / "llm.sock"), effector(discover=folder) as (made, told):
+        await made.look()
+        assert made.names == ("llm",)
+        for number in range(100):
+            path = folder / f"0{number:02}.sock"
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.bind(str(path))
+            if os.geteuid() == 0:
+                os.chown(path, 65534, -1)
+        await made.look()
+        assert (made.names, last(told).alive) == (("llm",), True), "a known one was crowded out"
+        if os.geteuid() == 0:  # only root can make sockets of another user than itself
+            async with serve({STATUS: [SAID]}, path=folder / "new.sock"):
+                await made.look()
+                assert made.names == ("llm", "new"), "a new one of an allowed user was crowded out"
+
+
 async def test_a_found_one_that_only_hangs_up_stays_known_as_gone(folder: Path) -> None:
     """Its socket is still there, nobody behind it: killed, and perhaps about to be restarted."""
     with Toy(folder, socket_name="toy.sock") as toy:

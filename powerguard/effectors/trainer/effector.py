@@ -1,10 +1,12 @@
 """Asks trainers for checkpoints, lets them go on, and keeps an eye on them in between."""
 
 import asyncio
+import contextlib
+import itertools
 import os
 import re
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -224,7 +226,8 @@ class TrainerEffector:
         if self._discover_dir is None:
             return
         configured = {watched.peer.options.socket_path for watched in self._watched.values() if not watched.found}
-        sockets = {name: path for name, path in _sockets(self._discover_dir).items() if path not in configured}
+        found = _sockets(self._discover_dir, self._discover_uids, known=self._watched)
+        sockets = {name: path for name, path in found.items() if path not in configured}
         async with asyncio.TaskGroup() as group:
             for name, path in sockets.items():
                 if name not in self._watched:
@@ -284,21 +287,30 @@ def seen(options: TrainerOptions, status: TrainerStatus, at_s: float) -> Trainer
     )
 
 
-def _sockets(folder: Path) -> dict[str, str]:
-    """Names and paths of the sockets in a folder: at most 64, in order, symbolic links not followed."""
-    found: dict[str, str] = {}
+def _sockets(folder: Path, uids: Collection[int], known: Collection[str]) -> dict[str, str]:
+    """Names and paths of the sockets in a folder: at most 64, symbolic links not followed.
+
+    The folder is open to all users, and one may have filled it. So those that are known already come first, and then
+    those that one of `uids` has made: nobody else can take their place.
+    """
+    ranked: dict[str, tuple[tuple[bool, bool, str], str]] = {}
+
+    def take(name: str, path: str) -> None:
+        found = os.lstat(path)
+        if stat.S_ISSOCK(found.st_mode) and len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+            ranked[name] = ((name not in known, found.st_uid not in uids, name), path)
+
+    for name in known:
+        with contextlib.suppress(OSError):
+            take(name, f"{folder}/{name}.sock")
     try:
         with os.scandir(folder) as entries:
-            for count, entry in enumerate(entries):
-                if count >= 100 * MAX_DISCOVERED:  # the folder is open to all users: one may have filled it
-                    break
+            for entry in itertools.islice(entries, 100 * MAX_DISCOVERED):
                 match = _SOCKET_NAME.fullmatch(entry.name)
-                if (
-                    match
-                    and len(os.fsencode(entry.path)) <= MAX_SOCKET_PATH
-                    and stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
-                ):
-                    found[match[1]] = entry.path
+                if match and match[1] not in ranked:
+                    with contextlib.suppress(FileNotFoundError):  # gone since it was listed
+                        take(match[1], entry.path)
     except OSError as error:
         _log.debug("trainers_not_listed", folder=str(folder), because=clean_text(error.strerror or str(error)))
-    return dict(sorted(found.items())[:MAX_DISCOVERED])
+    first = sorted(ranked.values())[:MAX_DISCOVERED]
+    return {name: path for (_, _, name), path in first}
