@@ -11,7 +11,7 @@ def register(subparsers: Subparsers) -> None:
         "run",
         help="run the daemon",
         description="Run the daemon in the foreground. SIGTERM stops it, SIGHUP reads the settings anew. "
-        "Exit 0: stopped; 78: the settings are wrong.",
+        "Exit 0: stopped; 69: another one runs with these settings; 78: the settings are wrong.",
     )
     parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="settings")
     parser.add_argument("--dry-run", action="store_true", help="record the power-off, do not do it, whatever mode says")

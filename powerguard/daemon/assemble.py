@@ -27,6 +27,7 @@ from powerguard.core.model import (
     TriggerCheckpoint,
 )
 from powerguard.daemon import admin, http
+from powerguard.daemon.alone import TakenError, alone
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Journal, Retention
 from powerguard.daemon.log import configure, open_scope
@@ -51,6 +52,8 @@ log = structlog.get_logger()
 
 EX_SETTINGS: Final = 78
 """sysexits.h EX_CONFIG."""
+EX_TAKEN: Final = 69
+"""sysexits.h EX_UNAVAILABLE."""
 SERVE_RETRY_S: Final = 2.0
 JOURNAL_BYTES_PER_OUTAGE: Final = 500_000
 
@@ -261,11 +264,17 @@ async def run(
 
 
 def main(config: Path, *, dry_run: bool = False) -> int:
-    """Load the settings and run. Returns the exit status: 78 when the settings cannot be used."""
+    """Load the settings and run. Returns the exit status: 78 when the settings cannot be used, 69 when one runs."""
     try:
         settings = load(config)
     except SettingsError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the log is not set up before the settings are read
         return EX_SETTINGS
     written = configure(style=settings.log.format, level=settings.log.level)
-    return asyncio.run(run(settings, config=config, dry_run=dry_run, flush=written.close))
+    try:
+        with alone(Path(settings.control.socket)):
+            return asyncio.run(run(settings, config=config, dry_run=dry_run, flush=written.close))
+    except TakenError as error:
+        log.error("daemon_refused", because=str(error))  # noqa: TRY400 - told in full
+        written.close()
+        return EX_TAKEN
