@@ -272,6 +272,15 @@ class Rig:
         code, text = await self.get("/api/v1/status")
         return json.loads(text) if code == 200 else None
 
+    async def status_shows(self, holds: Callable[[dict[str, Any]], bool], what: str) -> None:
+        """Wait until the status shows it: an answer may be a quarter of a second old."""
+
+        async def told() -> bool:
+            status = await self.status()
+            return status is not None and holds(status)
+
+        await self.until(told, f"the status to show {what}", 3.0)
+
     async def metric(self, series: str) -> float | None:
         """The value of one series, written as in the scrape; None where there is none."""
         _, text = await self.get("/metrics")

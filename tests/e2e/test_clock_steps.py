@@ -28,7 +28,7 @@ def faked(clock: Path) -> dict[str, str]:
     return {
         "LD_PRELOAD": str(libraries[0]),
         "FAKETIME_TIMESTAMP_FILE": str(clock),
-        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_CACHE_DURATION": "1",  # seconds; without a cache every look at the clock reads the file
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
 

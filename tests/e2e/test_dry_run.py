@@ -22,7 +22,7 @@ async def test_an_outage_is_rehearsed() -> None:
         assert status is not None
         assert (status["mode"], status["ready"]) == ("dry-run", False)
         assert "dry_run" in [reason["name"] for reason in status["reasons"]]
-        assert await world.metric("powerguard_armed") == 0.0
+        await world.metric_becomes("powerguard_armed", 0.0)
         assert world.logged("daemon_started", mode="dry-run")
         world.ups.utility = False
         await world.note("power_off_accepted", 15.0, dry_run=True)
@@ -46,7 +46,7 @@ async def test_the_command_line_disarms_whatever_the_settings_say() -> None:
         status = await world.status()
         assert status is not None
         assert status["mode"] == "dry-run"
-        assert await world.metric("powerguard_armed") == 0.0
+        await world.metric_becomes("powerguard_armed", 0.0)
         world.ups.utility = False
         await world.note("power_off_accepted", 15.0, dry_run=True)
         assert world.offs() == []

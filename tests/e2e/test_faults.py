@@ -57,13 +57,10 @@ def remount(folder: Path) -> None:
 
 async def memory_is_told(world: Rig) -> None:
     """In memory: in the status, in the metrics, in the log."""
-
-    async def told() -> bool:
-        status = await world.status()
-        return status is not None and "journal_in_memory" in [reason["name"] for reason in status["reasons"]]
-
-    await world.until(told, "the journal to be told as in memory")
-    assert await world.metric("powerguard_journal_writable") == 0.0
+    await world.status_shows(
+        lambda status: "journal_in_memory" in [reason["name"] for reason in status["reasons"]], "a journal in memory"
+    )
+    await world.metric_becomes("powerguard_journal_writable", 0.0)
     assert any(str(world.journal) in str(line) and line["level"] == "error" for line in world.log() if "level" in line)
 
 

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from powerguard.clock import boottime_s
-from powerguard.core.model import Grade, OnBattery, Outage, OutputSource, Policy, Reading, State
+from powerguard.core.events import Grade, OutputSource, Reading
+from powerguard.core.model import OnBattery, Outage, Policy, State
 from powerguard.daemon.journal import Entry, Journal, WorkerThread
-from powerguard.daemon.loop import Loop, Parts
+from powerguard.daemon.loop import Loop
+from powerguard.daemon.parts import Parts
 from powerguard.daemon.systemd import Notifier
 from powerguard.sources.base import Publish
 

@@ -92,9 +92,9 @@ async def test_sighup_takes_good_settings_and_refuses_bad_ones() -> None:
         assert "budget.margin" in refused["because"]
         assert "Traceback" not in json.dumps(refused)
         await world.metric_becomes("powerguard_config_last_reload_successful", 0.0)
-        status = await world.status()
-        assert status is not None
-        assert "settings_rejected" in [reason["name"] for reason in status["reasons"]]
+        await world.status_shows(
+            lambda status: "settings_rejected" in [reason["name"] for reason in status["reasons"]], "the refusal"
+        )
         await stop_takes(world, 3.0)
 
         world.settings["budget"] = good
@@ -132,10 +132,5 @@ async def hang_up(world: Rig) -> None:
 
 
 async def stop_takes(world: Rig, stop_s: float) -> None:
-    """The settings in force say so; answers may be a quarter of a second old."""
-
-    async def told() -> bool:
-        status = await world.status()
-        return status is not None and status["budget"]["stop_s"] == stop_s
-
-    await world.until(told, f"a stop of {stop_s} s in the budget", 3.0)
+    """The settings in force say so."""
+    await world.status_shows(lambda status: status["budget"]["stop_s"] == stop_s, f"a stop of {stop_s} s")
