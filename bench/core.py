@@ -3,9 +3,11 @@
 import time
 
 from bench.figure import Figure
-from powerguard.core.machine import phase_name, step
-from powerguard.core.model import Conduct, OutputSource, Policy, Reading, State, TrainerPolicy
+from powerguard.core.events import Conduct, OutputSource, Reading
+from powerguard.core.machine import step
+from powerguard.core.model import Policy, State, TrainerPolicy
 from powerguard.core.recovery import restore
+from powerguard.core.table import phase_name
 
 _POLICY = Policy(
     boot_id="bench000-boot",

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ def secret(path: Path, text: str) -> dict[str, str]:
     return {"file": str(path)}
 
 
-def settings(at: Path, *, snmp_port: int, table: dict[int, float], **more: Any) -> Path:  # noqa: ANN401 - any setting
+def settings(at: Path, *, snmp_port: int, table: Mapping[int, float], **more: Any) -> Path:  # noqa: ANN401 - any setting
     source = {"kind": "snmp", "host": "127.0.0.1", "port": snmp_port, "version": "2c"}
     source["community"] = secret(at / "community", "public")
     whole: dict[str, Any] = {

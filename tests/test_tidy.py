@@ -21,9 +21,7 @@ MADE: Final = {"build", "dist", "mutants", "node_modules", "__pycache__"}
 LONGEST_FILE: Final = 500
 LONGEST_FUNCTION: Final = 70
 
-LONG_FILES: Final[Mapping[str, str]] = {
-    "powerguard/core/model.py": "the border: every event, action and state on one page, and not one decision",
-}
+LONG_FILES: Final[Mapping[str, str]] = {}
 SWALLOWERS: Final[Mapping[str, str]] = {
     "powerguard/daemon/attempt.py": "the one bulkhead: a bug in an effector must not stop the shutdown",
     "powerguard/cli/checks.py": "doctor decides nothing: a check that breaks is a finding, and the others still count",

@@ -17,8 +17,9 @@ from pydantic import BaseModel
 from powerguard.cli.client import DownError, RefusedError, get
 from powerguard.cli.last_known import last_known
 from powerguard.clock import boot_id, boottime_s
+from powerguard.core.events import Event, Reading, TrainerSeen
 from powerguard.core.machine import step
-from powerguard.core.model import Event, Policy, Reading, State, TrainerSeen
+from powerguard.core.model import Policy, State
 from powerguard.daemon.readiness import full_battery, of_battery
 from powerguard.effectors.bmc.effector import BmcEffector, BmcError
 from powerguard.effectors.bmc.ipmi import PowerRestorePolicy

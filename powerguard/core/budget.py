@@ -15,7 +15,8 @@ pessimistic direction only costs training time. On battery `e` never rises.
 import math
 from dataclasses import dataclass, replace
 
-from powerguard.core.model import Battery, Conduct, Feed, Grade, OutputSource, Policy, Reading, Supply, Trainer
+from powerguard.core.events import Conduct, Grade, OutputSource, Reading
+from powerguard.core.model import Battery, Feed, Policy, Supply, Trainer
 
 LOAD_STEP = 0.05
 """A change of the load, as a share of the rating, that counts as a step."""

@@ -10,7 +10,8 @@ There is one feed for now; a second one joins here, and the machine will not not
 
 from dataclasses import replace
 
-from powerguard.core.model import Feed, OutputSource, Policy, Reading, SourceFailed, Supply
+from powerguard.core.events import OutputSource, Reading, SourceFailed
+from powerguard.core.model import Feed, Policy, Supply
 
 SECOND_READING_S = 0.2
 """Two readings closer together than this are one observation."""

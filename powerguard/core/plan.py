@@ -9,20 +9,9 @@ from dataclasses import dataclass
 
 from powerguard.core import budget as sums
 from powerguard.core.budget import Budget
+from powerguard.core.events import Conduct, Grade, OutputSource
 from powerguard.core.fusion import is_fresh
-from powerguard.core.model import (
-    Conduct,
-    EmergencyCheckpoint,
-    Grade,
-    Holding,
-    Online,
-    OutputSource,
-    Policy,
-    Recovery,
-    Shutdown,
-    State,
-    Supply,
-)
+from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Policy, Recovery, Shutdown, State, Supply
 
 _SHORT_RUNTIME_S = 45.0
 _SHORT_RUNTIME_SHARE = 0.25

@@ -7,26 +7,21 @@ reason to power off.
 from dataclasses import dataclass, replace
 
 from powerguard.core import trainers
-from powerguard.core.machine import TABLE, Cause, phase_name
+from powerguard.core.events import Action, EnsurePolicy, Level, PowerOff, ResumeTrainer, ResumeTraining
 from powerguard.core.model import (
-    Action,
     Battery,
-    EnsurePolicy,
     Feed,
-    Level,
     OnBattery,
     Online,
     Phase,
     Policy,
-    PowerOff,
     Recovery,
-    ResumeTrainer,
-    ResumeTraining,
     Shutdown,
     State,
     Step,
     Trainer,
 )
+from powerguard.core.table import TABLE, Cause, phase_name
 from powerguard.core.turn import Turn
 
 LONGEST_GAP_S = 30 * 86400.0

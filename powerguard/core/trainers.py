@@ -6,24 +6,18 @@ from dataclasses import replace
 from powerguard.core import budget as sums
 from powerguard.core import plan
 from powerguard.core.budget import Budget
-from powerguard.core.model import (
+from powerguard.core.events import (
     CheckpointProgress,
     Conduct,
     Done,
-    EmergencyCheckpoint,
     Failed,
-    Holding,
     Level,
-    Online,
-    Policy,
-    Recovery,
     ResumeTrainer,
     ResumeTraining,
-    Trainer,
-    TrainerPolicy,
     TrainerSeen,
     TriggerCheckpoint,
 )
+from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Policy, Recovery, Trainer, TrainerPolicy
 from powerguard.core.turn import Turn
 
 MAX_TRIES = 3

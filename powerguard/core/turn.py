@@ -8,21 +8,15 @@ from typing import Any
 
 from powerguard.core import budget as sums
 from powerguard.core import plan
+from powerguard.core.events import Action, Grade, Level, Note, OutputSource, Reading, Scalar
 from powerguard.core.model import (
-    Action,
     EmergencyCheckpoint,
-    Grade,
     Holding,
-    Level,
-    Note,
     Online,
     Outage,
-    OutputSource,
     Phase,
     Policy,
-    Reading,
     Recovery,
-    Scalar,
     Shutdown,
     State,
     Step,

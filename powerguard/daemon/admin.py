@@ -22,8 +22,8 @@ from typing import Final
 import structlog
 from aiohttp import web
 
-from powerguard.core.machine import phase_name
-from powerguard.core.model import Abort, CheckpointNow, SetMaintenance
+from powerguard.core.events import Abort, CheckpointNow, SetMaintenance
+from powerguard.core.table import phase_name
 from powerguard.daemon.http import (
     BACKLOG,
     Answer,

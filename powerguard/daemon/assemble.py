@@ -14,24 +14,25 @@ from typing import Final
 import structlog
 
 from powerguard.clock import Clock, boot_id, boottime_s
-from powerguard.core.model import (
+from powerguard.core.events import (
     Action,
     Detail,
     EnsurePolicy,
     Event,
-    Online,
     PowerOff,
     ResumeTrainer,
     ResumeTraining,
     SyncFilesystems,
     TriggerCheckpoint,
 )
+from powerguard.core.model import Online
 from powerguard.daemon import admin, http
 from powerguard.daemon.alone import TakenError, alone
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Journal, Retention
 from powerguard.daemon.log import configure, open_scope
-from powerguard.daemon.loop import Loop, Parts, Runnable
+from powerguard.daemon.loop import Loop
+from powerguard.daemon.parts import Parts, Runnable
 from powerguard.daemon.systemd import Notifier, is_host_stopping
 from powerguard.effectors.base import Effector
 from powerguard.effectors.bmc.effector import BmcEffector

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from powerguard.clock import Clock
-from powerguard.core.model import Action, Detail, Done, Failed
+from powerguard.core.events import Action, Detail, Done, Failed
 from powerguard.daemon.log import describe
 from powerguard.effectors.base import Effector, EffectorError
 

@@ -12,8 +12,9 @@ from typing import Final
 
 from powerguard.core import plan
 from powerguard.core.budget import Budget
-from powerguard.core.machine import TABLE, phase_name
-from powerguard.core.model import Online, OutputSource, Reading, Supply, Trainer
+from powerguard.core.events import OutputSource, Reading
+from powerguard.core.model import Online, Supply, Trainer
+from powerguard.core.table import TABLE, phase_name
 from powerguard.daemon.port import ACTION_WORDS, BmcView, Daemon, LastOutage, SourceView
 from powerguard.daemon.readiness import ERRORS, WARNINGS, is_ready, readiness
 from powerguard.daemon.status import VERSION, Times, required_steps

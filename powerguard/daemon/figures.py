@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from powerguard.clock import Clock
-from powerguard.core.model import Detail, Note, Online, Recovery, Scalar, State, Step, Supply
+from powerguard.core.events import Detail, Note, Scalar
+from powerguard.core.model import Online, Recovery, State, Step, Supply
 from powerguard.daemon.journal import Journal, OutageRecord
 from powerguard.daemon.port import LastOutage
 
@@ -112,7 +113,7 @@ class Figures:
         )
 
     def outcome(self, answer: Step) -> str:
-        """Return how the outage ended with this step, else "". lost: it stood open and the state knows nothing of it."""
+        """Return how the outage ended with this step, else "". lost: it was open and the state knows nothing of it."""
         for note in answer.notes:
             if note.event == "outage_ended":
                 return str(dict(note.numbers).get("outcome"))

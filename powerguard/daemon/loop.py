@@ -12,15 +12,14 @@ A daemon that is killed between any two of these lines repeats at most actions t
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import structlog
 
 from powerguard.clock import Clock
-from powerguard.core.machine import phase_name, step
-from powerguard.core.model import (
+from powerguard.core.events import (
     Action,
     CheckpointProgress,
     Done,
@@ -28,27 +27,23 @@ from powerguard.core.model import (
     Event,
     Failed,
     ForeignStop,
-    Level,
-    Note,
-    Online,
-    Policy,
     PollNow,
     Reading,
     SourceFailed,
-    State,
-    Step,
     Tick,
     TrainerSeen,
 )
+from powerguard.core.machine import step
+from powerguard.core.model import Online, Policy, State, Step
 from powerguard.core.recovery import Stored, restore
+from powerguard.core.table import phase_name
 from powerguard.daemon.attempt import Strays, attempt, keep_running, rest
 from powerguard.daemon.figures import Figures
 from powerguard.daemon.journal import Entry, Journal
 from powerguard.daemon.log import bind_outage
+from powerguard.daemon.parts import CLOSE_LIMIT_S, Parts, Runnable, close, log_note
 from powerguard.daemon.port import ActionFigures, BmcView, LastOutage, SourceView
 from powerguard.daemon.systemd import Notifier
-from powerguard.effectors.base import Effector
-from powerguard.sources.base import Source
 
 log = structlog.get_logger()
 
@@ -64,29 +59,6 @@ SOURCE_SILENT_S = 60.0
 card's first look-around with timeout_s: 5 takes 55 s at most, a broken source rests for 30 s before its next start."""
 QUEUE_LIMIT = 1000
 STOP_LIMIT_S = 8.0
-CLOSE_LIMIT_S = 1.0
-"""For pollers to end and connections to be given back: what takes longer is left behind."""
-
-
-Runnable = Callable[[], Awaitable[object]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What the settings make: everything that a reload replaces.
-
-    sources: (ups, source name, poller). watchers: tasks that publish events by themselves, such as the trainers'.
-    effectors: who carries out which kind of action. close: gives back what they hold.
-    """
-
-    policy: Policy
-    armed: bool
-    host_kind: str
-    bmc_kind: str
-    sources: Sequence[tuple[str, str, Source]]
-    watchers: Mapping[str, Runnable]
-    effectors: Mapping[type[Action], Effector]
-    close: Runnable | None = None
 
 
 class Loop:
@@ -244,7 +216,7 @@ class Loop:
             await self._settle()
             for task in loops:
                 task.cancel()
-        await _close(self.parts)
+        await close(self.parts)
         self._notifier.stopping("stopped")
         await self.journal.close()
 
@@ -300,7 +272,7 @@ class Loop:
             if not self._stopping:
                 self._take_new_settings()
             if self.parts is not old:
-                await _close(old)
+                await close(old)
 
     async def _end(self, running: Sequence[asyncio.Task[None]]) -> None:
         for task in running:
@@ -404,7 +376,7 @@ class Loop:
         outage = next((phase.outage.id for phase in phases if not isinstance(phase, Online)), None)
         bind_outage(outage)
         for note in answer.notes:
-            _log_note(note)
+            log_note(note)
         if isinstance(answer.state.phase, Online):
             bind_outage(None)
         if type(answer.state.phase) is not type(old.phase):
@@ -522,26 +494,3 @@ class Loop:
     def _status_line(self) -> str:
         mode = "" if self.armed else " (dry-run)"
         return f"{phase_name(self.state.phase)}{mode}"
-
-
-async def _close(parts: Parts) -> None:
-    if parts.close is None:
-        return
-    try:
-        async with asyncio.timeout(CLOSE_LIMIT_S):
-            await keep_running("close", parts.close, once=True)
-    except TimeoutError:
-        log.warning("close_incomplete", because=f"not done within {CLOSE_LIMIT_S:g} s")
-
-
-def _log_note(note: Note) -> None:
-    values = dict(note.numbers)
-    match note.level:
-        case Level.ERROR:
-            log.error(note.event, because=note.because, **values)
-        case Level.WARNING:
-            log.warning(note.event, because=note.because, **values)
-        case Level.INFO:
-            log.info(note.event, because=note.because, **values)
-        case Level.DEBUG:
-            log.debug(note.event, because=note.because, **values)

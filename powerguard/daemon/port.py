@@ -6,20 +6,19 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from powerguard.clock import Clock
-from powerguard.core.model import (
+from powerguard.core.events import (
     Action,
     Done,
     EnsurePolicy,
     Event,
     Outcome,
-    Policy,
     PowerOff,
     ResumeTrainer,
     ResumeTraining,
-    State,
     SyncFilesystems,
     TriggerCheckpoint,
 )
+from powerguard.core.model import Policy, State
 
 ACTION_WORDS: Final[Mapping[type[Action], str]] = {
     TriggerCheckpoint: "checkpoint",

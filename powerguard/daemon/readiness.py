@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from powerguard.core import budget as sums
-from powerguard.core.model import Grade, Online, OutputSource, Policy, State
+from powerguard.core.events import Grade, OutputSource
+from powerguard.core.model import Online, Policy, State
 from powerguard.daemon.port import Daemon
 
 HUNG_AFTER_S: Final = 5.0

@@ -13,8 +13,9 @@ from typing import Final
 from powerguard.core import budget as sums
 from powerguard.core import plan
 from powerguard.core.budget import Budget
-from powerguard.core.machine import phase_name
-from powerguard.core.model import Online, Reading, Shutdown, Supply, Trainer
+from powerguard.core.events import Reading
+from powerguard.core.model import Online, Shutdown, Supply, Trainer
+from powerguard.core.table import phase_name
 from powerguard.daemon.port import Daemon, SourceView
 from powerguard.daemon.readiness import Reason, is_ready, readiness
 from powerguard.daemon.terms import terms

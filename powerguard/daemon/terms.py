@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from powerguard.core import budget as sums
 from powerguard.core.budget import Budget
-from powerguard.core.model import Conduct, Grade, Policy, Reading, State
+from powerguard.core.events import Conduct, Grade, Reading
+from powerguard.core.model import Policy, State
 from powerguard.daemon.port import Daemon
 
 

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from powerguard.core.model import Action, Detail
+from powerguard.core.events import Action, Detail
 
 
 class Effector(Protocol):

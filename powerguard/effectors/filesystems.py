@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from powerguard.clock import Clock, boottime_s
-from powerguard.core.model import Action, Detail, SyncFilesystems
+from powerguard.core.events import Action, Detail, SyncFilesystems
 from powerguard.effectors import syncfs_child
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, run_child

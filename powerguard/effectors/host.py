@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from powerguard.clock import Clock, boot_id, boottime_s
-from powerguard.core.model import Action, Detail, PowerOff, ResumeTraining
+from powerguard.core.events import Action, Detail, PowerOff, ResumeTraining
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.host_options import OFF_FIFO, HostOptions, ResumeOptions

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from powerguard.core.model import OutputSource, Reading
+from powerguard.core.events import OutputSource, Reading
 from powerguard.profiles.checks import cross_check
 from powerguard.profiles.draft import Draft, Rejected
 from powerguard.profiles.schema import Condition, NumberSource, Profile, Scalar

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from powerguard.core.model import OutputSource
+from powerguard.core.events import OutputSource
 from powerguard.options import Options
 from powerguard.profiles.values import Oid
 from powerguard.profiles.vocabulary import NUMBERS, UNITS, WITNESSES, State, Witness

@@ -3,7 +3,8 @@
 from datetime import date
 from typing import Final
 
-from powerguard.core.model import Conduct, Policy, TrainerPolicy
+from powerguard.core.events import Conduct
+from powerguard.core.model import Policy, TrainerPolicy
 from powerguard.settings.schema import Settings
 
 HEALTH: Final = 0.75

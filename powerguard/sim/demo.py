@@ -44,6 +44,8 @@ _SETTINGS: dict[str, Any] = {
     },
 }
 _READY_S = 30.0
+_MAX_SOCKET_PATH = 107
+"""Bytes that sun_path has room for, unix(7)."""
 
 
 class LiveStage:
@@ -218,10 +220,17 @@ async def live(keep: Path | None = None) -> AsyncIterator[LiveStage]:
 def _fresh(keep: Path) -> Path:
     """Make the folder to leave behind; an older demo's remains in it would be taken for this one's."""
     folder = keep.absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
-        msg = f"{folder} is not empty: give --keep a new folder"
+    if len(os.fsencode(folder / "powerguard.sock")) > _MAX_SOCKET_PATH:
+        msg = f"{folder}: too long a name for sockets ({_MAX_SOCKET_PATH} bytes with theirs): give --keep a shorter one"
         raise StoryError(msg)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            msg = f"{folder} is not empty: give --keep a new folder"
+            raise StoryError(msg)
+    except OSError as error:
+        msg = f"{folder}: {error.strerror}: give --keep a new folder that this user can make"
+        raise StoryError(msg) from None
     return folder
 
 

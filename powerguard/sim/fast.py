@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from powerguard.core.model import (
+from powerguard.core.events import (
     Action,
     CheckpointProgress,
     Detail,
@@ -151,6 +151,7 @@ class FastStage:
         self._ups = ups
         self._trainer = trainer
         self._bmc = bmc
+        self._lines: tuple[Line, ...] = ()
         self._left_at_off_s: float | None = None
 
     def clock(self) -> float:
@@ -165,7 +166,10 @@ class FastStage:
         """Read the journal."""
         try:
             with read_only(self._path) as db:
-                lines = recent(db, 100)
+                newest = recent(db, 1)
+                if newest == self._lines[-1:]:
+                    return self._lines
+                lines = self._lines = recent(db, 100)
         except JournalError:
             return ()
         if self._left_at_off_s is None and any(line.event == "power_off_accepted" for line in lines):

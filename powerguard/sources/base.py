@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from powerguard.core.model import Reading, SourceFailed
+from powerguard.core.events import Reading, SourceFailed
 
 Publish = Callable[[Reading | SourceFailed], None]
 

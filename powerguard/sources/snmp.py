@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import structlog
 
 from powerguard.clock import Clock, boottime_s
-from powerguard.core.model import OutputSource, SourceFailed
+from powerguard.core.events import OutputSource, SourceFailed
 from powerguard.profiles.decode import Decoded, decode, redundant
 from powerguard.profiles.load import Profiles, load_profiles
 from powerguard.profiles.values import Answer, Missing

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from powerguard.cli.main import VERBS
-from powerguard.core.model import Abort, CheckpointNow, SetMaintenance, State
+from powerguard.core.events import Abort, CheckpointNow, SetMaintenance
+from powerguard.core.model import State
 from powerguard.daemon.admin import admin_server
 from powerguard.daemon.http import http_server
 from powerguard.daemon.journal import Entry, Journal

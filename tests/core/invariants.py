@@ -4,27 +4,10 @@ import json
 
 from powerguard.core import budget as sums
 from powerguard.core import plan
-from powerguard.core.machine import TABLE, phase_name
-from powerguard.core.model import (
-    Abort,
-    EmergencyCheckpoint,
-    Event,
-    Grade,
-    Holding,
-    Online,
-    OutputSource,
-    Policy,
-    PollNow,
-    PowerOff,
-    Reading,
-    Recovery,
-    Shutdown,
-    State,
-    Step,
-    Supply,
-    TriggerCheckpoint,
-)
+from powerguard.core.events import Abort, Event, Grade, OutputSource, PollNow, PowerOff, Reading, TriggerCheckpoint
+from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Policy, Recovery, Shutdown, State, Step, Supply
 from powerguard.core.plain import from_plain, to_plain
+from powerguard.core.table import TABLE, phase_name
 
 _ON_UTILITY = (OutputSource.UTILITY, OutputSource.BYPASS, OutputSource.ECO, OutputSource.BOOST, OutputSource.TRIM)
 

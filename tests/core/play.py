@@ -15,8 +15,7 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from powerguard.core.machine import phase_name, step
-from powerguard.core.model import (
+from powerguard.core.events import (
     Abort,
     Action,
     CheckpointNow,
@@ -28,7 +27,6 @@ from powerguard.core.model import (
     Failed,
     ForeignStop,
     OutputSource,
-    Policy,
     PollNow,
     PowerOff,
     Reading,
@@ -36,16 +34,16 @@ from powerguard.core.model import (
     ResumeTraining,
     SetMaintenance,
     SourceFailed,
-    State,
-    Step,
     SyncFilesystems,
     Tick,
-    TrainerPolicy,
     TrainerSeen,
     TriggerCheckpoint,
 )
+from powerguard.core.machine import step
+from powerguard.core.model import Policy, State, Step, TrainerPolicy
 from powerguard.core.plain import from_plain, to_plain
 from powerguard.core.recovery import Stored, restore
+from powerguard.core.table import phase_name
 
 KINDS: dict[str, type[Action]] = {
     "policy": EnsurePolicy,

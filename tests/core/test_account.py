@@ -11,7 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy
 
 from powerguard.core import budget as sums
-from powerguard.core.model import Battery, Feed, OutputSource, Reading, Supply
+from powerguard.core.events import OutputSource, Reading
+from powerguard.core.model import Battery, Feed, Supply
 
 POLICY = make_policy(["table=50:540,75:360,100:240"])
 BLIND = make_policy([])

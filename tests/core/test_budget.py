@@ -11,7 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy
 
 from powerguard.core import budget as sums
-from powerguard.core.model import Battery, Conduct, Feed, Grade, OutputSource, Policy, Reading, Supply, Trainer
+from powerguard.core.events import Conduct, Grade, OutputSource, Reading
+from powerguard.core.model import Battery, Feed, Policy, Supply, Trainer
 
 TABLE = ((0.50, 540.0), (0.75, 360.0), (1.00, 240.0))
 POLICY = make_policy(["table=50:540,75:360,100:240"])

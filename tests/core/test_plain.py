@@ -9,28 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerguard.core import model
-from powerguard.core.model import (
-    Action,
-    Done,
-    EnsurePolicy,
-    Event,
-    Feed,
-    Grade,
-    Note,
-    OutputSource,
-    Phase,
-    PowerOff,
-    Reading,
-    State,
-    Trainer,
-)
+from powerguard.core import events, model
+from powerguard.core.events import Action, Done, EnsurePolicy, Event, Grade, Note, OutputSource, PowerOff, Reading
+from powerguard.core.model import Feed, Phase, State, Trainer
 from powerguard.core.plain import PlainError, from_plain, to_plain
 
 CLASSES = [
     cls
-    for cls in vars(model).values()
-    if isinstance(cls, type) and dataclasses.is_dataclass(cls) and cls.__module__ == model.__name__
+    for module in (events, model)
+    for cls in vars(module).values()
+    if isinstance(cls, type) and dataclasses.is_dataclass(cls) and cls.__module__ == module.__name__
 ]
 st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
 # An action's class is told by its kind, so the base class stands for every action there is.

@@ -17,33 +17,28 @@ sys.path.insert(0, str(Path(__file__).parent))
 from invariants import check_spent_battery, check_step, kept
 from play import make_policy
 
-from powerguard.core.machine import TABLE, Cause, step
-from powerguard.core.model import (
+from powerguard.core.events import (
     Abort,
     Action,
     CheckpointProgress,
     Done,
-    EmergencyCheckpoint,
     Event,
     Failed,
     ForeignStop,
-    Holding,
-    Online,
     OutputSource,
     PollNow,
     PowerOff,
     Reading,
-    Recovery,
     SetMaintenance,
-    Shutdown,
     SourceFailed,
-    State,
-    Step,
     Tick,
     TrainerSeen,
     TriggerCheckpoint,
 )
+from powerguard.core.machine import step
+from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Recovery, Shutdown, State, Step
 from powerguard.core.recovery import Stored, restore
+from powerguard.core.table import TABLE, Cause
 
 POLICIES = (
     "table=50:540,75:360,100:240 trainer=llm:pause:20",

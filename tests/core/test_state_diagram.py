@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from powerguard.core.machine import TABLE, phase_name
+from powerguard.core.table import TABLE, phase_name
 
 ROOT = Path(__file__).parent.parent.parent
 

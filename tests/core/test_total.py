@@ -15,8 +15,7 @@ from invariants import check_step, kept
 from play import Player
 
 from powerguard.core import plan
-from powerguard.core.machine import step
-from powerguard.core.model import (
+from powerguard.core.events import (
     Abort,
     CheckpointNow,
     CheckpointProgress,
@@ -29,11 +28,12 @@ from powerguard.core.model import (
     Reading,
     SetMaintenance,
     SourceFailed,
-    State,
     Tick,
     TrainerSeen,
     TriggerCheckpoint,
 )
+from powerguard.core.machine import step
+from powerguard.core.model import State
 
 TO_HOLDING = """
 0..2 utility load=75 charge=100 runtime=360

@@ -16,8 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from invariants import check_spent_battery, check_step, kept
 from play import make_policy
 
-from powerguard.core.machine import phase_name, step
-from powerguard.core.model import (
+from powerguard.core.events import (
     Abort,
     Action,
     Conduct,
@@ -25,18 +24,17 @@ from powerguard.core.model import (
     Event,
     Failed,
     OutputSource,
-    Policy,
     PollNow,
     PowerOff,
     Reading,
-    Shutdown,
     SourceFailed,
-    State,
-    Step,
     Tick,
     TriggerCheckpoint,
 )
+from powerguard.core.machine import step
+from powerguard.core.model import Policy, Shutdown, State, Step
 from powerguard.core.recovery import Stored, restore
+from powerguard.core.table import phase_name
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,9 @@ LETTERS = {
     "battery": lambda world: _readings(world, 9, "battery"),
     "battery_low": lambda world: _readings(world, 2, "battery", low_battery=True),
     "battery_witness": lambda world: _readings(world, 1, "battery", input_present=False),
-    "countdown": lambda world: _readings(world, 2, "utility", output_off_in_s=45.0),
+    "countdown": lambda world: _readings(
+        _readings(world, 1, "utility", output_off_in_s=45.0), 1, "utility", output_off_in_s=44.0
+    ),
     "lost": lambda world: world.after(
         SourceFailed(at_s=world.now_s + 1.0, ups="ups", source="snmp", reason="no answer", lost=True)
     ),

@@ -13,24 +13,24 @@ from pathlib import Path
 from typing import Any
 
 from powerguard.clock import Clock
-from powerguard.core.model import (
+from powerguard.core.events import (
     Action,
     Detail,
     EnsurePolicy,
     OutputSource,
-    Policy,
     PowerOff,
     Reading,
     ResumeTrainer,
     ResumeTraining,
     SyncFilesystems,
-    TrainerPolicy,
     TriggerCheckpoint,
 )
+from powerguard.core.model import Policy, TrainerPolicy
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Executor, Inline, Journal, Limits, Line, OutageRecord, history, read_only, recent
 from powerguard.daemon.journal.store import Store
-from powerguard.daemon.loop import Loop, Parts, Runnable
+from powerguard.daemon.loop import Loop
+from powerguard.daemon.parts import Parts, Runnable
 from powerguard.daemon.systemd import Notifier
 from powerguard.effectors.base import Effector, EffectorError
 from powerguard.sim.ups import Battery, SimUps

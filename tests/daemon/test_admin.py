@@ -17,7 +17,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from powerguard.core.model import Abort, CheckpointNow, Feed, Maintenance, SetMaintenance, State
+from powerguard.core.events import Abort, CheckpointNow, SetMaintenance
+from powerguard.core.model import Feed, Maintenance, State
 from powerguard.daemon.admin import GROUP, Admin, Peer, admin_server, may_change, owns_shutdown, peer_of
 from tests.daemon.watched import NOW_S, PHASES, scene
 

@@ -13,16 +13,15 @@ from pathlib import Path
 import pytest
 
 from powerguard.clock import Clock
-from powerguard.core.model import (
+from powerguard.core.events import (
     EnsurePolicy,
-    Online,
     PowerOff,
     ResumeTrainer,
     ResumeTraining,
-    Shutdown,
     SyncFilesystems,
     TriggerCheckpoint,
 )
+from powerguard.core.model import Online, Shutdown
 from powerguard.daemon.assemble import Hands, Recorder, assemble, build, main
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Inline, Journal

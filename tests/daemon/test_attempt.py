@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.model import Action, Detail, Done, EnsurePolicy, Failed
+from powerguard.core.events import Action, Detail, Done, EnsurePolicy, Failed
 from powerguard.core.plain import from_plain, to_plain
 from powerguard.daemon.attempt import Strays, attempt
 from powerguard.effectors.base import EffectorError

@@ -13,23 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.core.model import (
+from powerguard.core.events import (
     Action,
     Done,
     EnsurePolicy,
     Failed,
     Grade,
-    Holding,
     Level,
     Note,
-    OnBattery,
-    Outage,
     OutputSource,
     Reading,
     ResumeTrainer,
-    State,
     Tick,
 )
+from powerguard.core.model import Holding, OnBattery, Outage, State
 from powerguard.daemon.journal import (
     Entry,
     Journal,

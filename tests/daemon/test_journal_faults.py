@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.core.model import EnsurePolicy, Grade, OnBattery, Outage, State
+from powerguard.core.events import EnsurePolicy, Grade
+from powerguard.core.model import OnBattery, Outage, State
 from powerguard.daemon.journal import Entry, Health, Inline, Journal, JournalError, Limits, Loaded, read_all, read_only
 from powerguard.daemon.journal import recent as query_recent
 from powerguard.daemon.journal.store import Batch, Store

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from powerguard.core.model import (
+from powerguard.core.events import (
     Abort,
     Action,
     CheckpointNow,
@@ -14,13 +14,12 @@ from powerguard.core.model import (
     Done,
     EnsurePolicy,
     Failed,
-    OnBattery,
-    Online,
     PollNow,
     Reading,
     ResumeTrainer,
     TriggerCheckpoint,
 )
+from powerguard.core.model import OnBattery, Online
 from powerguard.daemon.attempt import RESTART_MAX_S, keep_running, rest
 from powerguard.daemon.journal import Inline, JournalError, Limits, read_all, read_only
 from powerguard.daemon.journal.store import Batch, Store

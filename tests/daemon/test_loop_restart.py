@@ -5,20 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.core.model import (
-    Action,
-    EnsurePolicy,
-    Holding,
-    OnBattery,
-    Online,
-    Outage,
-    PowerOff,
-    Recovery,
-    ResumeTraining,
-    Shutdown,
-    SyncFilesystems,
-    TriggerCheckpoint,
-)
+from powerguard.core.events import Action, EnsurePolicy, PowerOff, ResumeTraining, SyncFilesystems, TriggerCheckpoint
+from powerguard.core.model import Holding, OnBattery, Online, Outage, Recovery, Shutdown
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Inline
 from powerguard.daemon.loop import Loop

@@ -9,7 +9,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from powerguard.core.model import Battery, Done, Feed, State, SyncFilesystems
+from powerguard.core.events import Done, SyncFilesystems
+from powerguard.core.model import Battery, Feed, State
 from powerguard.daemon.families import LIFETIME, SECTIONS
 from powerguard.daemon.metrics import OPENMETRICS, TEXT, reference, registry, scrape
 from powerguard.daemon.port import Daemon

@@ -10,19 +10,8 @@ from pathlib import Path
 import pytest
 
 from powerguard.core import plan
-from powerguard.core.model import (
-    Battery,
-    Done,
-    Failed,
-    Feed,
-    Grade,
-    Maintenance,
-    Outcome,
-    OutputSource,
-    Policy,
-    PollNow,
-    SyncFilesystems,
-)
+from powerguard.core.events import Done, Failed, Grade, Outcome, OutputSource, PollNow, SyncFilesystems
+from powerguard.core.model import Battery, Feed, Maintenance, Policy
 from powerguard.daemon.port import ActionFigures, BmcView, Daemon, SourceView
 from powerguard.daemon.readiness import ERRORS, WARNINGS, is_ready, readiness
 from powerguard.daemon.status import plan_view, required_steps, status

@@ -4,21 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from powerguard.clock import Clock
+from powerguard.core.events import Conduct, Event, Grade, OutputSource, Reading
 from powerguard.core.model import (
     Battery,
-    Conduct,
     EmergencyCheckpoint,
-    Event,
     Feed,
-    Grade,
     Holding,
     OnBattery,
     Online,
     Outage,
-    OutputSource,
     Phase,
     Policy,
-    Reading,
     Recovery,
     Shutdown,
     State,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.core.model import PollNow
+from powerguard.core.events import PollNow
 from powerguard.effectors.bmc.effector import BACK_OFF_S, BmcEffector, BmcError
 from powerguard.effectors.bmc.ipmi import Failure
 from powerguard.effectors.bmc.options import BmcOptions

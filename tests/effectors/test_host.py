@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from pydantic import ValidationError
 
-from powerguard.core.model import Grade, PollNow, PowerOff, ResumeTraining
+from powerguard.core.events import Grade, PollNow, PowerOff, ResumeTraining
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Ended, run_child
 from powerguard.effectors.host import HostEffector

@@ -16,7 +16,7 @@ import structlog
 from aiohttp import web
 
 from powerguard.clock import boottime_s
-from powerguard.core.model import Conduct, ResumeTrainer, TrainerSeen
+from powerguard.core.events import Conduct, ResumeTrainer, TrainerSeen
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.options import Secret

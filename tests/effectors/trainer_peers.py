@@ -9,7 +9,7 @@ from pathlib import Path
 from aiohttp import web
 
 from powerguard.clock import boottime_s
-from powerguard.core.model import CheckpointProgress, Conduct, TrainerSeen, TriggerCheckpoint
+from powerguard.core.events import CheckpointProgress, Conduct, TrainerSeen, TriggerCheckpoint
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.trainer.options import TrainerOptions
 

@@ -15,7 +15,7 @@ from typing import Final, Self
 
 import pytest
 
-from powerguard.core.model import EnsurePolicy
+from powerguard.core.events import EnsurePolicy
 from powerguard.effectors.bmc.options import BmcOptions
 from powerguard.options import Secret
 from tests.peers import MISSING, require

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from powerguard.core.model import OutputSource
+from powerguard.core.events import OutputSource
 from powerguard.profiles.decode import Decoded, decode
 from powerguard.profiles.load import load_profiles
 from powerguard.profiles.schema import OnBattery

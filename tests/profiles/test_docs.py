@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from powerguard.core.model import OutputSource
+from powerguard.core.events import OutputSource
 from powerguard.profiles.load import parse_profile
 from powerguard.profiles.vocabulary import NUMBERS, UNITS, State
 

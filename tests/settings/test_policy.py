@@ -4,7 +4,8 @@ from datetime import date
 
 import pytest
 
-from powerguard.core.model import Conduct, Policy, TrainerPolicy
+from powerguard.core.events import Conduct
+from powerguard.core.model import Policy, TrainerPolicy
 from powerguard.settings.caution import warnings
 from powerguard.settings.policy import battery_age_months, policy
 from powerguard.settings.schema import Settings

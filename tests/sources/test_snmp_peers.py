@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.model import OutputSource, Reading, SourceFailed
+from powerguard.core.events import OutputSource, Reading, SourceFailed
 from powerguard.profiles.load import load_profiles
 from powerguard.sim.snmp_agent import SnmpAgent
 from powerguard.sim.snmp_usm import SimUser

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from powerguard.clock import boottime_s
-from powerguard.core.model import OutputSource, Reading, SourceFailed
+from powerguard.core.events import OutputSource, Reading, SourceFailed
 from powerguard.profiles.load import load_profiles
 from powerguard.profiles.values import Answer, Missing
 from powerguard.sim import snmp_ber as ber

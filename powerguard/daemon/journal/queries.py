@@ -5,7 +5,8 @@ import sqlite3
 from collections.abc import Mapping
 from typing import cast
 
-from powerguard.core.model import Action, Scalar, State
+from powerguard.core.events import Action, Scalar
+from powerguard.core.model import State
 from powerguard.core.plain import PlainError, from_plain
 from powerguard.daemon.journal.records import Line, Loaded, OutageRecord
 

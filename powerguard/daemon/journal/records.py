@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from powerguard.core.model import Action, Detail, Done, Event, Failed, Note, Online, Scalar, State
+from powerguard.core.events import Action, Detail, Done, Event, Failed, Note, Scalar
+from powerguard.core.model import Online, State
 from powerguard.core.plain import PlainError, to_plain
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from powerguard.clock import Clock, boottime_s
-from powerguard.core.model import Action, Detail, EnsurePolicy
+from powerguard.core.events import Action, Detail, EnsurePolicy
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.bmc.ipmi import (
     ChassisStatus,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from powerguard.clock import Clock
-from powerguard.core.model import CheckpointProgress, Detail, TriggerCheckpoint
+from powerguard.core.events import CheckpointProgress, Detail, TriggerCheckpoint
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn
 from powerguard.effectors.trainer.conduct import BACKOFF_S, Meaning, Verdict, classify

@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 
 from powerguard.clock import Clock
-from powerguard.core.model import (
+from powerguard.core.events import (
     Action,
     CheckpointProgress,
     Conduct,

@@ -1,0 +1,246 @@
+"""What a move brings about: what is undone on the way out, what is ordered on the way in, and the standing duties."""
+
+import math
+from dataclasses import replace
+
+from powerguard.core import budget as sums
+from powerguard.core import fusion, plan, trainers
+from powerguard.core.events import Conduct, EnsurePolicy, Grade, Level, PowerOff, ResumeTraining, SyncFilesystems
+from powerguard.core.model import (
+    EmergencyCheckpoint,
+    Holding,
+    OnBattery,
+    Online,
+    Outage,
+    Phase,
+    Recovery,
+    Shutdown,
+    Supply,
+)
+from powerguard.core.table import TABLE, Cause, phase_name
+from powerguard.core.turn import Turn
+
+AGAIN_S = 300.0
+"""Still alive this long after the host should have been off: order the power-off again, at once this time."""
+RETRY_S = 5.0
+GUARD_CHECKPOINT_S = 60.0
+"""Below the charge gate, and while a trainer trains on through a hold: a checkpoint this often."""
+RESUME_TRIES = 3
+_WORTH_TELLING_S = 1.0
+
+
+def move(turn: Turn, cause: Cause, because: str) -> None:
+    old = turn.state.phase
+    target = TABLE[type(old), cause]
+    told = len(turn.notes)
+    _leave(turn, cause, because)
+    turn.set_phase(_enter(turn, old, target, because))
+    # The story is told in its own order: the move first, then what it brought about.
+    consequences, turn.notes[told:] = turn.notes[told:], []
+    if isinstance(old, Online):
+        turn.open_outage(because)
+    turn.note(
+        "phase_changed",
+        because,
+        Level.INFO if target is Online else Level.WARNING,
+        **{"old": phase_name(old), "new": phase_name(target), "cause": cause.value, **turn.numbers()},
+    )
+    turn.notes.extend(consequences)
+    if target is Online:
+        turn.close_outage(old, because)
+        if not plan.gate_open(turn.policy, turn.state, turn.now_s):
+            turn.update(rearm_checkpoint_at_s=turn.now_s + GUARD_CHECKPOINT_S)
+            turn.note("guard_started", "the charge would not survive a second outage", Level.WARNING)
+
+
+def _leave(turn: Turn, cause: Cause, because: str) -> None:
+    """What is undone on the way out."""
+    if cause in (Cause.UTILITY_STABLE, Cause.ABORTED, Cause.REHEARSED):
+        trainers.resume_all(turn)
+    if cause is Cause.ABORTED:
+        turn.set_outage(aborted_by=because)
+
+
+def _enter(turn: Turn, old: Phase, target: type[Phase], because: str) -> Phase:
+    """Return the new phase and order what it begins with."""
+    if target is Online or isinstance(old, Online):
+        trainers.forget_outage(turn)
+    if target is Online:
+        return Online()
+    outage = _new_outage(turn) if isinstance(old, Online) else old.outage
+    if target is OnBattery:
+        return OnBattery(outage=replace(outage, aborted_by=turn.aborted_by(outage)))
+    if target is Shutdown:
+        return _latch(turn, outage, because)
+    began_s = turn.now_s
+    if target is Holding and isinstance(old, EmergencyCheckpoint):
+        return Holding(
+            outage=outage,
+            began_s=began_s,
+            paused_load=old.paused_load,
+            settle_by_s=old.settle_by_s,
+            due_at_s=old.due_at_s,
+        )
+    turn.set_phase(EmergencyCheckpoint(outage=outage, began_s=began_s, because=because))
+    if sums.power_off_at_s(turn.state.feed) is not None:
+        turn.regrade()
+    load = sums.load_of(turn.state.battery)
+    predicted = sums.paused_load(turn.policy, turn.state.trainers, load)
+    slowest_s = max((t.step_s for t in turn.state.trainers if t.alive), default=0.0)
+    limit_s = trainers.order_limit_s(turn, plan.outage_budget(turn.policy, turn.state, turn.now_s))
+    trainers.order_all(turn, reason="on_battery", after=None, by_s=turn.now_s + limit_s)
+    return EmergencyCheckpoint(
+        outage=turn.outage or outage,
+        began_s=began_s,
+        because=because,
+        paused_load=predicted if predicted < load else None,
+        settle_by_s=began_s + max(2 * slowest_s + 15.0, 45.0),
+    )
+
+
+def _new_outage(turn: Turn) -> Outage:
+    feed = turn.state.feed
+    since_s = feed.since_s if feed.supply is Supply.BATTERY else turn.now_s
+    sums_now = plan.outage_budget(turn.policy, turn.state, turn.now_s)
+    full = sums_now.grade
+    if sums_now.left is not None and sums_now.tau_paused_s is not None:
+        full = sums.choose_grade(
+            turn.policy,
+            left=sums_now.left,
+            tau_paused_s=sums_now.tau_paused_s,
+            checkpoint=sums_now.checkpoint_s,
+            at_most=full,
+        )
+    return Outage(
+        id=f"{turn.policy.boot_id[:8]}-{max(0, int(turn.now_s * 10))}",
+        since_s=since_s,
+        grade=full,
+        load_at_start=turn.state.battery.load,
+        charge_at_start_pct=None if feed.reading is None else feed.reading.charge_pct,
+    )
+
+
+def _latch(turn: Turn, outage: Outage, because: str) -> Shutdown:
+    """The commit point. The return is armed and the disks are synced first, both bounded; then the power-off."""
+    policy = turn.policy
+    # A load that never fell, a gauge that jumped: what was chosen when there was more time may not fit any more.
+    sums_now = plan.outage_budget(policy, turn.state, turn.now_s)
+    reff_s, low_at_s = sums_now.reff_s, turn.state.feed.low_battery_at_s
+    if reff_s is None and low_at_s is not None:
+        reff_s = max(0.0, policy.low_battery_s - (turn.now_s - low_at_s))  # Blind, but this much is known.
+    grade = sums.grade_within(policy, reff_s, at_most=outage.grade)
+    outage = replace(outage, grade=grade)
+    bare = grade is Grade.BARE
+    prepare_s = min(policy.bmc_limit_s, 2.0) if bare else policy.bmc_limit_s
+    ids = (
+        turn.order(EnsurePolicy, limit_s=prepare_s, outage=outage.id),
+        turn.order(SyncFilesystems, limit_s=prepare_s, outage=outage.id),
+    )
+    return Shutdown(
+        outage=outage,
+        boot_id=policy.boot_id,
+        latched_s=turn.now_s,
+        because=because,
+        waiting=ids,
+        prepare_by_s=turn.now_s + prepare_s + 0.25,
+        again_at_s=turn.now_s + sums.stop_s(policy, grade) + AGAIN_S,
+    )
+
+
+# --- Standing duties --------------------------------------------------------------------------------------------
+
+
+def duties(turn: Turn) -> None:
+    """What a phase does while it lasts."""
+    phase = turn.state.phase
+    match phase:
+        case Online():
+            _guard(turn)
+        case OnBattery() | EmergencyCheckpoint() | Holding():
+            waited_s = turn.now_s - phase.outage.since_s
+            if not phase.outage.policy_asked and waited_s >= turn.policy.commit_dwell_s:
+                turn.set_outage(policy_asked=True)
+                turn.order(EnsurePolicy, limit_s=turn.policy.bmc_limit_s, outage=phase.outage.id)
+            phase = turn.state.phase
+            if isinstance(phase, EmergencyCheckpoint | Holding):
+                trainers.tend(turn, hold=isinstance(phase, Holding), repeat_s=GUARD_CHECKPOINT_S)
+                turn.watch_load(phase)
+        case Shutdown():
+            _finish(turn, phase)
+        case Recovery():
+            _resume(turn, phase)
+
+
+def _guard(turn: Turn) -> None:
+    """After a return in place below the charge gate: train on, with a checkpoint every minute."""
+    due_s = turn.state.rearm_checkpoint_at_s
+    if due_s is None:
+        return
+    if plan.gate_open(turn.policy, turn.state, turn.now_s):
+        turn.update(rearm_checkpoint_at_s=None)
+        turn.note("guard_ended", "the charge survives a second outage")
+    elif turn.now_s >= due_s:
+        turn.update(rearm_checkpoint_at_s=turn.now_s + GUARD_CHECKPOINT_S)
+        trainers.order_all(turn, reason="on_battery", after=Conduct.CONTINUE, by_s=turn.now_s + GUARD_CHECKPOINT_S)
+
+
+def _finish(turn: Turn, phase: Shutdown) -> None:
+    """Order the power-off once everything before it is done or out of time, and again should the host survive it."""
+    policy, grade = turn.policy, phase.outage.grade
+    first = not phase.force_at_s and (not phase.waiting or turn.now_s >= phase.prepare_by_s)
+    is_rehearsed = phase.ordered and not policy.powers_off
+    again = bool(phase.force_at_s) and turn.now_s >= phase.again_at_s and not is_rehearsed
+    # A countdown is as hard as an empty battery, also one that begins after the latch.
+    cut_at_s = sums.power_off_at_s(turn.state.feed)
+    latest_s = math.inf if cut_at_s is None or grade is Grade.BARE else cut_at_s - sums.CUT_GUARD_S
+    sooner = not is_rehearsed and turn.now_s < phase.force_at_s and latest_s < phase.force_at_s - _WORTH_TELLING_S
+    if not (first or again or sooner) or phase.boot_id != policy.boot_id:
+        return
+    deadline_s = phase.latched_s + sums.stop_s(policy, grade, reserve_s=0.0)
+    least_s = sums.force_after_s(policy, Grade.BARE)
+    if first:
+        force_s = max(least_s, min(phase.latched_s + sums.force_after_s(policy, grade), latest_s) - turn.now_s)
+    else:
+        force_s = max(0.0, min(phase.force_at_s, latest_s) - turn.now_s)
+    if sooner and not again:
+        turn.note("power_off_hastened", "the UPS cuts its output sooner", Level.WARNING, force_after_s=force_s)
+    elif again:
+        level = Level.ERROR if turn.now_s > deadline_s else Level.WARNING
+        turn.note("power_off_repeated", "the host is still alive", level, force_after_s=force_s)
+    else:
+        because = "everything before it is done" if not phase.waiting else "what is not done by now is left"
+        turn.note("power_off_ordered", because, Level.WARNING, force_after_s=force_s, grade=grade)
+    turn.order(PowerOff, limit_s=RETRY_S, outage=phase.outage.id, grade=grade, force_after_s=force_s)
+    turn.set_phase(
+        replace(
+            phase,
+            waiting=(),
+            force_at_s=min(phase.force_at_s or math.inf, turn.now_s + force_s),
+            again_at_s=max(phase.latched_s + sums.stop_s(policy, grade), turn.now_s) + AGAIN_S,
+        )
+    )
+
+
+def _resume(turn: Turn, phase: Recovery) -> None:
+    """At boot: train again when utility is stable and the charge survives a second outage."""
+    if phase.asked is not None or turn.now_s < phase.retry_at_s:
+        return
+    state, policy = turn.state, turn.policy
+    stable = fusion.is_stable(policy, state.feed, turn.now_s, stable_s=policy.utility_stable_s)
+    because = ""
+    if stable and sums.power_off_at_s(state.feed) is None:
+        because = plan.gate_open(policy, state, turn.now_s)
+    elif state.feed.supply is Supply.UNKNOWN or not fusion.is_fresh(policy, state.feed, turn.now_s):
+        held_s = turn.now_s - max(phase.began_s, state.feed.lost_since_s or phase.began_s)
+        if state.feed.supply is not Supply.BATTERY and held_s >= policy.unknown_hold_s:
+            because = "the UPS has not answered for long; a blind gate must not stop training for ever"
+            turn.note("gate_forced", because, Level.ERROR)
+    if not because:
+        return
+    if phase.tries >= RESUME_TRIES:
+        turn.note("resume_failed", "training could not be started", Level.ERROR, tries=phase.tries)
+        move(turn, Cause.RESUMED, "gave up; a person must start training")
+        return
+    id_ = turn.order(ResumeTraining, limit_s=30.0, outage=phase.outage.id)
+    turn.set_phase(replace(phase, asked=id_, tries=phase.tries + 1))
+    turn.note("gate_opened", because)

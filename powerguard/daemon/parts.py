@@ -1,0 +1,63 @@
+"""What the settings make, how it is given back, and how its story is told."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from powerguard.core.events import Action, Level, Note
+from powerguard.core.model import Policy
+from powerguard.daemon.attempt import keep_running
+from powerguard.effectors.base import Effector
+from powerguard.sources.base import Source
+
+log = structlog.get_logger()
+
+CLOSE_LIMIT_S = 1.0
+"""For pollers to end and connections to be given back: what takes longer is left behind."""
+
+Runnable = Callable[[], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the settings make: everything that a reload replaces.
+
+    sources: (ups, source name, poller). watchers: tasks that publish events by themselves, such as the trainers'.
+    effectors: who carries out which kind of action. close: gives back what they hold.
+    """
+
+    policy: Policy
+    armed: bool
+    host_kind: str
+    bmc_kind: str
+    sources: Sequence[tuple[str, str, Source]]
+    watchers: Mapping[str, Runnable]
+    effectors: Mapping[type[Action], Effector]
+    close: Runnable | None = None
+
+
+async def close(parts: Parts) -> None:
+    """Give back what the parts hold, within CLOSE_LIMIT_S."""
+    if parts.close is None:
+        return
+    try:
+        async with asyncio.timeout(CLOSE_LIMIT_S):
+            await keep_running("close", parts.close, once=True)
+    except TimeoutError:
+        log.warning("close_incomplete", because=f"not done within {CLOSE_LIMIT_S:g} s")
+
+
+def log_note(note: Note) -> None:
+    """Log one line of the story at its level."""
+    values = dict(note.numbers)
+    match note.level:
+        case Level.ERROR:
+            log.error(note.event, because=note.because, **values)
+        case Level.WARNING:
+            log.warning(note.event, because=note.because, **values)
+        case Level.INFO:
+            log.info(note.event, because=note.because, **values)
+        case Level.DEBUG:
+            log.debug(note.event, because=note.because, **values)
