@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -322,6 +323,7 @@ def main() -> None:
     parser.add_argument("--state-file", type=Path, help="the policy is kept here")
     parser.add_argument("--policy", default=PowerRestorePolicy.LAST_STATE, help="at first, where no state is kept")
     given = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a terminal's Ctrl-C reaches us, too: no traceback
     try:
         first = json.loads(sys.stdin.readline())
         user, password, faults = first["user"], first["password"], Faults(**first.get("faults", {}))

@@ -1,0 +1,92 @@
+"""`powerguard demo --fast`: the same story in virtual time, quickly, the same every time, and told as what it is."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SKELETON = [
+    ["outage_began", "on_battery", "online", "outage_ended"],
+    [
+        "outage_began", "on_battery", "emergency_checkpoint", "checkpoint_ordered", "checkpoint_durable", "holding",
+        "online", "outage_ended",
+    ],
+    [
+        "outage_began", "on_battery", "emergency_checkpoint", "checkpoint_ordered", "checkpoint_durable", "holding",
+        "shutdown", "power_off_ordered", "power_off_accepted",
+    ],
+]  # fmt: skip
+"""The story: the same in the live world (test_demo) and in this one."""
+
+
+def skeleton(told: dict[str, Any]) -> list[list[str]]:
+    """The order of events, each move by the phase it leads to; the BMC's answer comes when it comes."""
+    return [
+        [event.get("new", event["event"]) for event in outage["events"] if event["event"] != "policy_verified"]
+        for outage in told["outages"]
+    ]
+
+
+def fast(*more: str, home: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "powerguard", "demo", "--fast", *more],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={"PATH": "/usr/bin:/bin", "TMPDIR": home, "POWERGUARD_UNDER_TEST": "1", "PYTHONPATH": str(Path.cwd())},
+    )
+
+
+@pytest.fixture(scope="module")
+def home() -> Any:  # noqa: ANN401 - a generator of one name
+    with tempfile.TemporaryDirectory(prefix="pg fast ", dir="/tmp") as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def first(home: str) -> dict[str, Any]:
+    ended = fast("--json", home=home)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    told: dict[str, Any] = json.loads(ended.stdout)
+    return told
+
+
+def test_it_tells_the_story(first: dict[str, Any]) -> None:
+    assert skeleton(first) == SKELETON
+    assert first["schema_version"] == 1
+    assert first["safe"] is True
+    assert len(first["checks"]) == 6
+    assert all(check["holds"] for check in first["checks"])
+    assert first["seconds"] > 3600.0, "an hour and more of recharging"
+
+
+def test_it_says_what_is_not_real(first: dict[str, Any]) -> None:
+    assert "virtual time" in first["world"]
+    assert "time" in first["replaced"]
+    assert "the power-off" in first["replaced"]
+    assert not any("SNMP" in thing for thing in first["real"])
+
+
+def test_the_policy_is_read_back_before_the_power_goes(first: dict[str, Any]) -> None:
+    long = [event["event"] for event in first["outages"][2]["events"]]
+    assert long.index("policy_verified") < long.index("power_off_ordered")
+
+
+def test_it_is_the_same_every_time_and_leaves_nothing(first: dict[str, Any], home: str) -> None:
+    """Told in words this time, from the same numbers; the folder of its journal is gone."""
+    began_s = time.monotonic()
+    ended = fast(home=home)
+    assert time.monotonic() - began_s < 60.0
+    assert (ended.returncode, ended.stderr) == (0, "")
+    for outage in first["outages"]:
+        assert outage["name"] in ended.stdout
+    for check in first["checks"]:
+        assert f"  yes  {check['name']}: {check['told']}" in ended.stdout
+    assert "nothing was lost" in ended.stdout
+    assert list(Path(home).iterdir()) == []
