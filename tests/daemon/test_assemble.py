@@ -206,7 +206,7 @@ def test_wrong_settings_are_78_and_no_traceback(folder: Path, capsys: pytest.Cap
 DEAF = """
 import asyncio, contextlib, sys
 from pathlib import Path
-from powerguard.core.model import TriggerCheckpoint
+from powerguard.core.events import TriggerCheckpoint
 from powerguard.daemon import assemble
 from powerguard.daemon.log import configure
 from powerguard.settings.load import load
