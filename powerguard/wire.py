@@ -191,7 +191,7 @@ class CheckpointStatus:
             paused=obj.flag("paused"),
             paused_step=obj.whole("paused_step", MAX_STEP),
             deadline_s=obj.number("deadline_s", MAX_SECONDS),
-            eta_s=obj.number("eta_s", MAX_SECONDS),
+            eta_s=obj.at_most("eta_s", MAX_SECONDS),
             bytes_done=obj.whole("bytes_done", MAX_BYTES),
             bytes_total=obj.whole("bytes_total", MAX_BYTES),
             path=obj.text("path", MAX_PATH),
@@ -294,7 +294,7 @@ class TrainerStatus:
         return Estimate(
             bytes=obj.whole("bytes", MAX_BYTES),
             write_bw_p10=obj.number("write_bw_p10", float(MAX_BYTES)),
-            seconds=obj.number("seconds", MAX_SECONDS),
+            seconds=obj.at_most("seconds", MAX_SECONDS),
         )
 
 
@@ -345,6 +345,13 @@ class _Object:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
             raise self._bad(key, f"a number of 0 to {most:g}", value)
         return float(value)
+
+    def at_most(self, key: str, most: float) -> float | None:
+        """Read a guess: bytes left over a rate of next to nothing is huge or endless, and no mistake."""
+        value = self._value.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > most:
+            return most
+        return self.number(key, most)
 
     def flag(self, key: str) -> bool:
         value = self._value.get(key)

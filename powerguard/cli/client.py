@@ -94,6 +94,8 @@ def _why(error: OSError, where: str) -> str:
         return f"{where}: not there: the daemon is not running (systemctl start powerguard)"
     if error.errno == errno.ECONNREFUSED:
         return f"{where}: nobody listens: the daemon is not running (systemctl start powerguard)"
+    if error.errno in (errno.ECONNRESET, errno.EPIPE, errno.EAGAIN):
+        return f"{where}: hung up on us: the daemon is stopping, or too many ask it at once (try again in 10 s)"
     if error.errno in (errno.EACCES, errno.EPERM):
         return f"{where}: permission denied (be root, or join group powerguard-admin)"
     return f"{where}: {error.strerror or error}"

@@ -48,8 +48,8 @@ JSON_TYPE: Final = "application/json; charset=utf-8"
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Keep what is our fault. A client that speaks no HTTP could otherwise fill the log with tracebacks."""
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+    """Keep what is our fault. A client that speaks no HTTP, or leaves, could otherwise fill the log with tracebacks."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | ConnectionError))
 
 
 _library_log = logging.getLogger("powerguard.http")

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import select
 import shutil
 import socket
 import sys
@@ -272,6 +273,24 @@ async def test_somebody_else_on_the_socket(answer: bytes, folder: Path) -> None:
         assert (await powerguard("event", "--for", "apcupsd", "x", "--socket", f"{folder}/s.sock")).code == 0
         assert (await powerguard("status", "--socket", f"{folder}/s.sock")).code == 4
         thread.join(5.0)
+
+
+async def test_a_crowded_daemon_is_not_called_gone(folder: Path) -> None:
+    """It hangs up on whoever is too many: that is told in words, and what to do."""
+    with socket.socket(socket.AF_UNIX) as crowded:
+        crowded.bind(f"{folder}/s.sock")
+        crowded.listen(4)
+
+        def hang_up() -> None:
+            peer, _ = crowded.accept()  # closed with our words unread: the kernel resets the connection
+            select.select([peer], [], [], 5.0)
+            peer.close()
+
+        thread = threading.Thread(target=hang_up, daemon=True)
+        thread.start()
+        ended = await powerguard("abort", "--socket", f"{folder}/s.sock")
+        thread.join(5.0)
+    assert (ended.code, "too many ask it at once (try again in 10 s)" in ended.err) == (4, True), ended.err
 
 
 # --- abort, maintenance, checkpoint ----------------------------------------------------------------------------------

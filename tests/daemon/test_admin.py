@@ -254,3 +254,18 @@ def test_examples_in_the_reference_are_true() -> None:
     refused = Admin(scene("shutdown"), group=GROUP).abort(root, {})
     for name, answer in (("accepted", taken), ("error", refused)):
         assert json.loads((reference / f"{name}.json").read_text(encoding="utf-8")) == json.loads(answer[1])
+
+
+async def test_one_that_leaves_in_mid_request_is_no_fault_of_ours(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Promises a body, sends none and goes: no traceback for it, or anybody could fill the log."""
+    async with admin_server(scene(), path=path):
+        for _ in range(3):
+            _, writer = await asyncio.open_unix_connection(path)
+            writer.write(b"POST /api/v1/event HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+            await writer.drain()
+            await asyncio.sleep(0.05)
+            assert isinstance(writer.transport, asyncio.WriteTransport)
+            writer.transport.abort()
+            await asyncio.sleep(0.05)
+        assert (await post(path, "event", {"name": "x"}))[0] == 202
+    assert "Traceback" not in caplog.text
