@@ -233,27 +233,29 @@ print("status", asyncio.run(ended), flush=True)
 def test_a_process_ends_though_an_effector_does_not(folder: Path) -> None:
     """SIGTERM beside an effector that swallows every cancellation: told, and gone in seconds, with status 0."""
     config = write(folder, more=f"http: {{port: {free_port()}}}\n")
-    child = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", DEAF, str(config)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    try:
-        assert child.stdout is not None
-        socket_path = folder / "powerguard.sock"
-        deadline_s = time.monotonic() + 60.0
-        while not socket_path.exists() and time.monotonic() < deadline_s:
-            time.sleep(0.05)
-        subprocess.run(
-            [sys.executable, "-m", "powerguard", "checkpoint", "--socket", str(socket_path)], check=True, timeout=30
-        )
-        for line in child.stdout:
-            if "deaf_asked" in line:
-                break
-        began_s = time.monotonic()
-        child.send_signal(signal.SIGTERM)
-        rest_of_it = child.communicate(timeout=60)[0]
-    finally:
-        child.kill()
-        child.wait()
+    ) as child:
+        try:
+            assert child.stdout is not None
+            socket_path = folder / "powerguard.sock"
+            deadline_s = time.monotonic() + 60.0
+            while not socket_path.exists():
+                assert time.monotonic() < deadline_s
+                assert child.poll() is None, child.stdout.read()
+                time.sleep(0.05)
+            subprocess.run(
+                [sys.executable, "-m", "powerguard", "checkpoint", "--socket", str(socket_path)], check=True, timeout=30
+            )
+            for line in child.stdout:
+                if "deaf_asked" in line:
+                    break
+            began_s = time.monotonic()
+            child.send_signal(signal.SIGTERM)
+            rest_of_it = child.stdout.read()
+            child.wait(60)
+        finally:
+            child.kill()
     assert time.monotonic() - began_s < 20.0
     assert child.returncode == 0
     assert "exit_forced" in rest_of_it

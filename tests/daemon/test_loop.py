@@ -6,6 +6,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+from structlog.testing import capture_logs
+
 from powerguard.core.events import (
     Abort,
     Action,
@@ -23,7 +25,7 @@ from powerguard.core.model import OnBattery, Online
 from powerguard.daemon.attempt import RESTART_MAX_S, keep_running, rest
 from powerguard.daemon.journal import Inline, JournalError, Limits, read_all, read_only
 from powerguard.daemon.journal.store import Batch, Store
-from powerguard.daemon.loop import QUEUE_LIMIT
+from powerguard.daemon.loop import QUEUE_LIMIT, Loop
 from tests.daemon.looped import CHECKPOINT_S, World, in_virtual_time, now_s, until
 
 
@@ -188,23 +190,32 @@ async def test_an_order_that_nobody_carries_out_fails_in_words(tmp_path: Path) -
 async def test_a_source_that_raises_is_lost_restarted_and_back(tmp_path: Path) -> None:
     """A bug in a poller: the core hears of a lost source, the poller is started anew, ever more seldom."""
     world = World(tmp_path / "journal.sqlite")
-    async with world.running() as daemon:
-        (card,) = world.cards
-        await rest(5.0)
-        card.fault = ValueError("a reply of minus one bytes")
-        card.poll_now()
-        await until(lambda: not daemon.sources[0].up)
-        assert "a reply of minus one bytes" in daemon.sources[0].last_error
-        await until(lambda: daemon.state.feed.lost_since_s is not None, 10.0)
-        assert isinstance(daemon.state.phase, Online)
-        assert "source_lost" in world.notes()
-        await rest(300.0)
-        assert 5 + 7 < card.runs < 20, "1, 2, 4, 8, 16, then every 30 s"
-        card.fault = None
-        await until(lambda: daemon.sources[0].up, RESTART_MAX_S + 1.0)
-        await rest(2.0)
-        assert daemon.state.feed.lost_since_s is None
-        assert "source_recovered" in world.notes()
+    # Captured: structlog's own traceback for people takes half a second each.
+    with capture_logs() as logged:
+        async with world.running() as daemon:
+            await breaks_and_mends(world, daemon)
+    restarts = [line["after_s"] for line in logged if line["event"] == "task_restarted"]
+    assert restarts[:6] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
+    assert {line["task"] for line in logged if line["event"] == "task_failed"} == {"source card"}
+
+
+async def breaks_and_mends(world: World, daemon: Loop) -> None:
+    (card,) = world.cards
+    await rest(5.0)
+    card.fault = ValueError("a reply of minus one bytes")
+    card.poll_now()
+    await until(lambda: not daemon.sources[0].up)
+    assert "a reply of minus one bytes" in daemon.sources[0].last_error
+    await until(lambda: daemon.state.feed.lost_since_s is not None, 10.0)
+    assert isinstance(daemon.state.phase, Online)
+    assert "source_lost" in world.notes()
+    await rest(300.0)
+    assert 5 + 7 < card.runs < 20, "1, 2, 4, 8, 16, then every 30 s"
+    card.fault = None
+    await until(lambda: daemon.sources[0].up, RESTART_MAX_S + 1.0)
+    await rest(2.0)
+    assert daemon.state.feed.lost_since_s is None
+    assert "source_recovered" in world.notes()
 
 
 @in_virtual_time
