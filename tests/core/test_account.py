@@ -295,3 +295,78 @@ def test_without_a_table_tau_comes_from_what_utility_readings_say() -> None:
     assert entered(KNOWN, reading(101.0, on_battery=False, runtime_s=200.0)).tau_point is None, (
         "the settings' table wins"
     )
+
+
+# --- Small print --------------------------------------------------------------------------------------------------
+
+
+def test_after_a_step_a_better_gauge_waits_as_well() -> None:
+    """A load that falls makes the gauge jump up: for 20 s it is reckoned, whatever it says; then it counts again."""
+    drain = 1.0 / 360.0
+    for step_at_s, gauge in ((90.0, 0.5 - drain), (81.001, 0.5 - drain), (81.0, 1.0), (None, 1.0)):
+        stepped = replace(KNOWN, step_at_s=step_at_s)
+        assert entered(stepped, reading(101.0, load_pct=75.0, runtime_s=360.0)).gauge == near(gauge)
+
+
+def test_a_suspect_reading_leaves_the_terms_reckoned() -> None:
+    drain = 1.0 / 360.0
+    low = entered(KNOWN, reading(101.0, load_pct=75.0, runtime_s=3.0, charge_pct=1.0))
+    assert (low.gauge, low.charged) == (near(0.5 - drain), near(0.6 - drain))
+
+
+def test_watts_and_small_loads_count_in_the_account_too() -> None:
+    rated = replace(POLICY, rating_w=5400.0)
+    now = entered(replace(KNOWN, load=0.5), reading(136.0, watts=5400.0), reading(100.0), policy=rated)
+    assert (now.load, now.used) == (1.0, near(0.1 + 36.0 / 240.0))
+    assert entered(replace(KNOWN, load=None), reading(101.0, load_pct=0.5)).load == 0.005
+    assert entered(replace(KNOWN, load=None), reading(101.0, watts=0.5), policy=rated).load == near(0.5 / 5400.0)
+
+
+def test_a_charge_beyond_full_is_not_told() -> None:
+    assert entered(Battery(at_s=0.0), reading(1.0, charge_pct=100.5)).used == 0.375
+
+
+def test_an_empty_gauge_on_battery_is_real() -> None:
+    """0 s at the end of a plausible fall; the decoder passes no other."""
+    near_empty = replace(KNOWN, gauge=0.004, left=0.004)
+    assert entered(near_empty, reading(101.0, load_pct=75.0, runtime_s=0.0)).gauge == 0.0
+    assert entered(near_empty, reading(101.0, load_pct=75.0, runtime_s=0.5)).gauge == near(0.5 / 360.0)
+
+
+def test_low_battery_that_is_over_leaves_nothing() -> None:
+    """After its 120 s the cap is nothing at all, also where the runtime is silent; a flag alone is not doubted then."""
+    told = {"load_pct": 75.0, "charge_pct": 60.0}
+    spent = entered(KNOWN, reading(300.0, **told), reading(299.0), low_at_s=100.0)
+    assert spent.left == 0.0
+    fresh = entered(Battery(at_s=299.0, used=0.0, load=0.75), reading(300.0, **told), reading(299.0), low_at_s=300.0)
+    assert (fresh.left, fresh.suspect) == (near(1 / 3), None)
+    unused = Battery(at_s=300.0, used=0.0, gauge=0.7, left=0.7, load=0.75)
+    doubted = entered(unused, reading(300.0, runtime_s=260.0, **told), reading(299.0), low_at_s=300.0)
+    assert doubted.left == near(0.7), "an account that has used nothing doubts it"
+
+
+def test_the_blind_have_no_share_at_all() -> None:
+    assert entered(KNOWN, reading(101.0), policy=BLIND).left is None
+    assert entered(KNOWN, reading(101.0), policy=BLIND).gauge is None
+    assert entered(replace(KNOWN, left=None), reading(101.0, load_pct=75.0)).left == near(0.5 - 1 / 360.0)
+
+
+def test_back_on_utility_nothing_is_suspect_any_more() -> None:
+    low = entered(KNOWN, reading(101.0, load_pct=75.0, runtime_s=36.0))
+    assert low.suspect is not None
+    assert entered(low, reading(102.0, on_battery=False, load_pct=75.0), reading(101.0)).suspect is None
+
+
+def test_on_utility_time_is_accounted_for_once() -> None:
+    once = sums.advance(POLICY, KNOWN, 1060.0, draining=False)
+    assert once.at_s == 1060.0
+    assert sums.advance(POLICY, once, 1060.0, draining=False) is once
+
+
+def test_off_takes_nothing_either() -> None:
+    full = replace(KNOWN, used=0.0)
+    assert entered(full, reading(400.0, output_source=OutputSource.OFF)).used == 0.0
+    drained = entered(
+        KNOWN, reading(136.0, output_source=OutputSource.OFF, load_pct=75.0), reading(100.0), drained=True
+    )
+    assert drained.used == near(0.2), "what was drained before it stays drained"

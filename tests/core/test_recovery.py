@@ -1,0 +1,232 @@
+"""How the daemon starts: for the first time, in the same boot, after a return."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from play import make_policy
+
+from powerguard.core.events import (
+    Action,
+    EnsurePolicy,
+    Grade,
+    Level,
+    OutputSource,
+    PowerOff,
+    Reading,
+    ResumeTrainer,
+    ResumeTraining,
+    SyncFilesystems,
+    TriggerCheckpoint,
+)
+from powerguard.core.model import (
+    Battery,
+    EmergencyCheckpoint,
+    Feed,
+    Holding,
+    Maintenance,
+    OnBattery,
+    Online,
+    Outage,
+    Phase,
+    Recovery,
+    Shutdown,
+    State,
+    Supply,
+    Trainer,
+)
+from powerguard.core.recovery import Stored, restore
+
+POLICY = make_policy(["boot_id=boot-one-of-many", "trainer=a:pause:20:x"])
+OUTAGE = Outage(id="o", since_s=1000.0, grade=Grade.SHORT, load_at_start=0.8, policy_verified=True, aborted_by="who")
+READ = Reading(at_s=1990.0, ups="ups", source="snmp", output_source=OutputSource.BATTERY)
+SAVED = State(
+    phase=Holding(outage=OUTAGE, began_s=1500.0),
+    feed=Feed(supply=Supply.BATTERY, since_s=1000.0, reading=READ, suspect=True, low_battery_at_s=1800.0),
+    battery=Battery(at_s=1999.0, used=0.3, left=0.4, load=0.5, health=0.7, tau_point=(0.5, 600.0)),
+    trainers=(Trainer(name="a", order="o-7", durable=True),),
+    maintenance=Maintenance(until_s=5000.0, reason="r", who="w"),
+    transfers=(1000.0,),
+    serial=7,
+    told=("overload",),
+)
+SHUTDOWN = Shutdown(
+    outage=OUTAGE,
+    boot_id=POLICY.boot_id,
+    latched_s=1990.0,
+    because="budget",
+    waiting=("w-1", "w-2"),
+    prepare_by_s=2006.0,
+    ordered=True,
+    force_at_s=2100.0,
+    again_at_s=2400.0,
+)
+
+
+def stored(phase: Phase | None = None, *orders: Action, boot: str = POLICY.boot_id, **how: object) -> Stored:
+    state = SAVED if phase is None else replace(SAVED, phase=phase)
+    return Stored(**{"state": state, "boot_id": boot, "at_s": 2000.0, "in_flight": orders, **how})  # type: ignore[arg-type]
+
+
+def test_for_the_first_time() -> None:
+    begun = restore(POLICY, None, 12.0)
+    assert begun.state == State(
+        trainers=(Trainer(name="a", conduct=POLICY.trainers[0].conduct, checkpoint_s=20.0, disk="x"),),
+        battery=Battery(at_s=12.0, health=0.75),
+    )
+    assert (begun.actions, begun.notes) == ((), ())
+
+
+# --- The same boot ------------------------------------------------------------------------------------------------
+
+
+def test_the_same_boot_goes_on() -> None:
+    """The same phase, account and deadlines; only the doubt of one unconfirmed reading begins anew."""
+    flying = TriggerCheckpoint(id="o-7", by_s=2003.0, trainer="a", reason="on_battery", after="pause", outage="o")  # type: ignore[arg-type]
+    answer = restore(POLICY, stored(None, flying), 2002.5)
+    assert answer.state == replace(SAVED, feed=replace(SAVED.feed, suspect=False))
+    assert answer.actions == (flying,)
+    (note,) = answer.notes
+    assert (note.event, note.level) == ("outage_continued", Level.WARNING)
+    assert dict(note.numbers) == {"phase": "holding", "outage": "o", "away_s": 2.5, "repeated": 1}
+
+
+def test_an_order_out_of_time_is_not_repeated_and_is_owed_again() -> None:
+    flying = TriggerCheckpoint(id="o-7", by_s=2002.5, trainer="a", reason="on_battery", after="pause", outage="o")  # type: ignore[arg-type]
+    answer = restore(POLICY, stored(None, flying), 2002.5)
+    assert answer.actions == ()
+    assert answer.state.trainers[0].order is None
+
+
+def test_online_nothing_is_told() -> None:
+    assert restore(POLICY, stored(Online()), 2002.5).notes == ()
+
+
+def test_settings_that_have_gained_a_trainer() -> None:
+    grown = make_policy(["boot_id=boot-one-of-many", "trainer=a:pause:20:x", "trainer=n:exit:9"])
+    names = [(t.name, t.checkpoint_s) for t in restore(grown, stored(), 2002.5).state.trainers]
+    assert names == [("a", 60.0), ("n", 9.0)], "what is known of a stays as it is"
+
+
+@pytest.mark.parametrize(
+    ("phase", "again"),
+    [
+        (Online(), True),
+        (OnBattery(outage=OUTAGE), True),
+        (SAVED.phase, False),
+        (EmergencyCheckpoint(outage=OUTAGE, began_s=1.0, because="budget"), False),
+    ],
+)
+def test_orders_to_go_on_outlive_their_deadline(phase: Phase, *, again: bool) -> None:
+    """Nobody else would let the trainer go on; but what a later outage has paused stays paused."""
+    resume = ResumeTrainer(id="r-1", by_s=2001.0, trainer="a", outage="o")
+    start = ResumeTraining(id="r-2", by_s=2001.0, outage="o")
+    alive = ResumeTrainer(id="r-3", by_s=2009.0, trainer="b", outage="o")
+    answer = restore(POLICY, stored(phase, resume, start, alive), 2002.0)
+    assert answer.actions[0] == alive
+    told = [(type(o), o.by_s, o.outage, getattr(o, "trainer", "")) for o in answer.actions[1:]]  # type: ignore[attr-defined]
+    assert told == ([(ResumeTrainer, 2012.0, "o", "a"), (ResumeTraining, 2032.0, "o", "")] if again else [])
+    assert len({o.id for o in answer.actions}) == len(answer.actions)
+
+
+def test_latched_is_latched() -> None:
+    """What the power-off waits for is repeated, its word is ordered anew, and at once where nobody has accepted it."""
+    sync = SyncFilesystems(id="w-2", by_s=2005.0, outage="o")
+    word = PowerOff(id="p-1", by_s=2005.0, outage="o", grade=Grade.SHORT, force_after_s=45.0)
+    answer = restore(POLICY, stored(SHUTDOWN, sync, word), 2002.0)
+    assert answer.actions == (sync,)
+    assert answer.state.phase == replace(SHUTDOWN, waiting=("w-2",))
+    unheard = restore(POLICY, stored(replace(SHUTDOWN, ordered=False), word), 2002.0)
+    assert unheard.state.phase == replace(SHUTDOWN, ordered=False, waiting=(), again_at_s=2002.0)
+
+
+@pytest.mark.parametrize(("by_s", "asked"), [(2003.0, "r-1"), (2001.0, None)])
+def test_training_that_was_being_started(by_s: float, asked: str | None) -> None:
+    phase = Recovery(outage=OUTAGE, began_s=1990.0, clean=True, asked="r-1", tries=1)
+    answer = restore(POLICY, stored(phase, ResumeTraining(id="r-1", by_s=by_s, outage="o")), 2002.0)
+    assert answer.state.phase == replace(phase, asked=asked)
+    assert len(answer.actions) == (asked is not None)
+
+
+# --- Another boot -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("phase", "clean", "because"),
+    [
+        (SHUTDOWN, True, "powered off by us"),
+        (replace(SHUTDOWN, force_at_s=0.0), False, "powered off by us"),
+        (SAVED.phase, False, "the host went down before the commit point"),
+        (OnBattery(outage=OUTAGE), False, "the host went down before the commit point"),
+        (
+            EmergencyCheckpoint(outage=OUTAGE, began_s=1.0, because="b"),
+            False,
+            "the host went down before the commit point",
+        ),
+    ],
+)
+def test_another_boot_is_a_return(phase: Phase, because: str, *, clean: bool) -> None:
+    """Times are moved into the new clock: the outage began 1000 s before the last entry, and 600 s lie between."""
+    answer = restore(POLICY, stored(phase, boot="boot-zero", gap_s=600.0), 30.0)
+    outage = replace(OUTAGE, since_s=30.0 - 600.0 - 1000.0, aborted_by="")
+    assert answer.state == State(
+        phase=Recovery(outage=outage, began_s=30.0, clean=clean),
+        feed=Feed(since_s=30.0),
+        battery=Battery(at_s=30.0, used=0.3, health=0.7, tau_point=(0.5, 600.0), away_s=600.0),
+        trainers=(Trainer(name="a", conduct=POLICY.trainers[0].conduct, checkpoint_s=20.0, disk="x"),),
+        maintenance=Maintenance(until_s=5000.0 + 30.0 - 2600.0, reason="r", who="w"),
+        serial=8,
+    )
+    assert [(type(o), o.by_s, o.outage) for o in answer.actions] == [(EnsurePolicy, 35.0, "o")]  # type: ignore[attr-defined]
+    (note,) = answer.notes
+    assert (note.event, note.because) == ("host_returned", because)
+    assert note.level is (Level.INFO if isinstance(phase, Shutdown) else Level.ERROR)
+    assert dict(note.numbers)["away_s"] == 600.0
+
+
+def test_a_return_that_is_interrupted_goes_on_as_a_return() -> None:
+    phase = Recovery(outage=OUTAGE, began_s=1990.0, clean=True, due_at_s=1.0, asked="r-1", tries=2, retry_at_s=1999.0)
+    answer = restore(POLICY, stored(phase, boot="boot-zero", gap_s=600.0), 30.0)
+    outage = replace(OUTAGE, since_s=-1570.0, aborted_by="")
+    assert answer.state.phase == Recovery(outage=outage, began_s=30.0, clean=True)
+
+
+def test_from_online_it_is_online() -> None:
+    answer = restore(POLICY, stored(Online(), boot="boot-zero", gap_s=600.0), 30.0)
+    assert (answer.state.phase, answer.actions, answer.notes) == (Online(), (), ())
+    assert answer.state.battery.used == 0.3
+
+
+@pytest.mark.parametrize(
+    ("gap_s", "away_s"),
+    [(None, 0.0), (-1.0, 0.0), (0.0, 0.0), (2592000.0, 2592000.0), (2592000.1, 0.0), (1e12, 0.0), (float("nan"), 0.0)],
+)
+def test_a_wall_clock_that_lies_recharges_nothing(gap_s: float | None, away_s: float) -> None:
+    answer = restore(POLICY, stored(SAVED.phase, boot="boot-zero", gap_s=gap_s), 30.0)
+    assert answer.state.battery.away_s == away_s
+    assert answer.state.battery.used == 0.3
+
+
+@pytest.mark.parametrize(("until_s", "kept"), [(2600.1, True), (2600.0, False), (2100.0, False)])
+def test_maintenance_ends_by_the_same_clock(until_s: float, *, kept: bool) -> None:
+    """The entry was at 2000, and 600 s have passed since."""
+    state = replace(SAVED, maintenance=Maintenance(until_s=until_s, reason="r", who="w"))
+    answer = restore(POLICY, Stored(state=state, boot_id="boot-zero", at_s=2000.0, gap_s=600.0), 30.0)
+    assert (answer.state.maintenance is not None) is kept
+
+
+def test_an_outage_does_not_begin_after_now() -> None:
+    state = replace(SAVED, phase=OnBattery(outage=replace(OUTAGE, since_s=9000.0)))
+    answer = restore(POLICY, Stored(state=state, boot_id="boot-zero", at_s=2000.0), 30.0)
+    assert isinstance(answer.state.phase, Recovery)
+    assert answer.state.phase.outage.since_s == 30.0
+
+
+def test_a_clock_that_ran_backwards_is_another_boot() -> None:
+    """The same id, but an entry from the future: a restored disk, or a boot id that is not one."""
+    answer = restore(POLICY, stored(SHUTDOWN), 1999.9)
+    assert isinstance(answer.state.phase, Recovery)
+    assert isinstance(restore(POLICY, stored(SHUTDOWN), 2000.0).state.phase, Shutdown)

@@ -1,0 +1,391 @@
+"""Trainers: what they say, what they are ordered, who settles a phase, who is resumed and who is started again."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from play import make_policy
+
+from powerguard.core import plan, trainers
+from powerguard.core.events import (
+    CheckpointProgress,
+    Conduct,
+    Detail,
+    Done,
+    Failed,
+    Grade,
+    ResumeTrainer,
+    ResumeTraining,
+    TrainerSeen,
+    TriggerCheckpoint,
+)
+from powerguard.core.model import (
+    Battery,
+    EmergencyCheckpoint,
+    Feed,
+    Holding,
+    OnBattery,
+    Online,
+    Outage,
+    State,
+    Supply,
+    Trainer,
+)
+from powerguard.core.turn import Turn
+
+POLICY = make_policy(["table=50:2000,100:1000", "trainer=a:pause:20:x", "trainer=b:continue:10:y"])
+OUTAGE = Outage(id="o", since_s=0.0, grade=Grade.FULL)
+EMERGENCY = EmergencyCheckpoint(outage=OUTAGE, began_s=90.0, because="budget")
+HOLD = Holding(outage=OUTAGE, began_s=95.0)
+A, B = trainers.at_start(POLICY)
+
+
+def turn(*known: Trainer, phase: object = EMERGENCY, left: float | None = 0.75, cut_at_s: float | None = None) -> Turn:
+    state = State(
+        phase=phase,  # type: ignore[arg-type]
+        feed=Feed(supply=Supply.BATTERY, countdown_at_s=cut_at_s),
+        battery=Battery(at_s=100.0, used=0.0, left=left, load=1.0),
+        trainers=known,
+    )
+    return Turn(POLICY, state, 100.0)
+
+
+def only(at: Turn) -> Trainer:
+    (trainer,) = at.state.trainers
+    return trainer
+
+
+def notes(at: Turn) -> list[str]:
+    return [note.event for note in at.notes]
+
+
+def order(trainer: str = "a", id_: str = "o-1", after: Conduct = Conduct.PAUSE) -> TriggerCheckpoint:
+    return TriggerCheckpoint(id=id_, by_s=200.0, trainer=trainer, reason="on_battery", after=after, outage="o")
+
+
+def done(detail: Detail, action: TriggerCheckpoint | None = None) -> Done:
+    return Done(at_s=100.0, action=order() if action is None else action, took_s=3.0004, detail=detail)
+
+
+def test_at_start_the_configured_ones_are_presumed_alive() -> None:
+    assert Trainer(name="a", conduct=Conduct.PAUSE, checkpoint_s=20.0, disk="x") == A
+    assert Trainer(name="b", conduct=Conduct.CONTINUE, checkpoint_s=10.0, disk="y") == B
+
+
+# --- What they say ------------------------------------------------------------------------------------------------
+
+
+def seen(**told: object) -> TrainerSeen:
+    return TrainerSeen(**{"at_s": 100.0, "trainer": "a", "alive": True, "conduct": Conduct.PAUSE, **told})  # type: ignore[arg-type]
+
+
+def test_a_stranger_is_taken_in_when_it_is_alive() -> None:
+    at = turn(A)
+    trainers.take_in(at, seen(trainer="new", alive=False))
+    assert at.state.trainers == (A,)
+    trainers.take_in(at, seen(trainer="new", conduct=Conduct.EXIT, checkpoint_s=7.0, disk="z", step=5, step_s=2.0))
+    new = Trainer(name="new", conduct=Conduct.EXIT, checkpoint_s=7.0, disk="z", step=5, step_s=2.0)
+    assert at.state.trainers == (A, new)
+    assert notes(at) == ["trainer_appeared"]
+    assert dict(at.notes[0].numbers) == {"trainer": "new", "conduct": Conduct.EXIT}
+    trainers.take_in(at, seen(trainer="quiet"))
+    assert at.state.trainers[2].checkpoint_s == 60.0, "a default until it tells"
+
+
+@pytest.mark.parametrize(
+    ("told", "counts"), [(5.0, 5.0), (None, 20.0), (0.0, 20.0), (-1.0, 20.0), (600.0, 600.0), (1e9, 600.0)]
+)
+def test_an_estimate_is_bounded_by_the_settings(told: float | None, counts: float) -> None:
+    at = turn(A)
+    trainers.take_in(at, seen(checkpoint_s=told))
+    assert only(at).checkpoint_s == counts
+
+
+@pytest.mark.parametrize(("step_s", "counts"), [(3.0, 3.0), (-1.0, 0.0), (1e9, 600.0), (float("nan"), 0.0)])
+def test_a_step_time_is_bounded_too(step_s: float, counts: float) -> None:
+    at = turn(A)
+    trainers.take_in(at, seen(step_s=step_s))
+    assert only(at).step_s == counts
+
+
+def test_what_is_not_told_stays() -> None:
+    known = replace(A, step=4, durable_step=3, durable_at_s=90.0, disk="x", conduct=Conduct.PAUSE)
+    at = turn(known)
+    trainers.take_in(at, seen(paused=True))
+    assert only(at) == replace(known, paused=True)
+    trainers.take_in(at, seen(step=6, durable_step=5, durable_age_s=2.0, disk="w", conduct=Conduct.EXIT))
+    assert only(at) == replace(
+        known, step=6, durable_step=5, durable_at_s=98.0, disk="w", conduct=Conduct.EXIT, paused=False
+    )
+    trainers.take_in(at, seen(durable_age_s=50.0))
+    assert only(at).durable_at_s == 98.0, "the newest one counts"
+    fresh = turn(A)
+    trainers.take_in(fresh, seen(durable_age_s=0.0))
+    assert only(fresh).durable_at_s == 100.0
+    trainers.take_in(fresh, seen(durable_age_s=-1.0))
+    assert only(fresh).durable_at_s == 100.0
+
+
+def test_one_that_goes_is_told_once_and_one_that_comes_again_is_new() -> None:
+    known = replace(A, durable=True, told_pause=True, failed="f", tries=2, order="o-1", paused=True, eta_at_s=1.0)
+    at = turn(known)
+    trainers.take_in(at, seen(alive=False, paused=True, conduct=Conduct.EXIT))
+    assert only(at) == replace(known, alive=False, paused=False), "its conduct is remembered"
+    trainers.take_in(at, seen(alive=False))
+    assert notes(at) == ["trainer_gone"]
+    trainers.take_in(at, seen())
+    assert only(at) == replace(A, alive=True)
+
+
+@pytest.mark.parametrize(
+    ("eta_s", "eta_at_s"), [(5.0, 105.0), (0.0, 100.0), (None, None), (-1.0, None), (1e9, 700.0), (float("nan"), None)]
+)
+def test_progress(eta_s: float | None, eta_at_s: float | None) -> None:
+    """A claim is bounded by the settings as well; one of another order says nothing of ours."""
+    flying = replace(A, order="o-1")
+    told = CheckpointProgress(
+        at_s=100.0, trainer="a", action_id="o-1", stage="writing", eta_s=eta_s, paused=True, step=9
+    )
+    at = turn(flying)
+    trainers.take_in(at, told)
+    assert only(at) == replace(flying, eta_at_s=eta_at_s, paused=True, step=9)
+    trainers.take_in(at, replace(told, paused=False, step=None, eta_s=None))
+    assert only(at) == replace(flying, paused=True, step=9)
+    for other in (replace(told, action_id="o-0"), replace(told, trainer="who")):
+        at = turn(flying)
+        trainers.take_in(at, other)
+        assert only(at) == flying
+
+
+# --- How orders end -----------------------------------------------------------------------------------------------
+
+FLYING = replace(A, order="o-1", tries=1, told_pause=True, step=40, eta_at_s=105.0)
+
+
+def test_a_checkpoint_at_the_paused_step_is_durable() -> None:
+    at = turn(FLYING)
+    trainers.take_in(
+        at, done((("step", 42), ("at_paused_step", True), ("paused", True), ("verified", True), ("bytes", 7)))
+    )
+    assert only(at) == replace(
+        FLYING, order=None, eta_at_s=None, durable=True, durable_at_s=100.0, durable_step=42, step=42, paused=True
+    )
+    (note,) = at.notes
+    assert note.because == "told by the trainer"
+    assert dict(note.numbers) == {
+        "trainer": "a",
+        "step": 42,
+        "took_s": 3.0,
+        "paused": True,
+        "verified": True,
+        "bytes": 7,
+    }
+
+
+def test_a_dumb_answer_is_durable_as_well_but_unverified() -> None:
+    at = turn(FLYING)
+    trainers.take_in(at, done(()))
+    assert only(at) == replace(FLYING, order=None, eta_at_s=None, durable=True, durable_at_s=100.0, durable_step=40)
+    assert at.notes[0].because == "told by the trainer, unverified"
+
+
+def test_outside_the_emergency_it_is_only_the_newest_one() -> None:
+    at = turn(FLYING, phase=OnBattery(outage=OUTAGE))
+    trainers.take_in(at, done((("step", 42),)))
+    assert (only(at).durable, only(at).durable_at_s, only(at).order) == (False, 100.0, None)
+
+
+def test_the_outcome_of_an_older_order_is_not_the_newest_ones() -> None:
+    at = turn(replace(FLYING, order="o-2"))
+    trainers.take_in(at, done((("step", 39),)))
+    assert (only(at).durable, only(at).order, only(at).durable_step) == (False, "o-2", 39)
+    trainers.take_in(at, Failed(at_s=100.0, action=order(), took_s=1.0, reason="r"))
+    assert (only(at).failed, only(at).order) == ("", "o-2")
+    trainers.take_in(at, done((), order("who")))
+    trainers.take_in(at, Failed(at_s=100.0, action=order("who"), took_s=1.0, reason="r"))
+    assert only(at).order == "o-2"
+
+
+OLDER: Detail = (("step", 30), ("at_paused_step", False))
+
+
+@pytest.mark.parametrize(
+    ("tries", "left", "cut_at_s", "durable"),
+    [
+        (1, 0.75, None, False),  # a second one fits
+        (3, 0.75, None, True),
+        # 20 s and 130 s at full load: 0.15 of 1000 s above the floor of 0.1.
+        (1, 0.2501, None, False),
+        (1, 0.2499, None, True),
+        (1, None, None, False),
+        (1, 0.75, 280.1, False),  # 30 s of guard before the cut
+        (1, 0.75, 279.9, True),
+    ],
+)
+def test_an_older_checkpoint_stands_only_where_no_second_one_fits(
+    tries: int, left: float | None, cut_at_s: float | None, *, durable: bool
+) -> None:
+    at = turn(replace(FLYING, tries=tries), left=left, cut_at_s=cut_at_s)
+    trainers.take_in(at, done(OLDER))
+    assert only(at).durable is durable
+    assert ("older_checkpoint_stands" in notes(at)) is durable
+    if durable:
+        assert dict(at.notes[0].numbers) == {"steps_lost": 10}
+
+
+def test_one_that_goes_on_has_no_paused_step() -> None:
+    at = turn(replace(FLYING, conduct=Conduct.CONTINUE, tries=1))
+    trainers.take_in(at, done(OLDER, order(after=Conduct.CONTINUE)))
+    assert only(at).durable
+
+
+@pytest.mark.parametrize(
+    ("tries", "timed_out", "phase", "failed"),
+    [
+        (1, False, EMERGENCY, ""),
+        (1, True, EMERGENCY, "refused"),
+        (2, False, HOLD, ""),
+        (3, False, HOLD, "refused"),
+        (3, True, Online(), ""),
+    ],
+)
+def test_a_failure_is_final_at_its_limit_or_after_three(
+    tries: int, phase: object, failed: str, *, timed_out: bool
+) -> None:
+    at = turn(replace(FLYING, tries=tries), phase=phase)
+    trainers.take_in(at, Failed(at_s=100.0, action=order(), took_s=1.0, reason="refused", timed_out=timed_out))
+    assert (only(at).failed, only(at).order, only(at).eta_at_s) == (failed, None, None)
+
+
+# --- Orders -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("left", "checkpoint_s", "limit_s"),
+    [
+        (0.75, 20.0, 80.0),  # four times what it takes
+        (0.75, 5.0, 60.0),  # never less than a minute of patience
+        (0.29, 20.0, 60.0),
+        (0.101, 20.0, 2.0),
+        (None, 20.0, 80.0),
+        (None, 200.0, 120.0),  # blind_s
+    ],
+)
+def test_the_limit_of_an_order(left: float | None, checkpoint_s: float, limit_s: float) -> None:
+    """Until the host must stop (130 s with the small reserve), four times the estimate, and never without end."""
+    known = replace(A, checkpoint_s=checkpoint_s, told_pause=True)
+    at = turn(known, left=left)
+    if left is None:
+        at.policy = replace(POLICY, runtime_table=())
+    assert trainers.order_limit_s(at, plan.outage_budget(at.policy, at.state, 100.0)) == pytest.approx(limit_s)
+
+
+def test_all_are_ordered_by_their_own_conduct() -> None:
+    at = turn(A, B, replace(A, name="dead", alive=False))
+    trainers.order_all(at, reason="on_battery", after=None, by_s=150.0)
+    told = [(o.trainer, o.after, o.by_s, o.reason, o.outage) for o in at.actions if isinstance(o, TriggerCheckpoint)]
+    assert told == [("a", Conduct.PAUSE, 150.0, "on_battery", "o"), ("b", Conduct.CONTINUE, 150.0, "on_battery", "o")]
+    a, b, dead = at.state.trainers
+    assert (a.order, a.told_pause, a.tries, a.ordered_at_s) == (at.actions[0].id, True, 1, 100.0)
+    assert (b.order, b.told_pause, b.tries) == (at.actions[1].id, False, 1)
+    assert (dead.order, dead.tries) == (None, 0)
+    assert notes(at) == ["checkpoint_ordered", "checkpoint_ordered"]
+
+
+def test_beside_training_one_in_flight_is_enough() -> None:
+    at = turn(replace(A, order="o-1"), B)
+    trainers.order_all(at, reason="operator", after=Conduct.CONTINUE, by_s=100.5)
+    assert [o.trainer for o in at.actions if isinstance(o, TriggerCheckpoint)] == ["b"]
+    assert at.actions[0].by_s == 102.0, "no order has less than two seconds"
+    assert not at.state.trainers[0].told_pause
+    at = turn(replace(A, order="o-1"))
+    trainers.order_all(at, reason="on_battery", after=None, by_s=150.0)
+    assert len(at.actions) == 1, "the one at the paused step is ordered all the same"
+
+
+@pytest.mark.parametrize(
+    ("changes", "hold", "ordered"),
+    [
+        ({}, False, True),
+        ({"durable": True}, False, False),
+        ({"order": "o-1"}, False, False),
+        ({"failed": "f"}, False, False),
+        ({"alive": False}, False, False),
+        ({"durable": True, "conduct": Conduct.CONTINUE, "durable_at_s": 40.0}, True, True),
+        ({"durable": True, "conduct": Conduct.CONTINUE, "durable_at_s": 40.1}, True, False),
+        ({"durable": True, "conduct": Conduct.CONTINUE, "durable_at_s": 1.0, "ordered_at_s": 60.0}, True, False),
+        ({"durable": True, "conduct": Conduct.CONTINUE, "durable_at_s": 1.0}, False, False),
+        ({"durable": True, "conduct": Conduct.CONTINUE}, True, False),
+        ({"durable": True, "durable_at_s": 1.0}, True, False),
+    ],
+)
+def test_what_is_owed_is_tended(changes: dict[str, object], *, hold: bool, ordered: bool) -> None:
+    at = turn(replace(A, **changes), phase=HOLD if hold else EMERGENCY)  # type: ignore[arg-type]
+    trainers.tend(at, hold=hold, repeat_s=60.0)
+    assert bool(at.actions) is ordered
+
+
+# --- Settled, writing, resumed ------------------------------------------------------------------------------------
+
+
+def test_who_settles_the_emergency() -> None:
+    durable, failed, dead = replace(A, durable=True), replace(B, failed="f"), replace(A, alive=False)
+    assert trainers.all_settled((durable, failed, dead))
+    assert trainers.all_settled(())
+    assert not trainers.all_settled((durable, B))
+    assert trainers.settled_because((durable, dead)) == "every checkpoint is durable"
+    assert trainers.settled_because((durable, failed)) == "no checkpoint from b; the older one stands"
+    assert trainers.settled_because((replace(A, failed="f"), failed)) == "no checkpoint from a, b; the older one stands"
+    assert trainers.settled_because((dead,)) == "no trainer is alive"
+
+
+@pytest.mark.parametrize(
+    ("changes", "writing"),
+    [
+        ({}, True),
+        ({"order": None}, False),
+        ({"alive": False}, False),
+        ({"ordered_at_s": 60.1}, True),
+        ({"ordered_at_s": 60.0}, False),  # twice its 20 s are over
+        ({"ordered_at_s": 50.0, "eta_at_s": 100.1}, True),
+        ({"ordered_at_s": 50.0, "eta_at_s": 100.0}, False),
+        ({"ordered_at_s": 70.1, "checkpoint_s": 1.0}, True),
+        ({"ordered_at_s": 70.0, "checkpoint_s": 1.0}, False),  # thirty seconds at least
+    ],
+)
+def test_a_write_is_let_finish_but_not_for_ever(changes: dict[str, object], *, writing: bool) -> None:
+    flying = replace(A, **{"order": "o-1", "ordered_at_s": 95.0, **changes})  # type: ignore[arg-type]
+    assert trainers.is_writing((flying,), 100.0) is writing
+    assert not trainers.is_writing((), 100.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "resumed", "started"),
+    [
+        ({}, False, False),
+        ({"paused": True}, True, False),
+        ({"told_pause": True}, True, False),
+        ({"told_pause": True, "alive": False}, False, True),
+        ({"alive": False}, False, False),
+        ({"told_pause": True, "conduct": Conduct.EXIT}, True, True),
+        ({"conduct": Conduct.EXIT}, False, False),
+    ],
+)
+def test_who_is_resumed_and_who_is_started_again(changes: dict[str, object], *, resumed: bool, started: bool) -> None:
+    at = turn(replace(A, **changes), phase=HOLD)  # type: ignore[arg-type]
+    trainers.resume_all(at)
+    kinds = [ResumeTrainer] * resumed + [ResumeTraining] * started
+    assert [type(action) for action in at.actions] == kinds
+    for action in at.actions:
+        assert action.outage == "o"  # type: ignore[attr-defined]
+        assert action.by_s == (110.0 if isinstance(action, ResumeTrainer) else 130.0)
+
+
+def test_what_was_true_in_an_outage_is_forgotten_with_it() -> None:
+    spent = replace(FLYING, durable=True, failed="f", paused=True)
+    at = turn(spent, phase=HOLD)
+    trainers.forget_outage(at)
+    assert only(at) == replace(spent, durable=False, failed="", tries=0, told_pause=False, paused=False)
