@@ -1,0 +1,290 @@
+"""One turn: ids that no other action ever has, alarms told once, grades that only go down, the duties of a shutdown."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from play import make_policy, play
+
+from powerguard.core.events import Action, Done, Grade, Level, PollNow, PowerOff, Reading, Tick
+from powerguard.core.machine import step
+from powerguard.core.model import (
+    Battery,
+    Feed,
+    Holding,
+    OnBattery,
+    Outage,
+    Phase,
+    Recovery,
+    Shutdown,
+    State,
+    Supply,
+    Trainer,
+)
+from powerguard.core.turn import Turn
+
+POLICY = make_policy(["table=50:2000,100:1000", "boot_id=0123456789"])
+OUTAGE = Outage(id="o", since_s=0.0, grade=Grade.FULL)
+
+
+def turn(phase: Phase | None = None, *, now_s: float = 100.0, **fields: object) -> Turn:
+    state = State(phase=OnBattery(outage=OUTAGE) if phase is None else phase, **fields)  # type: ignore[arg-type]
+    return Turn(POLICY, state, now_s)
+
+
+# --- Ids and times ------------------------------------------------------------------------------------------------
+
+
+def test_ids_tell_boot_time_and_number_apart() -> None:
+    at = turn(serial=41)
+    first = at.order(PollNow, limit_s=2.0, ups="ups")
+    second = at.order(PollNow, limit_s=0.5, ups="ups")
+    assert (first, second) == ("01234567-186a0-42", "01234567-186a0-43")
+    assert [action.by_s for action in at.actions] == [102.0, 100.5]
+    assert at.state.serial == 43
+    assert turn(now_s=-5.0).order(PollNow, limit_s=2.0, ups="ups") == "01234567-0-1"
+
+
+def test_time_never_runs_backwards_for_the_account() -> None:
+    assert Turn(POLICY, State(battery=Battery(at_s=50.0)), 40.0).now_s == 50.0
+    assert Turn(POLICY, State(battery=Battery(at_s=50.0)), 60.0).now_s == 60.0
+
+
+# --- Alarms -------------------------------------------------------------------------------------------------------
+
+
+def test_an_alarm_is_told_when_it_begins_and_when_it_ends() -> None:
+    at = turn()
+    for holds in (False, True, True, False, False):
+        at.tell_once("overload", "why", holds=holds, level=Level.ERROR)
+    assert [(n.event, n.level) for n in at.notes] == [
+        ("overload_raised", Level.ERROR),
+        ("overload_cleared", Level.INFO),
+    ]
+    at.tell_once("a", "why", holds=True)
+    at.tell_once("b", "why", holds=True)
+    at.tell_once("a", "why", holds=False)
+    assert at.state.told == ("b",)
+    assert at.notes[2].level is Level.WARNING
+
+
+@pytest.mark.parametrize(
+    ("transfers", "flapping"),
+    [((), False), ((90.0, 99.0), False), ((-200.0, 90.0, 99.0), True), ((-200.1, 90.0, 99.0), False)],
+)
+def test_three_transfers_in_five_minutes_are_flapping(transfers: tuple[float, ...], *, flapping: bool) -> None:
+    assert turn(transfers=transfers).is_flapping(300.0, 3) is flapping
+
+
+def test_transfers_are_remembered_for_an_hour_and_sixteen_at_most() -> None:
+    at = turn(now_s=4000.0, transfers=(399.9, 400.0, 3000.0))
+    at.count_transfer()
+    assert at.state.transfers == (400.0, 3000.0, 4000.0)
+    for _ in range(20):
+        at.count_transfer()
+    assert at.state.transfers == (4000.0,) * 16
+
+
+@pytest.mark.parametrize(
+    ("load", "now_s", "raised"),
+    # 1.15 * 0.4 + 0.02 = 0.48 is what is left of a load that has fallen.
+    [(0.5, 100.0, True), (0.48, 100.0, False), (0.481, 100.0, True), (0.9, 99.9, False)],
+)
+def test_a_pause_that_does_not_show_in_the_load(load: float, now_s: float, *, raised: bool) -> None:
+    phase = Holding(outage=OUTAGE, began_s=50.0, paused_load=0.4, settle_by_s=100.0)
+    at = turn(phase, now_s=now_s, battery=Battery(load=load))
+    at.watch_load(phase)
+    assert bool(at.notes) is raised
+    at = turn(phase, battery=Battery(load=load))
+    at.watch_load(replace(phase, paused_load=None))
+    assert not at.notes
+
+
+# --- Grades -------------------------------------------------------------------------------------------------------
+
+
+def on_battery(reff_s: float, *, grade: Grade = Grade.FULL, phase: type = OnBattery, **feed: object) -> Turn:
+    """Return a turn with so many seconds of effective runtime, at a load that will not fall."""
+    fields = {OnBattery: {}, Holding: {"began_s": 1.0}, Recovery: {"began_s": 1.0, "clean": True}}[phase]
+    battery = Battery(at_s=100.0, left=reff_s / 1000.0 + 0.1, load=1.0, used=0.0)
+    return turn(
+        phase(outage=replace(OUTAGE, grade=grade), **fields),
+        battery=battery,
+        feed=Feed(supply=Supply.BATTERY, since_s=50.0, **feed),  # type: ignore[arg-type]
+        trainers=(Trainer(name="t", checkpoint_s=10.0),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("reff_s", "grade", "lowered"),
+    [
+        (241.0, Grade.FULL, Grade.FULL),  # 180 / 0.75 = 240
+        (239.0, Grade.FULL, Grade.SHORT),
+        (99.0, Grade.FULL, Grade.BARE),  # 75 / 0.75 = 100
+        (241.0, Grade.SHORT, Grade.SHORT),  # never up
+        (5.0, Grade.FULL, Grade.BARE),
+    ],
+)
+def test_a_grade_only_goes_down(reff_s: float, grade: Grade, lowered: Grade) -> None:
+    for phase in (OnBattery, Holding):
+        at = on_battery(reff_s, grade=grade, phase=phase)
+        at.regrade()
+        assert at.outage is not None
+        assert at.outage.grade is lowered
+        assert [n.event for n in at.notes] == ["grade_lowered"] * (grade is not lowered)
+    at = on_battery(reff_s, grade=grade, phase=Recovery)
+    at.regrade()
+    assert at.outage == replace(OUTAGE, grade=grade), "what is past is past"
+
+
+@pytest.mark.parametrize(
+    ("cut_in_s", "grade"),
+    # 10 s to checkpoint, 110 or 45 s to stop, and the guard of 30; or 10 s for a bare one, without it.
+    [(150.0, Grade.FULL), (149.9, Grade.SHORT), (85.0, Grade.SHORT), (84.9, Grade.BARE), (1.0, Grade.BARE)],
+)
+def test_before_a_cut_the_grade_is_what_ends_in_time(cut_in_s: float, grade: Grade) -> None:
+    at = on_battery(700.0, countdown_at_s=100.0 + cut_in_s)
+    at.regrade()
+    assert at.outage is not None
+    assert at.outage.grade is grade
+
+
+# --- The end ------------------------------------------------------------------------------------------------------
+
+LATCHED = Shutdown(
+    outage=OUTAGE,
+    boot_id=POLICY.boot_id,
+    latched_s=100.0,
+    because="budget",
+    waiting=("w",),
+    prepare_by_s=105.25,
+    again_at_s=570.0,
+)
+
+
+def off(phase: Shutdown, at_s: float, *, cut_at_s: float | None = None, powers_off: bool = True) -> list[float]:
+    """Return force_after_s of every power-off that a tick at at_s orders."""
+    state = State(phase=phase, feed=Feed(supply=Supply.BATTERY, countdown_at_s=cut_at_s))
+    policy = replace(POLICY, powers_off=powers_off)
+    actions: tuple[Action, ...] = step(policy, state, Tick(at_s=at_s)).actions
+    return [round(action.force_after_s, 3) for action in actions if isinstance(action, PowerOff)]
+
+
+@pytest.mark.parametrize(
+    ("phase", "at_s", "told"),
+    [
+        (LATCHED, 105.2, []),
+        (LATCHED, 105.25, [104.75]),  # 110 s after the commit, whatever was waited for
+        (replace(LATCHED, waiting=()), 101.0, [109.0]),
+        (replace(LATCHED, boot_id="another"), 900.0, []),
+        (replace(LATCHED, waiting=(), outage=replace(OUTAGE, grade=Grade.SHORT)), 101.0, [44.0]),
+        (replace(LATCHED, waiting=(), outage=replace(OUTAGE, grade=Grade.BARE)), 102.0, [3.0]),
+        (replace(LATCHED, force_at_s=210.0), 569.9, []),
+        (replace(LATCHED, force_at_s=210.0), 570.0, [0.0]),
+        (replace(LATCHED, force_at_s=210.0, again_at_s=150.0), 150.0, [60.0]),
+    ],
+)
+def test_when_the_power_off_is_ordered(phase: Shutdown, at_s: float, told: list[float]) -> None:
+    assert off(phase, at_s) == told
+
+
+@pytest.mark.parametrize(
+    ("cut_at_s", "at_s", "told"),
+    [
+        (239.1, 150.0, []),  # 30 s before that is no more than a second sooner than 210
+        (238.9, 150.0, [58.9]),
+        (170.0, 150.0, [0.0]),
+        (238.9, 210.0, []),  # its deadline has passed: the next one is 300 s away
+    ],
+)
+def test_a_countdown_hastens_it(cut_at_s: float, at_s: float, told: list[float]) -> None:
+    ordered = replace(LATCHED, ordered=True, force_at_s=210.0)
+    assert off(ordered, at_s, cut_at_s=cut_at_s) == told
+    assert off(ordered, at_s, cut_at_s=cut_at_s, powers_off=False) == []
+    first = replace(LATCHED, waiting=())
+    assert off(first, 101.0, cut_at_s=200.0) == [69.0]
+    assert off(replace(first, outage=replace(OUTAGE, grade=Grade.BARE)), 101.0, cut_at_s=103.0) == [3.0]
+
+
+def test_in_dry_run_it_is_ordered_once_and_refused_ones_again() -> None:
+    assert off(replace(LATCHED, ordered=True, force_at_s=210.0), 900.0, powers_off=False) == []
+    assert off(replace(LATCHED, ordered=False, force_at_s=210.0), 900.0, powers_off=False) == [0.0]
+
+
+def test_what_was_ordered_is_remembered() -> None:
+    state = State(phase=replace(LATCHED, waiting=()), feed=Feed(supply=Supply.BATTERY))
+    answer = step(POLICY, state, Tick(at_s=101.0))
+    assert answer.state.phase == replace(LATCHED, waiting=(), force_at_s=210.0, again_at_s=100.0 + 170.0 + 300.0)
+    (order,) = answer.actions
+    done = step(POLICY, answer.state, Done(at_s=101.5, action=order, took_s=0.5))
+    assert isinstance(done.state.phase, Shutdown)
+    assert done.state.phase.ordered
+    late = step(POLICY, done.state, Tick(at_s=570.0))
+    assert isinstance(late.state.phase, Shutdown)
+    assert (late.state.phase.force_at_s, late.state.phase.again_at_s) == (210.0, 870.0)
+    assert late.notes[0].level is Level.ERROR
+
+
+# --- What the story says ------------------------------------------------------------------------------------------
+
+BEGIN = """
+policy table=50:540,75:360,100:240 trainer=llm:pause:20
+auto policy sync poweroff resume trainer_resume checkpoint=15
+0..5 utility load=75 charge=100 runtime=360
+"""
+
+
+def test_a_reading_of_another_ups_is_nobodys() -> None:
+    told = play(BEGIN)
+    other = Reading(at_s=6.0, ups="other", source="snmp", output_source="battery", input_present=False)  # type: ignore[arg-type]
+    answer = step(make_policy(["table=50:540"]), told.state, other)
+    assert answer.actions == answer.notes == ()
+
+
+def test_maintenance_ends_by_itself_and_by_the_operator() -> None:
+    told = play(BEGIN, "6 maintenance 20", "7..30 utility load=75 charge=100 runtime=360")
+    assert [line for line in told.lines if "maintenance" in line] == [
+        "6 maintenance_set because='works'",
+        "26 maintenance_ended because='expired'",
+    ]
+    told = play(BEGIN, "6 maintenance 20", "7 maintenance 0", "8..30 utility load=75 charge=100 runtime=360")
+    assert told.lines[-1] == "7 maintenance_ended because='works'"
+
+
+def test_a_checkpoint_on_request_goes_beside_training() -> None:
+    told = play(BEGIN, "6 checkpoint_now", "7..30 utility load=75 charge=100 runtime=360")
+    assert told.phase == "online"
+    assert told.lines == [
+        "6 checkpoint_requested because='operator'",
+        "6 checkpoint_ordered because='operator' trainer=llm after=continue",
+        "6 ! TriggerCheckpoint within=600s trainer=llm after=continue",
+        "21 checkpoint_durable because='told by the trainer' trainer=llm",
+    ]
+
+
+def test_a_stop_of_the_daemon_alone_is_told_apart() -> None:
+    outage = "6..20 battery load=75 charge=100 runtime=350 on_battery=1+1"
+    assert "the daemon is being stopped" in play(BEGIN, outage, "21 sigterm").lines[-1 - 1]
+    assert play(BEGIN, "6 sigterm host").lines == [], "on utility a stop is nobody's business"
+
+
+def test_the_guard_after_a_return_below_the_gate_ends_with_the_charge() -> None:
+    told = play(
+        BEGIN,
+        "6..90 battery load=75 charge=100-0.27 runtime=350-1 on_battery=1+1",
+        "91..102 utility load=45 charge=20 runtime=60",
+        "103..230 utility load=75 charge=20+0.1 runtime=60",
+        "231..232 utility load=75 charge=95 runtime=340",
+    )
+    lines = [line for line in told.lines if "guard" in line or "after=continue" in line]
+    assert lines == [
+        "101 guard_started because='the charge would not survive a second outage'",
+        "161 checkpoint_ordered because='on_battery' trainer=llm after=continue",
+        "161 ! TriggerCheckpoint within=60s trainer=llm after=continue",
+        "221 checkpoint_ordered because='on_battery' trainer=llm after=continue",
+        "221 ! TriggerCheckpoint within=60s trainer=llm after=continue",
+        "231 guard_ended because='the charge survives a second outage'",
+    ]
