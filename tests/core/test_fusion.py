@@ -279,3 +279,29 @@ def test_fsd_at_first_contact_is_history_on_utility_and_an_order_on_battery() ->
     assert risen.fsd_at_s == 31.0, "it has gone and come again: that is news"
     at_once = seen((1.0, "battery", {**FSD, "input_present": False}), (2.0, "battery", {**FSD, "input_present": False}))
     assert at_once.fsd_at_s == 27.0
+
+
+def test_the_witness_is_named() -> None:
+    """The word stands in the log as the reason of an outage."""
+    plain = Reading(at_s=1.0, ups="ups", source="snmp", output_source=OutputSource.BATTERY)
+    assert fusion.supports_battery(plain) == ""
+    assert fusion.supports_battery(replace(plain, on_battery_s=0.5)) == "on_battery_s"
+    assert fusion.supports_battery(replace(plain, input_present=False)) == "input_present"
+    assert fusion.supports_battery(replace(plain, alarms=("overload", "on_battery"))) == "alarms"
+
+
+def test_one_plain_reading_takes_no_order_back_on_utility_either() -> None:
+    """The short way must not forget what only two readings may end."""
+    fsd = seen((1.0, "utility"), (2.0, "utility", FSD), (3.0, "utility", FSD), (4.0, "utility"))
+    assert fsd.fsd_at_s == 27.0
+    stood = seen((1.0, "utility", FSD), (2.0, "utility"))
+    assert stood.fsd_at_first
+    off = seen(
+        (1.0, "utility", {"output_off_in_s": 99.0}), (2.0, "utility", {"output_off_in_s": 98.0}), (3.0, "utility")
+    )
+    assert off.countdown_at_s == 100.0
+
+
+def test_a_battery_after_an_unknown_output_began_when_it_was_seen() -> None:
+    feed = seen((1.0, "utility"), (2.0, "unknown"), (9.0, "battery", {"on_battery_s": 5.0}))
+    assert (feed.supply, feed.since_s) == (BATTERY, 4.0)

@@ -48,7 +48,7 @@ STORIES = {
     "shutdown": TO_SHUTDOWN,
     "recovery": TO_SHUTDOWN + "20 reboot gap=60\n21 utility load=10 charge=20\n",
 }
-POLICIES = ("table=50:540,75:360,100:240 trainer=llm:pause:20", "trainer=llm:pause:20")
+POLICIES = ("table=50:540,75:360,100:240 trainer=llm:pause:25", "trainer=llm:pause:20")
 
 
 def _state(words: str, phase: str) -> tuple[Player, State]:
