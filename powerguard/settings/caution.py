@@ -3,6 +3,7 @@
 import ipaddress
 from collections.abc import Iterator
 from datetime import date
+from pathlib import PurePath
 from typing import Final
 
 from powerguard.settings.explain import Mistake
@@ -18,7 +19,7 @@ _AUTHENTICATED_VERSION: Final = 3
 
 def warnings(settings: Settings, *, today: date) -> list[Mistake]:
     """Return what reduces the protection, each with its path and what would be better."""
-    found = [*_host(settings), *_budget(settings)]
+    found = [*_host(settings), *_trainers(settings), *_budget(settings)]
     for name, ups in settings.ups.items():
         if name != settings.feed:
             found.append(Mistake(("ups", name), "does not feed this host by feeds.supplies, so nothing reads it"))
@@ -65,10 +66,21 @@ def _host(settings: Settings) -> Iterator[Mistake]:
         yield Mistake(("bmc", "kind"), "none: nothing makes sure that the host powers on again (better: ipmi-lan)")
     elif settings.bmc.policy == "observe":
         yield Mistake(("bmc", "policy"), "observe only reads the power restore policy (better: ensure)")
-    if not settings.trainers and settings.trainer_sockets is None:
-        yield Mistake(("trainers",), "none, and trainer_sockets is null: nothing is told to checkpoint")
     if not ipaddress.ip_address(settings.http.listen).is_loopback:
         yield Mistake(("http", "listen"), "everybody who reaches this address can read status and metrics")
+
+
+def _trainers(settings: Settings) -> Iterator[Mistake]:
+    if not settings.trainers and settings.trainer_sockets is None:
+        yield Mistake(("trainers",), "none, and trainer_sockets is null: nothing is told to checkpoint")
+    for place, trainer in enumerate(settings.trainers):
+        path = trainer.socket_path
+        if path is not None and trainer.uids is None and str(PurePath(path).parent) == settings.trainer_sockets:
+            yield Mistake(
+                ("trainers", place, "uids"),
+                f"not set, and every user may put a socket into {settings.trainer_sockets}: whoever comes first is "
+                f"believed to be {trainer.name} (better: uids: [user id of the job])",
+            )
 
 
 def _budget(settings: Settings) -> Iterator[Mistake]:

@@ -117,6 +117,16 @@ def test_settings_that_lack_nothing_warn_of_nothing() -> None:
     assert told(made(ups={"a": {"sources": [source], "runtime_table": {50: 500}}}, bmc=bmc)) == {}
 
 
+def test_a_socket_that_only_its_user_can_make_needs_no_uids() -> None:
+    """What a stranger could put a socket in the place of is told; the rest is not."""
+    for trainer in (
+        {"name": "t", "url": "unix:/run/powerguard-trainers/t.sock", "uids": [1000]},
+        {"name": "t", "url": "unix:/run/llm/t.sock"},
+        {"name": "t", "url": "http://127.0.0.1:5000"},
+    ):
+        assert set(told(made(trainers=[trainer]))) == set(told(made()))
+
+
 @pytest.mark.parametrize(
     ("more", "key"),
     [
@@ -126,6 +136,7 @@ def test_settings_that_lack_nothing_warn_of_nothing() -> None:
         ({"budget": {"reserve_s": 5}}, "budget.reserve_s"),
         ({"budget": {"recharge_h": 0.5}}, "budget.recharge_h"),
         ({"trainer_sockets": None}, "trainers"),
+        ({"trainers": [{"name": "t", "url": "unix:/run/powerguard-trainers/t.sock"}]}, "trainers.0.uids"),
         ({"ups": {"a": {"sources": [{"kind": "snmp", "host": "h", "poll_s": 5.0}]}}}, "ups.a.sources.0.poll_s"),
         (
             {"ups": {"a": {"sources": [{"kind": "snmp", "host": "h", "version": 3, "user": "u"}]}}},

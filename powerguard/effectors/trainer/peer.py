@@ -169,7 +169,8 @@ class _CheckedUnixConnector(aiohttp.UnixConnector):
         if self._uids is not None and uid not in self._uids:
             connection.close()
             allowed = ", ".join(map(str, sorted(self._uids)))
-            msg = f"unix:{self.path}: served by uid {uid}, who is not allowed to (allowed: {allowed})"
+            right = f"allowed: {allowed}; see uids and trainer_uids in the settings"
+            msg = f"unix:{self.path}: served by uid {uid}, who is not allowed to ({right})"
             raise StrangerError(msg)
         return connection
 
