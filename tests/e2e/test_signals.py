@@ -3,17 +3,12 @@
 import json
 import signal
 
+from powerguard.sim.bmc import SimBmc
 from powerguard.sim.story import numbers
 from tests.e2e.peers import Trainer
 from tests.e2e.rig import LONG, Rig, rig
 
 PROMPT_S = 3.0
-
-
-def bmc_of_nobody(world: Rig) -> dict[str, object]:
-    """A BMC that refuses every packet: whether it is asked can be seen, and it takes no time."""
-    password = world.secret("bmc-password", "of-the-tests")
-    return {"kind": "ipmi-lan", "host": "127.0.0.1", "port": 9, "user": "powerguard", "password": password}
 
 
 async def test_sigterm_on_utility_is_prompt_and_clean() -> None:
@@ -32,9 +27,17 @@ async def test_sigterm_on_utility_is_prompt_and_clean() -> None:
 
 async def test_sigterm_on_battery_is_recorded_and_the_same_boot_goes_on() -> None:
     """Somebody stops the daemon in an outage: recorded, the BMC is asked for the return, and a restart goes on."""
-    async with rig(Trainer(write_s=1.0), runtime=LONG) as world:
-        world.settings["bmc"] = bmc_of_nobody(world)
+    async with rig(Trainer(write_s=1.0), runtime=LONG) as world, SimBmc("powerguard", "of-the-tests") as bmc:
+        world.settings["bmc"] = {
+            "kind": "ipmi-lan",
+            "host": bmc.host,
+            "port": bmc.port,
+            "user": "powerguard",
+            "password": world.secret("bmc-password", "of-the-tests"),
+        }
         await world.start()
+        await world.until(lambda: world.logged("policy_verified"), "the policy to be ensured at start")
+        asked_before = len(bmc.heard)
         world.ups.utility = False
         await world.phase("on_battery")
         await world.signal(signal.SIGTERM)
@@ -46,7 +49,8 @@ async def test_sigterm_on_battery_is_recorded_and_the_same_boot_goes_on() -> Non
         assert numbers(seen)["phase"] == "on_battery"
         asked = [line for line in world.actions("EnsurePolicy") if line.at_s >= seen.at_s]
         assert len(asked) == 1
-        assert [line for line in world.lines() if line.kind == "outcome" and line.action == asked[0].action]
+        assert [line.event for line in world.lines() if line.action == asked[0].action] == ["EnsurePolicy", "Done"]
+        assert len(bmc.heard) > asked_before
         await world.start(wait=False)
         await world.off()
         assert world.one_outage() == before
