@@ -275,7 +275,9 @@ def _cause(turn: Turn, event: Event) -> tuple[Cause | None, str]:
 def _cause_on_battery(turn: Turn) -> tuple[Cause | None, str]:
     policy, state, now_s = turn.policy, turn.state, turn.now_s
     feed = state.feed
-    if sums.power_off_at_s(feed) is None and feed.supply is Supply.UTILITY and fusion.is_fresh(policy, feed, now_s):
+    # A calibration drains the battery with utility there: what the operator has called off in it is not over yet.
+    back = feed.supply is Supply.UTILITY and not fusion.is_draining(feed)
+    if back and sums.power_off_at_s(feed) is None and fusion.is_fresh(policy, feed, now_s):
         return Cause.UTILITY_BACK, "utility back before anything had to be done"
     if turn.outage is not None and turn.outage.aborted_by:
         return None, ""
