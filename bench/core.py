@@ -35,10 +35,10 @@ def _readings(source: OutputSource, n: int, from_s: float, every_s: float) -> li
 
 
 def _micros(state: State, readings: list[Reading]) -> tuple[float, State]:
-    began = time.perf_counter()
+    began = time.process_time()  # of this process: what else the machine does is not the core's
     for reading in readings:
         state = step(_POLICY, state, reading).state
-    return (time.perf_counter() - began) / len(readings) * 1e6, state
+    return (time.process_time() - began) / len(readings) * 1e6, state
 
 
 def run(*, quick: bool) -> list[Figure]:

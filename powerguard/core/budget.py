@@ -27,7 +27,7 @@ GAP_S = 5.0
 """Longer between two accounts, and we were away: the gap is filled at the larger load."""
 PEUKERT = 1.46
 """Steepest exponent seen in makers' tables; used above a table of one point, where steep is the cautious side."""
-UTILITY_ACCOUNT_S = 5.0
+UTILITY_ACCOUNT_S = 10.0
 """On utility nothing moves fast: the account is brought up to date this often."""
 CUT_GUARD_S = 30.0
 """The forced power-off lies at least this long before a UPS cuts its output by its own countdown."""

@@ -166,7 +166,12 @@ def _take_in_reading(turn: Turn, reading: Reading) -> None:
         return
     draining = fusion.is_draining(feed)
     drained = draining or fusion.is_draining(old)
-    battery = sums.account(turn.policy, turn.state.battery, feed, reading, draining=draining, drained=drained)
+    battery = turn.state.battery
+    if not drained or (draining and not fusion.is_draining(old)):
+        # The short way leaves the account behind by some seconds; those were seconds on utility.
+        until_s = reading.at_s if old.reading is None else old.reading.at_s
+        battery = sums.advance(turn.policy, battery, until_s, draining=False)
+    battery = sums.account(turn.policy, battery, feed, reading, draining=draining, drained=drained)
     turn.update(feed=feed, battery=battery)
     if feed.supply is Supply.BATTERY and old.supply is not Supply.BATTERY:
         turn.count_transfer()
