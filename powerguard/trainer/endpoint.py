@@ -62,7 +62,8 @@ class Endpoint:
     port: also listen on 127.0.0.1 (0: any free port, see `self.port`); that needs a token, which is never shown.
     """
 
-    def __init__(self, guard: Guard, path: Path, *, port: int | None = None, token: bytes | None = None) -> None:
+    def __init__(self, guard: Guard, path: Path | str, *, port: int | None = None, token: bytes | None = None) -> None:
+        path = Path(path)
         if port is not None and not token:
             msg = f"port {port}: every local user can reach a TCP port, so it needs a token (the unix socket does not)"
             raise EndpointError(msg)

@@ -158,7 +158,8 @@ class FolderStore:
     rotten checkpoint does not cost the training.
     """
 
-    def __init__(self, root: Path, *, job: str = "training", keep: int = 2, disk: Disk | None = None) -> None:
+    def __init__(self, root: Path | str, *, job: str = "training", keep: int = 2, disk: Disk | None = None) -> None:
+        root = Path(root)
         if keep < 2:
             msg = f"keep={keep}: keep at least 2 checkpoints, so that a rotten one can be passed over"
             raise StoreError(msg)
