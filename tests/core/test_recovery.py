@@ -230,3 +230,15 @@ def test_a_clock_that_ran_backwards_is_another_boot() -> None:
     answer = restore(POLICY, stored(SHUTDOWN), 1999.9)
     assert isinstance(answer.state.phase, Recovery)
     assert isinstance(restore(POLICY, stored(SHUTDOWN), 2000.0).state.phase, Shutdown)
+
+
+def test_the_return_is_told_with_its_outage() -> None:
+    answer = restore(POLICY, stored(SHUTDOWN, boot="boot-zero", gap_s=1.2345), 30.0)
+    assert dict(answer.notes[0].numbers) == {"outage": "o", "phase": "shutdown", "away_s": 1.234}
+    short = restore(POLICY, stored(SHUTDOWN, boot="boot-zero", gap_s=0.5), 30.0)
+    assert short.state.battery.away_s == 0.5
+
+
+def test_an_order_to_start_training_that_still_has_time_is_not_doubled() -> None:
+    start = ResumeTraining(id="r-2", by_s=2009.0, outage="o")
+    assert restore(POLICY, stored(Online(), start), 2002.0).actions == (start,)

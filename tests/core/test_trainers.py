@@ -17,6 +17,7 @@ from powerguard.core.events import (
     Done,
     Failed,
     Grade,
+    Level,
     ResumeTrainer,
     ResumeTraining,
     TrainerSeen,
@@ -389,3 +390,28 @@ def test_what_was_true_in_an_outage_is_forgotten_with_it() -> None:
     at = turn(spent, phase=HOLD)
     trainers.forget_outage(at)
     assert only(at) == replace(spent, durable=False, failed="", tries=0, told_pause=False, paused=False)
+
+
+def test_a_living_one_that_is_seen_again_keeps_what_it_was_told() -> None:
+    """Only another process begins anew; its status comes every second while a checkpoint is written."""
+    at = turn(replace(FLYING, durable=True))
+    trainers.take_in(at, seen(paused=True, step=41))
+    assert only(at) == replace(FLYING, durable=True, paused=True, step=41)
+
+
+def test_each_is_bounded_by_its_own_settings() -> None:
+    at = turn(A)
+    at.policy = replace(POLICY, trainers=(replace(POLICY.trainers[0], max_checkpoint_s=90.0), *POLICY.trainers[1:]))
+    trainers.take_in(at, seen(checkpoint_s=500.0, step_s=500.0))
+    assert (only(at).checkpoint_s, only(at).step_s) == (90.0, 90.0)
+    trainers.take_in(at, seen(checkpoint_s=0.5))
+    assert only(at).checkpoint_s == 0.5
+    first = turn()
+    trainers.take_in(first, seen(trainer="b"))
+    assert only(first).checkpoint_s == 10.0, "one that the settings know has their estimate"
+
+
+def test_one_that_has_gone_is_a_warning() -> None:
+    at = turn(A)
+    trainers.take_in(at, seen(alive=False))
+    assert (at.notes[0].level, dict(at.notes[0].numbers)) == (Level.WARNING, {"trainer": "a"})

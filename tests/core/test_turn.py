@@ -9,18 +9,34 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy, play
 
-from powerguard.core.events import Action, Done, Grade, Level, PollNow, PowerOff, Reading, Tick
+from powerguard.core.events import (
+    Action,
+    Done,
+    EnsurePolicy,
+    Grade,
+    Level,
+    OutputSource,
+    PollNow,
+    PowerOff,
+    Reading,
+    ResumeTraining,
+    SyncFilesystems,
+    Tick,
+)
 from powerguard.core.machine import step
 from powerguard.core.model import (
     Battery,
     Feed,
     Holding,
     OnBattery,
+    Online,
     Outage,
     Phase,
+    Policy,
     Recovery,
     Shutdown,
     State,
+    Step,
     Supply,
     Trainer,
 )
@@ -288,3 +304,108 @@ def test_the_guard_after_a_return_below_the_gate_ends_with_the_charge() -> None:
         "221 ! TriggerCheckpoint within=60s trainer=llm after=continue",
         "231 guard_ended because='the charge survives a second outage'",
     ]
+
+
+# --- The latch and the gate, field by field -----------------------------------------------------------------------
+
+
+def ready(grade: Grade = Grade.FULL, **fields: object) -> State:
+    """Return a hold whose commit has come due a second ago, with all that it needs."""
+    reading = Reading(at_s=99.0, ups="ups", source="snmp", output_source=OutputSource.BATTERY)
+    return State(
+        **{  # type: ignore[arg-type]
+            "phase": Holding(outage=replace(OUTAGE, grade=grade), began_s=50.0, due_at_s=99.0),
+            "feed": Feed(supply=Supply.BATTERY, since_s=10.0, reading=reading, previous=replace(reading, at_s=98.0)),
+            "battery": Battery(at_s=99.0, used=0.0, left=0.26, load=1.0),
+            **fields,
+        }
+    )
+
+
+def on(state: State, at_s: float, source: OutputSource = OutputSource.BATTERY, policy: Policy = POLICY) -> Step:
+    return step(policy, state, Reading(at_s=at_s, ups="ups", source="snmp", output_source=source, load_pct=100.0))
+
+
+def test_the_latch_field_by_field() -> None:
+    answer = on(ready(), 100.0)
+    arm, sync = answer.actions
+    assert (type(arm), arm.by_s, type(sync), sync.by_s) == (EnsurePolicy, 105.0, SyncFilesystems, 105.0)
+    assert (arm.outage, sync.outage) == ("o", "o")  # type: ignore[attr-defined]
+    assert answer.state.phase == Shutdown(
+        outage=OUTAGE,
+        boot_id=POLICY.boot_id,
+        latched_s=100.0,
+        because="budget",
+        waiting=(arm.id, sync.id),
+        prepare_by_s=105.25,
+        again_at_s=570.0,
+    )
+    bare = on(ready(Grade.BARE, battery=Battery(at_s=99.0, used=0.0, left=0.105, load=1.0)), 100.0)
+    assert [action.by_s for action in bare.actions] == [102.0, 102.0], "a bare stop has less time to prepare"
+    assert isinstance(bare.state.phase, Shutdown)
+    assert (bare.state.phase.prepare_by_s, bare.state.phase.again_at_s) == (102.25, 410.0)
+
+
+@pytest.mark.parametrize(("low_at_s", "grade"), [(90.0, Grade.FULL), (89.9, Grade.SHORT), (24.9, Grade.BARE)])
+def test_a_blind_latch_knows_what_low_battery_leaves(low_at_s: float, grade: Grade) -> None:
+    """120 s from its rise: 110 for the full stop, 45 for the short one."""
+    state = ready(battery=Battery(at_s=99.0))
+    state = replace(state, feed=replace(state.feed, low_battery_at_s=low_at_s))
+    answer = on(state, 100.0, policy=make_policy([f"boot_id={POLICY.boot_id}"]))
+    assert isinstance(answer.state.phase, Shutdown)
+    assert answer.state.phase.because == "blind: low_battery"
+    assert answer.state.phase.outage.grade is grade
+
+
+AT_THE_GATE = Recovery(outage=OUTAGE, began_s=100.0, clean=True)
+
+
+@pytest.mark.parametrize(
+    ("supply", "source", "seen_at_s", "now_s", "opens"),
+    [
+        (Supply.UNKNOWN, "unknown", 699.0, 700.0, True),  # it answers, and says nothing
+        (Supply.UNKNOWN, "unknown", 698.0, 699.9, False),
+        (Supply.UTILITY, "utility", 300.0, 700.0, True),  # it has fallen silent
+        (Supply.UTILITY, "utility", 699.0, 700.0, False),  # it answers: the charge decides
+        (Supply.BATTERY, "battery", 300.0, 700.0, False),
+    ],
+)
+def test_a_blind_gate_opens_after_ten_minutes(
+    supply: Supply, source: str, seen_at_s: float, now_s: float, *, opens: bool
+) -> None:
+    reading = Reading(at_s=seen_at_s, ups="ups", source="snmp", output_source=OutputSource(source), charge_pct=20.0)
+    feed = Feed(supply=supply, since_s=100.0, reading=reading)
+    battery = Battery(at_s=now_s - 0.5, used=0.0, left=0.3, load=1.0)
+    answer = step(POLICY, State(phase=AT_THE_GATE, feed=feed, battery=battery), Tick(at_s=now_s))
+    assert [type(action) for action in answer.actions if not isinstance(action, PollNow)] == [ResumeTraining] * opens
+    if opens:
+        assert answer.actions[0].outage == "o"  # type: ignore[attr-defined]
+        assert [(n.event, n.level) for n in answer.notes] == [("gate_forced", Level.ERROR), ("gate_opened", Level.INFO)]
+        assert isinstance(answer.state.phase, Recovery)
+        assert (answer.state.phase.tries, answer.state.phase.asked) == (1, answer.actions[0].id)
+
+
+def test_training_that_cannot_be_started_is_left_to_a_person() -> None:
+    reading = Reading(at_s=199.5, ups="ups", source="snmp", output_source=OutputSource.UTILITY, charge_pct=95.0)
+    feed = Feed(supply=Supply.UTILITY, since_s=100.0, reading=reading)
+    answer = step(POLICY, State(phase=replace(AT_THE_GATE, tries=3), feed=feed), Tick(at_s=200.0))
+    failed = answer.notes[0]
+    assert (failed.event, failed.level, dict(failed.numbers)) == ("resume_failed", Level.ERROR, {"tries": 3})
+    assert isinstance(answer.state.phase, Online)
+    ended = next(n for n in answer.notes if n.event == "outage_ended")
+    told = {"outage": "o", "outcome": "clean_shutdown", "lasted_s": 200.0, "policy_verified": False}
+    assert dict(ended.numbers) == told
+
+
+def test_a_lowered_grade_is_told_with_both() -> None:
+    at = on_battery(239.0)
+    at.regrade()
+    (note,) = at.notes
+    assert (note.level, dict(note.numbers)) == (Level.WARNING, {"old": Grade.FULL, "new": Grade.SHORT})
+
+
+@pytest.mark.parametrize(("at_s", "level"), [(210.0, Level.WARNING), (210.1, Level.ERROR)])
+def test_a_repeated_order_is_a_page_once_its_deadline_has_passed(at_s: float, level: Level) -> None:
+    phase = replace(LATCHED, force_at_s=400.0, again_at_s=at_s)
+    answer = step(POLICY, State(phase=phase, feed=Feed(supply=Supply.BATTERY)), Tick(at_s=at_s))
+    assert (answer.notes[0].event, answer.notes[0].level) == ("power_off_repeated", level)
