@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from powerguard.core import budget as sums
 from powerguard.core.budget import Budget
-from powerguard.core.events import Conduct, Grade, OutputSource
+from powerguard.core.events import Conduct, OutputSource
 from powerguard.core.fusion import is_fresh
 from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Policy, Recovery, Shutdown, State, Supply
 
@@ -95,8 +95,10 @@ def commit_due(policy: Policy, state: State, plan: Budget, now_s: float) -> str:
         return ""
     if waited_s < policy.commit_dwell_s:
         tau_s = None if plan.reff_s <= 0 or not plan.usable else plan.reff_s / plan.usable
+        # A wait may cost the reserve, but not the grade of stop that would fit now.
         wait_s = policy.commit_dwell_s - waited_s
-        if _reff_after(policy, plan, wait_s, tau_s) >= sums.stop_s(policy, Grade.BARE):
+        grade = sums.grade_within(policy, plan.reff_s, at_most=plan.grade)
+        if _reff_after(policy, plan, wait_s, tau_s) >= sums.stop_s(policy, grade, reserve_s=0.0):
             return ""
     return "budget"
 

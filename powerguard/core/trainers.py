@@ -126,6 +126,8 @@ def _take_in_done(turn: Turn, done: Done) -> None:
     _put(turn, fresh)
     told = {name: value for name, value in done.detail if name in ("bytes", "verified", "paused", "path")}
     because = "told by the trainer" if told.get("verified") is True else "told by the trainer, unverified"
+    if detail.get("dry_run") is True:
+        because = "dry-run: nobody was asked, it is only recorded"
     turn.note(
         "checkpoint_durable",
         because,

@@ -32,6 +32,7 @@ ERRORS: Final = {
 WARNINGS: Final = {
     "source_down": "a source does not answer",
     "policy_unverified": "the BMC's power restore policy is not verified: the host may stay off when power returns",
+    "no_bmc": "no BMC is set: nobody makes sure that the host powers on when power returns",
     "journal_in_memory": "the journal cannot be written: a restart of the daemon would forget an outage",
     "settings_rejected": "the newest settings were rejected; the old ones stand",
     "battery_worn": "the UPS wants its battery replaced",
@@ -50,6 +51,7 @@ FIXES: Final = {
     "dry_run": "set mode: armed when `powerguard doctor` is content",
     "maintenance": "powerguard maintenance off",
     "policy_unverified": "see bmc in `powerguard status`, and `powerguard doctor`",
+    "no_bmc": "set bmc (kind: ipmi-lan), or always-on in the BIOS: then nobody checks it",
     "journal_in_memory": "free the disk that holds the journal, or mount it writable",
     "settings_rejected": "powerguard config validate",
     "battery_worn": "replace the battery",
@@ -199,7 +201,9 @@ def _of_daemon(daemon: Daemon) -> list[Reason]:
         found.append(_reason("maintenance", maintenance.reason, ends_in_s=maintenance.until_s - now_s))
     if now_s - daemon.progressed_at_s > HUNG_AFTER_S:
         found.append(_reason("hung", since_s=now_s - daemon.progressed_at_s))
-    if daemon.bmc is not None and not daemon.bmc.verified:
+    if daemon.bmc is None:
+        found.append(_reason("no_bmc"))
+    elif not daemon.bmc.verified:
         told = daemon.bmc.error or f"policy is {daemon.bmc.policy or 'not read yet'}"
         found.append(_reason("policy_unverified", told))
     if not daemon.journal_ok:

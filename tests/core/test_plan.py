@@ -204,10 +204,14 @@ def test_a_checkpoint_that_progresses_and_fits_has_a_reserve_of_20_s(
         (4.0, 13.9, "budget"),
         (0.0, 17.9, "budget"),
         (4.0, 0.0, "budget"),
+        (4.0, 48.9, "budget"),
+        (4.0, 49.1, ""),
+        (4.0, 113.9, "budget"),
+        (4.0, 114.1, ""),
     ],
 )
 def test_the_dwell_of_a_commit(waited_s: float, reff_s: float, because: str) -> None:
-    """Eight seconds, unless even a bare stop of 10 s would no longer fit after them."""
+    """Eight seconds, unless the stop that fits now (full 110, short 45, bare 10 s) would not fit after them."""
     assert commit(state(seconds(reff_s) if reff_s else 0.05, HOLD, waited_s=waited_s)) == because
 
 

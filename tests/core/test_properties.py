@@ -63,6 +63,7 @@ class Outages(RuleBasedStateMachine):
         self.battery_readings = 0
         self.latched_from: State | None = None
         self.boots = 0
+        self.ridable = 700
 
     @initialize(words=st.sampled_from(POLICIES), powers_off=st.booleans())
     def start(self, words: str, powers_off: bool) -> None:
@@ -128,6 +129,9 @@ class Outages(RuleBasedStateMachine):
     def ride(self, readings: int, on_battery: bool, load: float, gauge: float, answering: bool) -> None:
         """A stretch of ordinary readings, one a second, with trainers and effectors that do or do not answer."""
         self.on_battery = on_battery
+        # One example may not ride for ever: all of them together have to fit the suite.
+        readings = min(readings, self.ridable)
+        self.ridable -= readings
         for _ in range(readings):
             self._pass(1.0)
             if answering and self.open:
