@@ -39,6 +39,7 @@ WARNINGS: Final = {
     "load_not_fallen": "training was paused and the load did not fall as expected",
     "fsd_at_first": "a forced shutdown stood at the UPS when it was first read",
     "low_charge": "the battery would not survive a second outage yet",
+    "training_paused": "training stands still, and there is no outage",
     "other": "another standing alarm",
 }
 """What makes protection less than it could be."""
@@ -56,6 +57,7 @@ FIXES: Final = {
     "settings_rejected": "powerguard config validate",
     "battery_worn": "replace the battery",
     "fsd_at_first": "clear it at the UPS's primary",
+    "training_paused": "POST /api/v1/resume to its socket, if nobody paused it on purpose",
 }
 
 
@@ -82,6 +84,7 @@ def readiness(daemon: Daemon) -> tuple[Reason, ...]:
         *of_battery(daemon.policy, daemon.state, daemon.clock()),
         *_of_daemon(daemon),
         *_of_alarms(daemon.state),
+        *_of_trainers(daemon.state),
     ]
     unique = {reason.name + reason.text: reason for reason in found}
     return tuple(sorted(unique.values(), key=lambda reason: reason.severity != "error"))
@@ -231,3 +234,10 @@ def _of_alarms(state: State) -> list[Reason]:
         known = name in ERRORS or name in WARNINGS
         found.append(_reason(name) if known else _reason("other", name))
     return found
+
+
+def _of_trainers(state: State) -> list[Reason]:
+    """Who was paused and is told to go on by nobody any more: a resume that failed, an outage that was forgotten."""
+    if not isinstance(state.phase, Online):
+        return []
+    return [_reason("training_paused", trainer.name) for trainer in state.trainers if trainer.alive and trainer.paused]

@@ -115,6 +115,10 @@ BROKEN = [
     ("settings_rejected", lambda d: replace(d, settings_ok=False)),
     ("unproven_battery", lambda d: replace(d, state=replace(d.state, told=("unproven_battery",)))),
     ("other", lambda d: replace(d, state=replace(d.state, told=("a_name_of_tomorrow",)))),
+    (
+        "training_paused",
+        lambda d: replace(d, state=replace(d.state, trainers=(replace(d.state.trainers[0], paused=True),))),
+    ),
     ("low_charge", lambda d: replace(d, state=replace(d.state, rearm_checkpoint_at_s=NOW_S + 9.0))),
     (
         "unprotected",
@@ -131,6 +135,13 @@ BROKEN = [
         lambda d: replace(d, state=replace(d.state, feed=replace(d.state.feed, reading=reading(replace_battery=True)))),
     ),
 ]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_paused_in_an_outage_is_no_fault(phase: str) -> None:
+    daemon = scene(phase)
+    state = replace(daemon.state, trainers=tuple(replace(t, paused=True) for t in daemon.state.trainers))
+    assert ("training_paused" in names(replace(daemon, state=state))) is (phase == "online")
 
 
 @pytest.mark.parametrize(("name", "breaks"), BROKEN, ids=[name for name, _ in BROKEN])
