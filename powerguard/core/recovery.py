@@ -94,8 +94,7 @@ def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
 
 def _known(policy: Policy, state: State) -> tuple[Trainer, ...]:
     """Trainers as stored, plus those that the settings have gained meanwhile."""
-    names = {t.name for t in state.trainers}
-    return (*state.trainers, *(t for t in trainers.at_start(policy) if t.name not in names))
+    return trainers.after_reload(policy, policy, state.trainers)
 
 
 def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:

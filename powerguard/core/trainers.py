@@ -33,6 +33,14 @@ def at_start(policy: Policy) -> tuple[Trainer, ...]:
     )
 
 
+def after_reload(old: Policy, new: Policy, known: tuple[Trainer, ...]) -> tuple[Trainer, ...]:
+    """Return the trainers after a reload: what was taken out goes, what is new comes, what was found stays."""
+    gone = {t.name for t in old.trainers} - {t.name for t in new.trainers}
+    kept = tuple(t for t in known if t.name not in gone)
+    names = {t.name for t in kept}
+    return (*kept, *(t for t in at_start(new) if t.name not in names))
+
+
 def _policy_of(policy: Policy, name: str) -> TrainerPolicy:
     return next((t for t in policy.trainers if t.name == name), TrainerPolicy(name=name, conduct=Conduct.PAUSE))
 

@@ -37,6 +37,7 @@ from powerguard.core.machine import step
 from powerguard.core.model import Online, Policy, State, Step
 from powerguard.core.recovery import Stored, restore
 from powerguard.core.table import phase_name
+from powerguard.core.trainers import after_reload
 from powerguard.daemon.attempt import Strays, attempt, keep_running, rest
 from powerguard.daemon.figures import Figures
 from powerguard.daemon.journal import Entry, Journal
@@ -311,12 +312,14 @@ class Loop:
         if self._reload is None:
             return
         self._notifier.reloading()
+        old = self.policy
         try:
             self.parts = self._reload()
         except ValueError as error:
             self.settings_ok = False
             log.error("settings_refused", because=str(error), kept="the settings so far")  # noqa: TRY400 - told in full
         else:
+            self.state = replace(self.state, trainers=after_reload(old, self.policy, self.state.trainers))
             self.settings_ok = True
             self.settings_at_s = self.clock()
             self._check_policy.set()

@@ -415,3 +415,14 @@ def test_one_that_has_gone_is_a_warning() -> None:
     at = turn(A)
     trainers.take_in(at, seen(alive=False))
     assert (at.notes[0].level, dict(at.notes[0].numbers)) == (Level.WARNING, {"trainer": "a"})
+
+
+def test_a_reload_takes_out_and_brings_in_and_keeps_what_was_found() -> None:
+    """A trainer that the settings no longer name would else be waited for in every outage."""
+    old = make_policy(["trainer=a:pause:20", "trainer=b:pause:30"])
+    new = make_policy(["trainer=b:pause:40", "trainer=c:exit:5"])
+    found = Trainer(name="found", conduct=Conduct.PAUSE)
+    known = (*trainers.at_start(old), found)
+    after = trainers.after_reload(old, new, known)
+    assert [t.name for t in after] == ["b", "found", "c"]
+    assert after[0].checkpoint_s == 30, "what is known of it stays until it says otherwise"
