@@ -26,6 +26,8 @@ from powerguard.core.events import (
     Event,
     Failed,
     ForeignStop,
+    Level,
+    Note,
     OutputSource,
     PollNow,
     PowerOff,
@@ -93,11 +95,12 @@ def make_policy(words: list[str]) -> Policy:
 
 @dataclass
 class Told:
-    """What a story came to. lines: notes and orders as text; actions: all that was ordered."""
+    """What a story came to. lines: notes and orders as text; actions: all ordered; notes: all said."""
 
     state: State
     lines: list[str] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
     @property
     def phase(self) -> str:
@@ -296,7 +299,9 @@ class Player:
             if note.event == "phase_changed":
                 old, new = dict(note.numbers)["old"], dict(note.numbers)["new"]
                 numbers = f"{old} -> {new} {numbers}"
-            self.told.lines.append(f"{at_s:g} {note.event} because={note.because!r} {numbers}".rstrip())
+            self.told.notes.append(note)
+            mark = {Level.WARNING: " (warning)", Level.ERROR: " (error)"}.get(note.level, "")
+            self.told.lines.append(f"{at_s:g} {note.event}{mark} because={note.because!r} {numbers}".rstrip())
         for action in answer.actions:
             shown = {k: getattr(action, k, None) for k in ("trainer", "after", "grade", "force_after_s")}
             text = " ".join(f"{k}={_short(v)}" for k, v in shown.items() if v is not None)

@@ -297,7 +297,7 @@ def test_the_guard_after_a_return_below_the_gate_ends_with_the_charge() -> None:
     )
     lines = [line for line in told.lines if "guard" in line or "after=continue" in line]
     assert lines == [
-        "101 guard_started because='the charge would not survive a second outage'",
+        "101 guard_started (warning) because='the charge would not survive a second outage'",
         "161 checkpoint_ordered because='on_battery' trainer=llm after=continue",
         "161 ! TriggerCheckpoint within=60s trainer=llm after=continue",
         "221 checkpoint_ordered because='on_battery' trainer=llm after=continue",
