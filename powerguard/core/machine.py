@@ -29,6 +29,7 @@ from powerguard.core.events import (
     PollNow,
     PowerOff,
     Reading,
+    ResumeTrainer,
     ResumeTraining,
     SetMaintenance,
     SourceFailed,
@@ -85,6 +86,8 @@ def step(policy: Policy, state: State, event: Event) -> Step:
 
 
 def _is_idle(state: State) -> bool:
+    if any(trainer.resume_at_s is not None for trainer in state.trainers):
+        return False
     return state.maintenance is None and state.rearm_checkpoint_at_s is None and state.feed.countdown_at_s is None
 
 
@@ -217,7 +220,7 @@ def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
         verified = dict(outcome.detail).get("verified") is True
         turn.set_outage(policy_verified=verified)
         turn.note("policy_verified", "read back from the BMC", Level.INFO, **dict(outcome.detail))
-    if isinstance(action, TriggerCheckpoint):
+    if isinstance(action, TriggerCheckpoint | ResumeTrainer):
         trainers.take_in(turn, outcome)
     phase = turn.state.phase
     if isinstance(phase, Shutdown):

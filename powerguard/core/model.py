@@ -155,6 +155,7 @@ class Trainer:
     durable_at_s: when the newest known checkpoint became durable.
     tries: checkpoints ordered in this outage.
     failed: why the checkpoint of this outage failed for good; "" when it did not.
+    resume_at_s: when it is told again to go on, because it did not hear it the last time.
     """
 
     name: str
@@ -174,6 +175,7 @@ class Trainer:
     durable_step: int | None = None
     tries: int = 0
     failed: str = ""
+    resume_at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

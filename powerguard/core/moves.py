@@ -156,6 +156,7 @@ def duties(turn: Turn) -> None:
     match phase:
         case Online():
             _guard(turn)
+            trainers.resume_again(turn)
         case OnBattery() | EmergencyCheckpoint() | Holding():
             waited_s = turn.now_s - phase.outage.since_s
             if not phase.outage.policy_asked and waited_s >= turn.policy.commit_dwell_s:

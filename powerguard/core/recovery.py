@@ -124,7 +124,7 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
     turn.set_phase(_back(phase, now_s, shift_s))
     turn.note(
         "host_returned",
-        "powered off by us" if isinstance(phase, Shutdown) else "the host went down before the commit point",
+        _why_gone(phase),
         Level.INFO if isinstance(phase, Shutdown) else Level.ERROR,
         outage=phase.outage.id,
         phase=phase_name(phase),
@@ -132,6 +132,12 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
     )
     turn.order(EnsurePolicy, limit_s=policy.bmc_limit_s, outage=phase.outage.id)
     return turn.step()
+
+
+def _why_gone(phase: Phase) -> str:
+    if not isinstance(phase, Shutdown):
+        return "the host went down before the commit point"
+    return "powered off by us" if phase.force_at_s else "the host went down between the commit and its power-off"
 
 
 def _back(phase: Phase, now_s: float, shift_s: float) -> Phase:

@@ -17,10 +17,11 @@ from powerguard.core.events import (
     TrainerSeen,
     TriggerCheckpoint,
 )
-from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Policy, Recovery, Trainer, TrainerPolicy
+from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Policy, Trainer, TrainerPolicy
 from powerguard.core.turn import Turn
 
 MAX_TRIES = 3
+RESUME_AGAIN_S = 5.0
 _LEAST_LIMIT_S = 2.0
 _PATIENCE = 4.0
 _LEAST_PATIENCE_S = 60.0
@@ -71,6 +72,8 @@ def take_in(turn: Turn, event: TrainerSeen | CheckpointProgress | Done | Failed)
                 eta_at_s = turn.now_s + min(event.eta_s or 0.0, most_s) if told else None
                 step = trainer.step if event.step is None else event.step
                 _put(turn, replace(trainer, eta_at_s=eta_at_s, paused=event.paused or trainer.paused, step=step))
+        case Done() | Failed() if isinstance(event.action, ResumeTrainer):
+            _take_in_resumed(turn, event.action.trainer, heard=isinstance(event, Done))
         case Done():
             _take_in_done(turn, event)
         case Failed():
@@ -87,6 +90,9 @@ def _take_in_seen(turn: Turn, seen: TrainerSeen) -> None:
         turn.note("trainer_appeared", "first contact", trainer=seen.trainer, conduct=seen.conduct)
     if known.alive and not seen.alive:
         turn.note("trainer_gone", "no longer reachable", Level.WARNING, trainer=seen.trainer)
+        if isinstance(turn.state.phase, Online) and all(t.name != seen.trainer for t in turn.policy.trainers):
+            turn.update(trainers=tuple(t for t in turn.state.trainers if t.name != seen.trainer))
+            return
     if seen.alive and not known.alive:
         # Another process: it trains on, and what the one before it has saved or was told is not true of it.
         known = replace(known, order=None, eta_at_s=None, told_pause=False, durable=False, failed="", tries=0)
@@ -260,12 +266,30 @@ def resume_all(turn: Turn) -> None:
         turn.order(ResumeTraining, limit_s=30.0, outage=turn.outage_id)
 
 
+def _take_in_resumed(turn: Turn, name: str, *, heard: bool) -> None:
+    """A trainer that did not hear that it may go on would stand still for ever, with nobody in an outage to notice."""
+    trainer = _find(turn, name)
+    if trainer is not None:
+        again_s = None if heard or not trainer.alive else turn.now_s + RESUME_AGAIN_S
+        _put(turn, replace(trainer, resume_at_s=again_s))
+
+
+def resume_again(turn: Turn) -> None:
+    """Tell those to go on who did not hear it, for as long as they are there and training is not to stand."""
+    for trainer in turn.state.trainers:
+        if trainer.resume_at_s is not None and turn.now_s >= trainer.resume_at_s:
+            _put(turn, replace(trainer, resume_at_s=None))
+            if trainer.alive:
+                turn.order(ResumeTrainer, limit_s=10.0, trainer=trainer.name, outage=turn.outage_id)
+
+
 def forget_outage(turn: Turn) -> None:
-    """A new outage begins, or one ends: what was true in it is over."""
-    if isinstance(turn.state.phase, Recovery | Online) and not turn.state.trainers:
-        return
+    """A new outage begins, or one ends: what was true in it is over, and who was found and is gone is forgotten."""
+    configured = {t.name for t in turn.policy.trainers}
     turn.update(
         trainers=tuple(
-            replace(t, durable=False, failed="", tries=0, told_pause=False, paused=False) for t in turn.state.trainers
+            replace(t, durable=False, failed="", tries=0, told_pause=False, paused=False, resume_at_s=None)
+            for t in turn.state.trainers
+            if t.alive or t.name in configured
         )
     )

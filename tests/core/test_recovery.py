@@ -158,7 +158,7 @@ def test_training_that_was_being_started(by_s: float, asked: str | None) -> None
     ("phase", "clean", "because"),
     [
         (SHUTDOWN, True, "powered off by us"),
-        (replace(SHUTDOWN, force_at_s=0.0), False, "powered off by us"),
+        (replace(SHUTDOWN, force_at_s=0.0), False, "the host went down between the commit and its power-off"),
         (SAVED.phase, False, "the host went down before the commit point"),
         (OnBattery(outage=OUTAGE), False, "the host went down before the commit point"),
         (
