@@ -8,7 +8,19 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy, play
 
-from powerguard.core.events import Abort, EnsurePolicy, Grade, Level, Note, OutputSource, Reading, SourceFailed, Tick
+from powerguard.core.events import (
+    Abort,
+    EnsurePolicy,
+    Grade,
+    Level,
+    Note,
+    OutputSource,
+    PollNow,
+    PowerOff,
+    Reading,
+    SourceFailed,
+    Tick,
+)
 from powerguard.core.machine import step
 from powerguard.core.model import Battery, Feed, Maintenance, OnBattery, Online, Outage, Recovery, State, Supply
 
@@ -188,3 +200,64 @@ def test_the_short_way_online_answers_as_the_long_one() -> None:
     assert step(POLICY, replace(state, serial=7, transfers=(1.0,)), plain).state == replace(
         quick.state, serial=7, transfers=(1.0,)
     )
+
+
+# --- The outage as it is remembered -------------------------------------------------------------------------------
+
+
+def test_an_outage_remembers_how_it_began() -> None:
+    """The gate of the next boot counts with the load that training had; the report with the charge."""
+    told_state = play(BEGIN, BATTERY).state
+    assert not isinstance(told_state.phase, Online)
+    outage = told_state.phase.outage
+    assert (outage.id, outage.since_s, outage.load_at_start) == ("boot-one-70", 6.0, 0.75)
+    assert outage.charge_at_start_pct == pytest.approx(99.73)
+    countdown = play(BEGIN, "6..10 utility load=60 charge=88 off_in=180-1").state.phase
+    assert not isinstance(countdown, Online)
+    assert (countdown.outage.since_s, countdown.outage.charge_at_start_pct) == (7.0, 88.0)
+
+
+def test_the_power_off_waits_for_each_of_its_preparations() -> None:
+    """One of the two is done: the other is still waited for, until their time is over; and the reason is told."""
+    story = play(
+        BEGIN.replace("policy sync poweroff", "policy"),
+        BATTERY,
+        HOLD,
+        END.replace("200", "170"),
+        "171..180 battery load=45",
+    )
+    (ordered,) = (note for note in story.notes if note.event == "power_off_ordered")
+    assert ordered.because == "what is not done by now is left"
+    told_lines = [line for line in story.lines if "PowerOff" in line or "-> shutdown" in line]
+    latched_s, ordered_s = (float(line.split()[0]) for line in told_lines)
+    assert 5.25 <= ordered_s - latched_s <= 6.25
+    (order,) = story.ordered(PowerOff)
+    assert order.outage == "boot-one-70"  # type: ignore[attr-defined]
+
+
+def test_a_commit_asks_its_own_ups_and_says_what_it_withdrew() -> None:
+    edge = play(
+        "policy table=50:540,75:360,100:240\nauto policy sync poweroff",
+        "0..5 utility load=75 charge=100 runtime=360",
+        "6..98 battery load=75 charge=100-0.3 runtime=350-2.5",
+        "99..103 battery load=75 charge=72-1 runtime=115-4",
+        "104..116 utility load=75 charge=70",
+    )
+    assert [order.ups for order in edge.ordered(PollNow)] == ["ups", "ups"]  # type: ignore[attr-defined]
+    (withdrawn,) = (note for note in edge.notes if note.event == "commit_withdrawn")
+    # 99 s on battery, and the floor of a tenth.
+    assert numbers(withdrawn) == {"reff_s": pytest.approx((0.75 - 99.0 / 360.0 - 0.1) * 360.0), "stop_s": 65.0}
+
+
+def test_a_second_power_off_order_says_what_is_left() -> None:
+    still = told(BATTERY, HOLD, END, "201..700 tick")["power_off_repeated"]
+    assert (still.because, still.level, numbers(still)) == (
+        "the host is still alive",
+        Level.ERROR,
+        {"force_after_s": 0.0},
+    )
+    sooner = told(BATTERY, HOLD, END.replace("200", "175"), "176..180 battery load=45 off_in=90-1")[
+        "power_off_hastened"
+    ]
+    assert sooner.level is Level.WARNING
+    assert numbers(sooner) == {"force_after_s": pytest.approx(59.0)}

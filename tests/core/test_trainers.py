@@ -426,3 +426,46 @@ def test_a_reload_takes_out_and_brings_in_and_keeps_what_was_found() -> None:
     after = trainers.after_reload(old, new, known)
     assert [t.name for t in after] == ["b", "found", "c"]
     assert after[0].checkpoint_s == 30, "what is known of it stays until it says otherwise"
+
+
+def test_an_order_says_its_limit_and_forgets_the_last_ones_eta() -> None:
+    at = turn(replace(A, eta_at_s=1.0))
+    trainers.order_all(at, reason="on_battery", after=None, by_s=150.0625)
+    assert dict(at.notes[0].numbers) == {"trainer": "a", "after": Conduct.PAUSE, "limit_s": 50.062}
+    assert only(at).eta_at_s is None
+
+
+def test_one_that_owes_nothing_does_not_hide_the_next() -> None:
+    at = turn(replace(A, alive=False), B)
+    trainers.tend(at, hold=False, repeat_s=60.0)
+    assert [o.trainer for o in at.actions if isinstance(o, TriggerCheckpoint)] == ["b"]
+
+
+def test_a_rehearsed_checkpoint_says_so() -> None:
+    at = turn(FLYING)
+    trainers.take_in(at, done((("dry_run", True), ("path", "/data/7"))))
+    (note,) = at.notes
+    assert (note.because, note.level) == ("dry-run: nobody was asked, it is only recorded", Level.INFO)
+    assert dict(note.numbers) == {"trainer": "a", "step": 40, "took_s": 3.0, "path": "/data/7"}
+    precise = turn(FLYING)
+    trainers.take_in(precise, replace(done(()), took_s=3.0625))
+    assert dict(precise.notes[0].numbers)["took_s"] == 3.062
+
+
+def test_where_no_step_is_known_none_is_said_to_be_lost() -> None:
+    at = turn(replace(FLYING, step=None, tries=3))
+    trainers.take_in(at, done((("at_paused_step", False),)))
+    assert dict(at.notes[0].numbers) == {"steps_lost": None}
+
+
+def test_online_too_what_was_true_is_forgotten() -> None:
+    at = turn(replace(FLYING, durable=True), phase=Online())
+    trainers.forget_outage(at)
+    assert (only(at).durable, only(at).told_pause, only(at).tries) == (False, False, 0)
+
+
+def test_a_claim_in_flight_is_bounded_by_its_own_settings() -> None:
+    at = turn(replace(A, order="o-1"))
+    at.policy = replace(POLICY, trainers=(replace(POLICY.trainers[0], max_checkpoint_s=90.0),))
+    trainers.take_in(at, CheckpointProgress(at_s=100.0, trainer="a", action_id="o-1", stage="writing", eta_s=1e9))
+    assert only(at).eta_at_s == 190.0
