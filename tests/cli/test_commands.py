@@ -5,6 +5,7 @@ import json
 import os
 import re
 import select
+import shlex
 import shutil
 import socket
 import sys
@@ -419,7 +420,7 @@ async def test_colours_on_a_terminal_only(folder: Path) -> None:
         plain = await powerguard("status", "--socket", path)
         assert "\x1b" not in plain.out
         for env, coloured in (({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)):
-            words = f"{sys.executable} -m powerguard status --socket '{path}'"
+            words = f"{shlex.quote(sys.executable)} -m powerguard status --socket '{path}'"
             process = await asyncio.create_subprocess_exec(
                 "script", "-qec", words, "/dev/null",
                 stdout=asyncio.subprocess.PIPE,
@@ -435,7 +436,7 @@ async def test_reader_that_leaves_is_no_error(folder: Path) -> None:
     """`powerguard status | head -1` has no complaint to make."""
     async with served(scene(), folder) as path:
         process = await asyncio.create_subprocess_exec(
-            "bash", "-c", f"{sys.executable} -m powerguard plan --socket '{path}' | head -1",
+            "bash", "-c", f"{shlex.quote(sys.executable)} -m powerguard plan --socket '{path}' | head -1",
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2],
         )  # fmt: skip
         out, err = await process.communicate()
