@@ -1,6 +1,7 @@
 """What the daemon costs at one poll a second, and whether waiting for the dead delays the living."""
 
 import asyncio
+import contextlib
 import os
 import socket
 from pathlib import Path
@@ -40,7 +41,8 @@ async def _cost(seconds: float) -> list[Figure]:
     cpu: list[float] = []
     with world.folder() as at:
         ups = SimUps(Battery(runtime=((0.5, 540.0), (1.0, 240.0))), clock=boottime_s, load=lambda: 0.5)
-        server = await world.Trainer().serve(at / "trainer.sock")
+        stack = contextlib.AsyncExitStack()
+        await stack.enter_async_context(world.Trainer().serving(at / "trainer.sock"))
         async with SnmpAgent(ups.apc_table) as agent:
             config = world.settings(at, snmp_port=agent.port, table={50: 540, 100: 240})
             async with world.process(at, "-m", "powerguard", "run", "--config", str(config)) as daemon:
@@ -50,7 +52,7 @@ async def _cost(seconds: float) -> list[Figure]:
                     await asyncio.sleep(5.0)
                     cpu.append(100.0 * (_cpu_s(daemon.pid) - before) / 5.0)
                     rss.append(_rss_mb(daemon.pid))
-        server.close()
+        await stack.aclose()
     return [
         Figure(name="daemon at 1 Hz, resident memory", unit="MB", values=tuple(rss), bar="<= 80"),
         Figure(name="daemon at 1 Hz, CPU", unit="% of a core", values=tuple(cpu), bar="<= 1"),
@@ -69,7 +71,8 @@ async def _lag(seconds: float) -> list[Figure]:
             low_battery_s=5.0,
         )
         trainer = world.Trainer(hang=True)
-        server = await trainer.serve(at / "trainer.sock")
+        stack = contextlib.AsyncExitStack()
+        await stack.enter_async_context(trainer.serving(at / "trainer.sock"))
         async with SnmpAgent(ups.apc_table) as agent:
             password = world.secret(at / "password", "bench-password")
             bmc = {"kind": "ipmi-lan", "host": "127.0.0.1", "port": blackhole.getsockname()[1], "user": "bench"}
@@ -87,7 +90,7 @@ async def _lag(seconds: float) -> list[Figure]:
                 busy = await _probe(seconds)
                 daemon.stop()
                 await running
-        server.close()
+        await stack.aclose()
     return [
         Figure(name="event loop lag, idle", unit="ms", values=tuple(idle)),
         Figure(

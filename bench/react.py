@@ -5,6 +5,7 @@ own: the daemon's own part, from a reading published to the first byte at the tr
 """
 
 import asyncio
+import contextlib
 import random
 from pathlib import Path
 
@@ -45,7 +46,8 @@ async def _flips(runs: int) -> tuple[float, ...]:
         async with SnmpAgent(ups.apc_table) as agent:
             budget = {"utility_stable_s": 2, "recharge_h": 0.01, "low_battery_s": 20}
             config = world.settings(at, snmp_port=agent.port, table=_TABLE, budget=budget)
-            server = await trainer.serve(at / "trainer.sock")
+            stack = contextlib.AsyncExitStack()
+            await stack.enter_async_context(trainer.serving(at / "trainer.sock"))
             async with world.process(at, "-m", "powerguard", "run", "--config", str(config)):
                 await _phase(at, None, 20.0)
                 await asyncio.sleep(3.0)
@@ -61,7 +63,7 @@ async def _flips(runs: int) -> tuple[float, ...]:
                     # Three transfers in five minutes make utility prove itself for three times as long.
                     await asyncio.sleep(0.5)
                     await _phase(at, "online", 30.0)
-            server.close()
+            await stack.aclose()
     return tuple(took)
 
 
@@ -105,7 +107,8 @@ async def _own(runs: int) -> tuple[float, ...]:
     with world.folder() as at:
         config = world.settings(at, snmp_port=1, table=_TABLE, budget={"recharge_h": 0.01, "low_battery_s": 20})
         trainer = world.Trainer()
-        server = await trainer.serve(at / "trainer.sock")
+        stack = contextlib.AsyncExitStack()
+        await stack.enter_async_context(trainer.serving(at / "trainer.sock"))
         feed = _Feed()
         hands = Hands(clock=clock, sources=lambda _settings, _clock: [("bench", "feed", feed)])
         daemon = assemble(load(config), config=config, hands=hands)
@@ -130,7 +133,7 @@ async def _own(runs: int) -> tuple[float, ...]:
                 took.append(1000.0 * (trainer.asked_at_s[-1] - began_s))
             daemon.stop()
             await running
-        server.close()
+        await stack.aclose()
     return tuple(took)
 
 

@@ -62,12 +62,23 @@ class Trainer:
         self.asked_at_s: list[float] = []
         self.hang = hang
         self.heard = asyncio.Event()
-        self.open = 0
+        self._released = asyncio.Event()
+        self._writers: set[asyncio.StreamWriter] = set()
 
-    async def serve(self, path: Path) -> asyncio.Server:
-        return await asyncio.start_unix_server(self._answer, path)
+    @contextlib.asynccontextmanager
+    async def serving(self, path: Path) -> AsyncIterator[None]:
+        server = await asyncio.start_unix_server(self._answer, path)
+        try:
+            yield
+        finally:
+            server.close()
+            self._released.set()
+            for writer in self._writers:
+                writer.close()
+            await asyncio.sleep(0.1)  # for the handlers to see it
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
                 first = await reader.readexactly(1)
@@ -78,7 +89,8 @@ class Trainer:
                     self.asked_at_s.append(at_s)
                     self.heard.set()
                     if self.hang:
-                        await asyncio.Event().wait()
+                        await self._released.wait()
+                        break
                 length = [
                     int(line.split(b":")[1])
                     for line in head.split(b"\r\n")
@@ -89,6 +101,7 @@ class Trainer:
                 body = b'{"job": "bench", "step": 1}' if b"/status" in head else b""
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
                 await writer.drain()
+        self._writers.discard(writer)
         writer.close()
 
 
