@@ -122,6 +122,7 @@ class Report:
         """Return it for programs."""
         return {
             "schema_version": SCHEMA_VERSION,
+            "object": "demo",
             "world": self.title,
             "real": list(stage.real),
             "replaced": list(stage.replaced),
@@ -311,7 +312,7 @@ def _held_checks(held: Act, before: Facts, paused: Facts) -> list[Check]:
         Check(
             name="the emergency checkpoint is durable at the paused step",
             holds=step is not None and step == paused.checkpoint_step == paused.step and paused.paused,
-            told=f"journal {step}, on disk {paused.checkpoint_step}, training paused at {paused.step}",
+            told=f"journal {step}, stored {paused.checkpoint_step}, training paused at {paused.step}",
         ),
         Check(
             name="training resumed in place without a reboot",
@@ -334,7 +335,7 @@ def _long_checks(long: Act) -> list[Check]:
         Check(
             name="the last checkpoint is durable and verified",
             holds=step is not None and step == on_disk and facts is not None and step == facts.step,
-            told=f"journal {step}, on disk {on_disk}, training stood at {None if facts is None else facts.step}",
+            told=f"journal {step}, stored {on_disk}, training stood at {None if facts is None else facts.step}",
         ),
         Check(
             name="the host will come back",

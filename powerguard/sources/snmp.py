@@ -258,14 +258,11 @@ class SnmpSource:
     def _miss(self, publish: Publish, reason: str) -> None:
         self._misses += 1
         lost = self._misses >= _LOST_AFTER
-        if self._misses == _LOST_AFTER:
-            log.error("source_lost", ups=self._ups, source=self.name, because=reason, misses=self._misses)
         publish(SourceFailed(at_s=self._clock(), ups=self._ups, source=self.name, reason=reason, lost=lost))
 
     def _note(self, decoded: Decoded) -> None:
         if self._misses >= _LOST_AFTER:
-            log.info("source_back", ups=self._ups, source=self.name, misses=self._misses)
-            self._refresh_at_s = 0.0
+            self._refresh_at_s = 0.0  # another card may have come back
         self._misses = 0
         for rejected in decoded.rejected:
             self._once("value_rejected", f"{rejected.field}: {rejected.why}", field=rejected.field, object=rejected.oid)

@@ -66,6 +66,15 @@ def test_it_tells_the_story(first: dict[str, Any]) -> None:
     assert first["seconds"] > 3600.0, "an hour and more of recharging"
 
 
+def test_the_example_in_the_reference_is_this_object(first: dict[str, Any]) -> None:
+    """Whoever programs against docs/reference/demo.json finds these keys, checks and events."""
+    page = Path(__file__).parents[2] / "docs" / "reference" / "demo.json"
+    example = json.loads(page.read_text(encoding="utf-8"))
+    assert list(first) == list(example)
+    assert skeleton(example) == skeleton(first)
+    assert [check["name"] for check in example["checks"]] == [check["name"] for check in first["checks"]]
+
+
 def test_it_says_what_is_not_real(first: dict[str, Any]) -> None:
     assert "virtual time" in first["world"]
     assert "time" in first["replaced"]
