@@ -298,6 +298,8 @@ def _cause_emergency(turn: Turn, event: Event) -> tuple[Cause | None, str]:
     if isinstance(event, Abort):
         return Cause.ABORTED, _told_by(event)
     if _may_return(turn):
+        if not fusion.is_fresh(turn.policy, state.feed, turn.now_s):
+            return Cause.UTILITY_STABLE, "utility was the last word of a UPS that is silent"
         return Cause.UTILITY_STABLE, f"utility stable for {turn.now_s - state.feed.since_s:.0f} s"
     if isinstance(state.phase, EmergencyCheckpoint) and trainers.all_settled(state.trainers):
         return Cause.CHECKPOINT_DURABLE, trainers.settled_because(state.trainers)
@@ -318,6 +320,17 @@ def _cause_online(turn: Turn) -> tuple[Cause | None, str]:
     return None, ""
 
 
+def _is_blind_for_long(turn: Turn) -> bool:
+    """Utility was the last word and the UPS has been silent since: a blind gate must not stop training for ever."""
+    feed = turn.state.feed
+    if feed.supply is not Supply.UTILITY or feed.lost_since_s is None:
+        return False
+    if turn.now_s - feed.lost_since_s < turn.policy.unknown_hold_s:
+        return False
+    turn.note("gate_forced", "utility was the last word, and the UPS has not answered for long", Level.ERROR)
+    return True
+
+
 def _may_return(turn: Turn) -> bool:
     """Utility has been stable long enough, no countdown stands, and no write is torn off."""
     state = turn.state
@@ -325,7 +338,7 @@ def _may_return(turn: Turn) -> bool:
         return False
     stable_s = turn.policy.utility_stable_s * (3 if turn.is_flapping(FLAPPING_S, FLAPPING_TRANSFERS) else 1)
     if not fusion.is_stable(turn.policy, state.feed, turn.now_s, stable_s=stable_s):
-        return False
+        return _is_blind_for_long(turn)
     return not trainers.is_writing(state.trainers, turn.now_s)
 
 
