@@ -113,7 +113,7 @@ def test_killed_in_mid_write_the_older_one_stands(folder: Path) -> None:
             status = toy.ask("GET", "/api/v1/checkpoints/torn")[1]
         assert status["phase"] == "writing"
         assert status["bytes_total"] > 40_000_000
-        assert 0 < status["eta_s"] < 5
+        assert 0 < status["eta_s"] < 60, "40 MB at 20 MB/s, on a machine that is busy with other tests"
     assert len(list((folder / "ck").glob("step-*"))) == 2
     with Toy(folder, "--step-ms", "2") as again:
         assert again.ask("GET", "/api/v1/status")[1]["last_committed"]["step"] == good
