@@ -81,7 +81,7 @@ def test_the_whole_story_and_what_it_keeps(folder: Path) -> None:
     assert {"powerguard.yaml", "journal.sqlite", "checkpoints", "daemon.log", "trainer.log"} <= names
     assert not [path.name for path in kept.rglob("*") if path.is_socket()]
     (long,) = [check for check in told["checks"] if check["name"] == "the last checkpoint is durable and verified"]
-    assert f"on disk {verified_step(kept / 'checkpoints')}," in long["told"]
+    assert f"stored {verified_step(kept / 'checkpoints')}," in long["told"]
     with read_only(kept / "journal.sqlite") as db:
         outcomes = [record.outcome for record in reversed(history(db, 10))]
     assert outcomes[:2] == ["ridden_through", "resumed_in_place"]
