@@ -27,6 +27,7 @@ from powerguard.core.events import (
     Event,
     Failed,
     ForeignStop,
+    Note,
     PollNow,
     Reading,
     SourceFailed,
@@ -448,7 +449,7 @@ class Loop:
                 if isinstance(outcome, Failed):
                     log.error("policy_unverified", because=outcome.reason)
                 else:
-                    log.info("policy_verified", because="checked at start and hourly", **dict(outcome.detail))
+                    log_note(Note(event="policy_verified", because="start or hourly", numbers=outcome.detail))
             self._check_policy.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLICY_CHECK_S):

@@ -50,8 +50,8 @@ async def close(parts: Parts) -> None:
 
 
 def log_note(note: Note) -> None:
-    """Log one line of the story at its level."""
-    values = dict(note.numbers)
+    """Log one line of the story at its level. A number that is named as the line's own words does not replace them."""
+    values = {name: value for name, value in note.numbers if name not in ("event", "because")}
     match note.level:
         case Level.ERROR:
             log.error(note.event, because=note.because, **values)

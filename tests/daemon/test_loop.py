@@ -16,6 +16,7 @@ from powerguard.core.events import (
     Done,
     EnsurePolicy,
     Failed,
+    Note,
     PollNow,
     Reading,
     ResumeTrainer,
@@ -26,6 +27,7 @@ from powerguard.daemon.attempt import RESTART_MAX_S, keep_running, rest
 from powerguard.daemon.journal import Inline, JournalError, Limits, read_all, read_only
 from powerguard.daemon.journal.store import Batch, Store
 from powerguard.daemon.loop import QUEUE_LIMIT, Loop
+from powerguard.daemon.parts import log_note
 from tests.daemon.looped import CHECKPOINT_S, World, in_virtual_time, now_s, until
 
 
@@ -386,3 +388,10 @@ def test_the_file_is_a_plain_database(tmp_path: Path) -> None:
     kinds = db.execute("SELECT kind, count(*) FROM entries GROUP BY kind").fetchall()
     db.close()
     assert dict(kinds)["action"] == dict(kinds)["outcome"] == 1
+
+
+def test_a_number_cannot_break_the_line_that_it_stands_in() -> None:
+    """An effector's detail named like the line's own words ended the daemon: log calls take each name once."""
+    with capture_logs() as logs:
+        log_note(Note(event="policy_verified", because="hourly", numbers=(("because", "x"), ("event", "y"), ("n", 1))))
+    assert logs == [{"event": "policy_verified", "because": "hourly", "n": 1, "log_level": "info"}]
