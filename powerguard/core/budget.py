@@ -13,6 +13,7 @@ pessimistic direction only costs training time. On battery `e` never rises.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from powerguard.core.events import Conduct, Grade, OutputSource, Reading
@@ -326,22 +327,43 @@ def choose_grade(
     policy: Policy, *, left: float, tau_paused_s: float, checkpoint: float, at_most: Grade = Grade.FULL
 ) -> Grade:
     """Return the most orderly grade that fits, never better than `at_most`; bare where none fits."""
-    grades = (Grade.FULL, Grade.SHORT, Grade.BARE)
-    for grade in grades[grades.index(at_most) :]:
-        if fits(policy, left=left, tau_paused_s=tau_paused_s, checkpoint=checkpoint, grade=grade):
-            return grade
-    return Grade.BARE
+    return _most_orderly(
+        at_most, lambda grade: fits(policy, left=left, tau_paused_s=tau_paused_s, checkpoint=checkpoint, grade=grade)
+    )
+
+
+def grade_left(policy: Policy, now: Budget) -> Grade:
+    """Return the most orderly grade that fits what is left now, never better than the one so far."""
+    if now.left is None or now.tau_paused_s is None:
+        return now.grade
+    return choose_grade(
+        policy, left=now.left, tau_paused_s=now.tau_paused_s, checkpoint=now.checkpoint_s, at_most=now.grade
+    )
 
 
 def grade_within(policy: Policy, reff_s: float | None, *, at_most: Grade) -> Grade:
     """Return the most orderly stop that ends within `reff_s`, without a reserve; None: nothing is known, at_most."""
     if reff_s is None:
         return at_most
-    grades = (Grade.FULL, Grade.SHORT, Grade.BARE)
-    for grade in grades[grades.index(at_most) :]:
-        if stop_s(policy, grade, reserve_s=0.0) <= reff_s:
-            return grade
-    return Grade.BARE
+    return _most_orderly(at_most, lambda grade: stop_s(policy, grade, reserve_s=0.0) <= reff_s)
+
+
+def grade_before_cut(policy: Policy, feed: Feed, now: Budget, *, at_most: Grade) -> Grade:
+    """Return the most orderly grade whose checkpoint and stop end before the UPS cuts its output."""
+    cut_at_s = power_off_at_s(feed)
+    if cut_at_s is None:
+        return at_most
+
+    def in_time(grade: Grade) -> bool:
+        guard_s = 0.0 if grade is Grade.BARE else CUT_GUARD_S
+        return now.now_s + now.checkpoint_s + stop_s(policy, grade, reserve_s=0.0) <= cut_at_s - guard_s
+
+    return _most_orderly(at_most, in_time)
+
+
+def _most_orderly(at_most: Grade, is_possible: Callable[[Grade], bool]) -> Grade:
+    grades = tuple(Grade)
+    return next((grade for grade in grades[grades.index(at_most) :] if is_possible(grade)), Grade.BARE)
 
 
 def power_off_at_s(feed: Feed) -> float | None:

@@ -69,7 +69,6 @@ def step(policy: Policy, state: State, event: Event) -> Step:
         return Step(state)  # Not a time (NaN compares false): whatever it says, nobody knows of when.
     if isinstance(event, Reading):
         event = fusion.plausible(event)
-    if isinstance(event, Reading):
         if isinstance(state.phase, Online) and (quick := _quick(policy, state, event)) is not None:
             return quick
     elif isinstance(event, Tick) and isinstance(state.phase, Online) and _is_idle(state):

@@ -101,20 +101,10 @@ def _enter(turn: Turn, old: Phase, target: type[Phase], because: str) -> Phase:
 def _new_outage(turn: Turn) -> Outage:
     feed = turn.state.feed
     since_s = feed.since_s if feed.supply is Supply.BATTERY else turn.now_s
-    sums_now = plan.outage_budget(turn.policy, turn.state, turn.now_s)
-    full = sums_now.grade
-    if sums_now.left is not None and sums_now.tau_paused_s is not None:
-        full = sums.choose_grade(
-            turn.policy,
-            left=sums_now.left,
-            tau_paused_s=sums_now.tau_paused_s,
-            checkpoint=sums_now.checkpoint_s,
-            at_most=full,
-        )
     return Outage(
         id=f"{turn.policy.boot_id[:8]}-{max(0, int(turn.now_s * 10))}",
         since_s=since_s,
-        grade=full,
+        grade=sums.grade_left(turn.policy, plan.outage_budget(turn.policy, turn.state, turn.now_s)),
         load_at_start=turn.state.battery.load,
         charge_at_start_pct=None if feed.reading is None else feed.reading.charge_pct,
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from powerguard.core import budget as sums
 from powerguard.core import plan
-from powerguard.core.events import Action, Grade, Level, Note, OutputSource, Reading, Scalar
+from powerguard.core.events import Action, Level, Note, OutputSource, Reading, Scalar
 from powerguard.core.model import (
     EmergencyCheckpoint,
     Holding,
@@ -21,8 +21,6 @@ from powerguard.core.model import (
     State,
     Step,
 )
-
-_GRADES = (Grade.FULL, Grade.SHORT, Grade.BARE)
 
 
 class Turn:
@@ -131,29 +129,10 @@ class Turn:
         if outage is None or isinstance(self.state.phase, Shutdown | Recovery):
             return
         now = plan.outage_budget(self.policy, self.state, self.now_s)
-        grade = outage.grade
-        if now.left is not None and now.tau_paused_s is not None:
-            grade = sums.choose_grade(
-                self.policy,
-                left=now.left,
-                tau_paused_s=now.tau_paused_s,
-                checkpoint=now.checkpoint_s,
-                at_most=grade,
-            )
-        cut_at_s = sums.power_off_at_s(self.state.feed)
-        if cut_at_s is not None:
-            grade = self._grade_before(cut_at_s, now.checkpoint_s, at_most=grade)
+        grade = sums.grade_before_cut(self.policy, self.state.feed, now, at_most=sums.grade_left(self.policy, now))
         if grade is not outage.grade:
             self.set_outage(grade=grade)
             self.note("grade_lowered", "so that the checkpoint fits", Level.WARNING, old=outage.grade, new=grade)
-
-    def _grade_before(self, cut_at_s: float, checkpoint_s: float, *, at_most: Grade) -> Grade:
-        for grade in _GRADES[_GRADES.index(at_most) :]:
-            guard_s = 0.0 if grade is Grade.BARE else sums.CUT_GUARD_S
-            needed_s = checkpoint_s + sums.stop_s(self.policy, grade, reserve_s=0.0)
-            if self.now_s + needed_s <= cut_at_s - guard_s:
-                return grade
-        return Grade.BARE
 
     def numbers(self) -> dict[str, Scalar]:
         """Return the sums behind a decision, rounded for people."""
