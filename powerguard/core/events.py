@@ -132,6 +132,7 @@ class TrainerSeen:
     checkpoint_s: its own estimate of a checkpoint to durable; None when it has none.
     disk: trainers with the same word share a disk, so their checkpoints add up.
     step_s: q95 of a training step, 0 when not told.
+    stall_s: for how long a checkpoint beside training holds training up; None when not told.
     """
 
     at_s: float
@@ -145,6 +146,7 @@ class TrainerSeen:
     paused: bool = False
     durable_step: int | None = None
     durable_age_s: float | None = None
+    stall_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +224,42 @@ class ForeignStop:
     host_stopping: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatteryReplaced:
+    """A person has put in a new battery: what was learned of the old one is forgotten."""
+
+    at_s: float
+    who: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The daemon has measured a need that no action of this boot shows: "stop", "boot" or "resume", in seconds."""
+
+    at_s: float
+    need: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartDrill:
+    """The operator rehearses an outage. scopes: of `drill.SCOPES`; witness: of `drill.WITNESSES`."""
+
+    at_s: float
+    who: str
+    scopes: tuple[str, ...]
+    witness: str = "simulated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopDrill:
+    """The operator ends the drill that runs; everything is put back."""
+
+    at_s: float
+    who: str
+    reason: str = ""
+
+
 Outcome = Done | Failed
 Event = (
     Reading
@@ -234,6 +272,10 @@ Event = (
     | SetMaintenance
     | CheckpointNow
     | ForeignStop
+    | BatteryReplaced
+    | Measured
+    | StartDrill
+    | StopDrill
 )
 
 # --- Actions ----------------------------------------------------------------------------------------------------
@@ -272,6 +314,29 @@ class ResumeTrainer(Action):
     """Tell a paused trainer to go on."""
 
     trainer: str
+    outage: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseTrainer(Action):
+    """Tell a trainer to stop at the next step boundary, without a checkpoint."""
+
+    trainer: str
+    outage: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapPower(Action):
+    """Lower every GPU's power limit to `share` of the limit found, which is written down first; never raise one."""
+
+    outage: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestorePower(Action):
+    """Put every GPU's power limit back to what `CapPower` found; nothing where nothing was changed."""
+
     outage: str
 
 

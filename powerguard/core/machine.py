@@ -16,6 +16,7 @@ from powerguard.core import budget as sums
 from powerguard.core import fusion, plan, trainers
 from powerguard.core.events import (
     Abort,
+    BatteryReplaced,
     CheckpointNow,
     CheckpointProgress,
     Conduct,
@@ -25,6 +26,7 @@ from powerguard.core.events import (
     Failed,
     ForeignStop,
     Level,
+    Measured,
     OutputSource,
     PollNow,
     PowerOff,
@@ -33,6 +35,8 @@ from powerguard.core.events import (
     ResumeTraining,
     SetMaintenance,
     SourceFailed,
+    StartDrill,
+    StopDrill,
     Tick,
     TrainerSeen,
     TriggerCheckpoint,
@@ -87,6 +91,8 @@ def step(policy: Policy, state: State, event: Event) -> Step:
 def _is_idle(state: State) -> bool:
     if any(trainer.resume_at_s is not None for trainer in state.trainers):
         return False
+    if state.cap is not None or state.drill is not None:
+        return False
     return state.maintenance is None and state.rearm_checkpoint_at_s is None and state.feed.countdown_at_s is None
 
 
@@ -100,6 +106,8 @@ def _quick(policy: Policy, state: State, reading: Reading) -> Step | None:
         or state.rearm_checkpoint_at_s is not None
         or state.maintenance is not None
         or state.told
+        or state.cap is not None
+        or state.drill is not None
         or battery.used is None
         or reading.output_source is not last.output_source
         or reading.replace_battery
@@ -120,6 +128,7 @@ def _quick(policy: Policy, state: State, reading: Reading) -> Step | None:
             trainers=state.trainers,
             transfers=state.transfers,
             serial=state.serial,
+            learned=state.learned,
         )
     )
 
@@ -151,7 +160,7 @@ def _take_in(turn: Turn, event: Event) -> None:
             _take_in_foreign_stop(turn, event)
         case Abort():
             _take_in_abort(turn, event)
-        case Tick():
+        case BatteryReplaced() | Measured() | StartDrill() | StopDrill() | Tick():
             pass
     maintenance = turn.state.maintenance
     if maintenance is not None and turn.now_s >= maintenance.until_s:

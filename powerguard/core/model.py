@@ -6,7 +6,8 @@ As in `events`, all of it is frozen plain data.
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from powerguard.core.events import Action, Conduct, Grade, Note, Reading
+from powerguard.core.events import Action, Conduct, Grade, Note, Reading, Scalar
+from powerguard.core.learned import BatteryModel, Learned
 
 # --- Policy: the settings, as the core needs them ------------------------------------------------------------------
 
@@ -16,6 +17,7 @@ class TrainerPolicy:
     """What the settings say of one trainer. checkpoint_s: seed of its need until it gives a better estimate.
 
     max_checkpoint_s: what a trainer may claim at most; no trainer can force a shutdown by a claim.
+    priority: whose checkpoint goes first where there is no time for all; higher is first.
     """
 
     name: str
@@ -23,6 +25,7 @@ class TrainerPolicy:
     checkpoint_s: float = 60.0
     max_checkpoint_s: float = 600.0
     disk: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,7 @@ class Policy:
     ups_off_s: the part of a UPS countdown that runs after the forced power-off; 0 where the UPS output stays on.
     fsd_delay_s: from FSD seen to output off: HOSTSYNC + FINALDELAY + the UPS's own delay.
     paused_load_share: load when training is paused, as a share of the load now, until a drill has measured it.
+    cap_share: GPU power limit on battery, as a share of the limit found; None: GPUs are left alone.
     boot_id: of this boot; an outage's latch holds in its own boot only.
     powers_off: False in dry-run: the order is recorded, nobody dies, and a latch ends when utility is back.
     """
@@ -58,6 +62,10 @@ class Policy:
     fsd_delay_s: float = 25.0
     blind_s: float = 120.0
     paused_load_share: float = 0.6
+    cap_share: float | None = None
+    cap_dwell_s: float = 10.0
+    cap_lift_s: float = 30.0
+    precaution_every_s: float = 60.0
     pause_dwell_s: float = 4.0
     commit_dwell_s: float = 8.0
     utility_stable_s: float = 10.0
@@ -127,6 +135,7 @@ class Battery:
     tau_point: (load, seconds) of a full battery derived from a reading on utility, where there is no table.
     low_load: load when low battery rose: its seconds count at that load.
     away_s: wall seconds for which the host was off; they may have recharged it, if the charge says so too.
+    model: what has been learned of it.
     """
 
     at_s: float = 0.0
@@ -142,6 +151,7 @@ class Battery:
     tau_point: tuple[float, float] | None = None
     low_load: float | None = None
     away_s: float = 0.0
+    model: BatteryModel = field(default_factory=BatteryModel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +166,8 @@ class Trainer:
     tries: checkpoints ordered in this outage.
     failed: why the checkpoint of this outage failed for good; "" when it did not.
     resume_at_s: when it is told again to go on, because it did not hear it the last time.
+    stall_s: for how long a checkpoint beside training holds it up, as it says; None: not told.
+    priority: as in `TrainerPolicy`.
     """
 
     name: str
@@ -176,6 +188,39 @@ class Trainer:
     tries: int = 0
     failed: str = ""
     resume_at_s: float | None = None
+    stall_s: float | None = None
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cap:
+    """GPU power is capped, or may be: it stands until a restore has been confirmed.
+
+    order: id of the order in flight; lifting: it is the restore. before: load when it was ordered.
+    """
+
+    outage: str
+    ordered_at_s: float
+    before: float
+    order: str | None = None
+    lifting: bool = False
+    on: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drill:
+    """A rehearsal that runs (see `drill`). stage: of `drill.STAGES`, since stage_at_s; waiting: orders in flight."""
+
+    id: str
+    began_s: float
+    who: str
+    scopes: tuple[str, ...]
+    witness: str
+    stage: str
+    stage_at_s: float
+    waiting: tuple[str, ...] = ()
+    load: float | None = None
+    figures: tuple[tuple[str, Scalar], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,6 +329,7 @@ class State:
     serial: numbers the actions, so that ids stay unique over restarts.
     rearm_checkpoint_at_s: after a return in place below the charge gate, when the next guarding checkpoint is due.
     told: names of standing alarms that have been told, so that each is told once.
+    learned: what has been measured here, the battery apart. cap: GPU power that is capped. drill: the one that runs.
     """
 
     phase: Phase = field(default_factory=Online)
@@ -295,6 +341,9 @@ class State:
     serial: int = 0
     rearm_checkpoint_at_s: float | None = None
     told: tuple[str, ...] = ()
+    learned: Learned = field(default_factory=Learned)
+    cap: Cap | None = None
+    drill: Drill | None = None
 
 
 @dataclass(frozen=True, slots=True)
