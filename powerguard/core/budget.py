@@ -16,7 +16,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from powerguard.core import battery as learning
+from powerguard.core import needs
 from powerguard.core.events import Conduct, Grade, OutputSource, Reading
+from powerguard.core.learned import Learned
 from powerguard.core.model import Battery, Feed, Policy, Supply, Trainer
 
 LOAD_STEP = 0.05
@@ -33,16 +36,15 @@ UTILITY_ACCOUNT_S = 10.0
 CUT_GUARD_S = 30.0
 """The forced power-off lies at least this long before a UPS cuts its output by its own countdown."""
 _PHYSICS = 3.0
+_RECHARGING = (OutputSource.UTILITY, OutputSource.BOOST, OutputSource.TRIM, OutputSource.ECO, OutputSource.BYPASS)
 _GRAIN = 0.005
 _SHORT_RESERVE_S = 20.0
 _BARE_FORCE_S = 3.0
 
 
 def table(policy: Policy, battery: Battery) -> tuple[tuple[float, float], ...]:
-    """Return the runtime table: the settings' one, else the one point seen on utility, else nothing."""
-    if policy.runtime_table:
-        return policy.runtime_table
-    return () if battery.tau_point is None else (battery.tau_point,)
+    """Return the runtime table: the settings' one, else as learned from the UPS's word on utility, else nothing."""
+    return learning.table(policy, battery.model, battery.tau_point)
 
 
 def tau_s(points: tuple[tuple[float, float], ...], load: float) -> float:
@@ -86,7 +88,7 @@ def advance(policy: Policy, battery: Battery, now_s: float, *, draining: bool, l
     if battery.used is None:
         return replace(battery, at_s=now_s)
     if not draining:
-        used = max(0.0, battery.used - battery.health * gone_s / policy.recharge_s)
+        used = max(0.0, battery.used - battery.health * gone_s / learning.recharge_s(policy, battery.model))
         return replace(battery, at_s=now_s, used=used)
     points = table(policy, battery)
     if not points:
@@ -139,7 +141,7 @@ def account(
         else:
             averaged += 0.2 * (load - averaged)
     charge = _charge_of(reading)
-    health = min(policy.health, policy.health_replace) if reading.replace_battery else policy.health
+    health = learning.health(policy, battery.model, reading.at_s, replace_battery=reading.replace_battery)
     tau_point = battery.tau_point
     fresh_point = not draining or tau_point is None
     if fresh_point and not policy.runtime_table and reading.runtime_s:
@@ -151,7 +153,8 @@ def account(
         # Nobody was there while the host was off; the charge told now bounds what that time can have put back.
         # One odd charge is a glitch: what it says of the past counts when a second reading says it too.
         twice = max(charge, _charge_of(feed.previous) or 0.0)
-        used = max(used - health * battery.away_s / policy.recharge_s, health * (1.0 - twice), 0.0)
+        back = health * battery.away_s / learning.recharge_s(policy, battery.model)
+        used = max(used - back, health * (1.0 - twice), 0.0)
     battery = replace(
         battery,
         at_s=max(battery.at_s, reading.at_s),
@@ -164,11 +167,34 @@ def account(
         health=health,
         tau_point=tau_point,
     )
+    battery = _learned(policy, before, battery, feed, reading, draining=draining)
     left = _left(policy, before, battery, feed, reading, draining=draining)
     if left.suspect is not None:
         # A silent reading must not repeat by dead reckoning what only one has said.
         left = replace(left, gauge=reckoned.gauge, charged=reckoned.charged)
     return left
+
+
+def _learned(
+    policy: Policy, before: Battery, battery: Battery, feed: Feed, reading: Reading, *, draining: bool
+) -> Battery:
+    """Learn from this reading. What a discharge has taught counts from the next reading on utility."""
+    steady = battery.step_at_s is None or reading.at_s - battery.step_at_s >= SMOOTHING_S
+    used = battery.used or 0.0
+    if draining:
+        seen_at_s = reading.at_s if feed.previous is None else feed.previous.at_s
+        low = feed.low_battery_at_s is not None
+        gap_s = reading.at_s - seen_at_s
+        model = learning.learn_on_battery(
+            policy, battery.model, reading, used=used, gap_s=gap_s, steady=steady, low=low
+        )
+    elif reading.output_source in _RECHARGING:
+        # What the charge has bounded already in this account is not what the discharge has taken.
+        taken = used if before.used is None else max(used, before.used)
+        model = learning.learn_on_utility(policy, battery.model, reading, load=battery.load, settled=steady, used=taken)
+    else:
+        return battery
+    return battery if model is battery.model else replace(battery, model=model)
 
 
 def _charge_of(reading: Reading | None) -> float | None:
@@ -277,12 +303,23 @@ def checkpoint_s(trainers: tuple[Trainer, ...], now_s: float) -> float:
     return max(by_disk.values(), default=0.0)
 
 
-def paused_load(policy: Policy, trainers: tuple[Trainer, ...], load: float) -> float:
-    """Predicted load once every trainer that pauses or exits has done so; the load itself where none does."""
-    for trainer in trainers:
-        if trainer.alive and trainer.conduct is not Conduct.CONTINUE and not (trainer.paused or trainer.told_pause):
+def paused_load(policy: Policy, trainers: tuple[Trainer, ...], load: float, learned: Learned | None = None) -> float:
+    """Predicted load once every trainer that pauses or exits has done so; the load itself where none does.
+
+    Each by the drop that was seen when it paused, in watts and in proportion, whichever promises less; where one of
+    them has never been seen to pause, by the share of the settings for all.
+    """
+    pausing = [t for t in trainers if t.alive and t.conduct is not Conduct.CONTINUE and not (t.paused or t.told_pause)]
+    if not pausing:
+        return load
+    drops = [None if learned is None else needs.drop_of(learned, t.name) for t in pausing]
+    fallen = share = 0.0
+    for drop in drops:
+        if drop is None or drop.before <= 0.0:
             return load * policy.paused_load_share
-    return load
+        fallen += drop.before - drop.after
+        share += 1.0 - drop.after / drop.before
+    return min(load, max(load - fallen, load * (1.0 - share), LOAD_FLOOR))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,16 +418,18 @@ def budget(
     *,
     grade: Grade | None = None,
     settled_load: float | None = None,
+    learned: Learned | None = None,
 ) -> Budget:
     """Compute the sums at `now_s`. grade: of the outage, else the one that a full battery allows.
 
     settled_load: the load to use in the commit test while the measured one has not followed the pause yet.
+    learned: whose pauses are known.
     """
     if feed.supply is Supply.BATTERY and now_s > battery.at_s:
         battery = advance(policy, battery, now_s, draining=True)
     load_now = load_of(battery)
     load = load_now if settled_load is None else settled_load
-    load_paused = paused_load(policy, trainers, load_now) if settled_load is None else settled_load
+    load_paused = paused_load(policy, trainers, load_now, learned) if settled_load is None else settled_load
     checkpoint = checkpoint_s(trainers, now_s)
     points = table(policy, battery)
     cut_at_s = power_off_at_s(feed)

@@ -35,15 +35,21 @@ class TauPoint:
 class Discharge:
     """The discharge that is going on, as far as it has been seen.
 
-    used: our account when it began; charge: the charge told then (share), None where it was not told.
-    out: energy taken since then, as a share of a full new battery; whole: False when part of it went unwatched.
+    used: our account when it began; charge: the charge told then (share), charge_now the newest; None: not told.
+    low: the UPS has called its battery low; knee: while it still promised much. whole: no part of it went unwatched.
+    mark_at_s, mark_runtime_s: where the slope of the reported runtime is taken from. slope: its fall, seconds a second.
     """
 
     since_s: float
     used: float
     charge: float | None
-    out: float = 0.0
+    charge_now: float | None = None
+    low: bool = False
+    knee: bool = False
     whole: bool = True
+    mark_at_s: float = 0.0
+    mark_runtime_s: float | None = None
+    slope: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

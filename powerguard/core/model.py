@@ -34,7 +34,8 @@ class Policy:
 
     runtime_table: (load share of the rating, seconds) of a full, healthy battery, ascending; empty when unknown.
     health: share of a new battery's energy that is left, until a discharge has measured it.
-    stop_q95_s, stop_median_s: how long the host takes to stop; q95 is never more than force_after_s.
+    stop_q95_s, stop_median_s: how long the host takes to stop; q95 is never more than force_after_s. stop_is_set: the
+        operator's own numbers, which no measurement replaces.
     ups_off_s: the part of a UPS countdown that runs after the forced power-off; 0 where the UPS output stays on.
     fsd_delay_s: from FSD seen to output off: HOSTSYNC + FINALDELAY + the UPS's own delay.
     paused_load_share: load when training is paused, as a share of the load now, until a drill has measured it.
@@ -57,6 +58,7 @@ class Policy:
     force_after_s: float = 110.0
     stop_q95_s: float = 110.0
     stop_median_s: float = 45.0
+    stop_is_set: bool = False
     bare_stop_s: float = 10.0
     ups_off_s: float = 0.0
     fsd_delay_s: float = 25.0

@@ -85,7 +85,7 @@ def _enter(turn: Turn, old: Phase, target: type[Phase], because: str) -> Phase:
     if sums.power_off_at_s(turn.state.feed) is not None:
         turn.regrade()
     load = sums.load_of(turn.state.battery)
-    predicted = sums.paused_load(turn.policy, turn.state.trainers, load)
+    predicted = sums.paused_load(turn.policy, turn.state.trainers, load, turn.state.learned)
     slowest_s = max((t.step_s for t in turn.state.trainers if t.alive), default=0.0)
     limit_s = trainers.order_limit_s(turn, plan.outage_budget(turn.policy, turn.state, turn.now_s))
     trainers.order_all(turn, reason="on_battery", after=None, by_s=turn.now_s + limit_s)

@@ -30,7 +30,16 @@ def outage_budget(policy: Policy, state: State, now_s: float) -> Budget:
         arrived = sums.load_of(state.battery) <= 1.05 * phase.paused_load + 0.02
         if now_s < phase.settle_by_s and not arrived:
             settled_load = phase.paused_load
-    return sums.budget(policy, state.battery, state.feed, state.trainers, now_s, grade=grade, settled_load=settled_load)
+    return sums.budget(
+        policy,
+        state.battery,
+        state.feed,
+        state.trainers,
+        now_s,
+        grade=grade,
+        settled_load=settled_load,
+        learned=state.learned,
+    )
 
 
 def _on_battery_s(state: State, now_s: float) -> float:
@@ -170,7 +179,7 @@ def gate_open(policy: Policy, state: State, now_s: float) -> str:
     load = sums.load_of(state.battery)
     if isinstance(state.phase, Recovery):
         load = max(load, state.phase.outage.load_at_start or 1.0)
-    paused = sums.paused_load(policy, state.trainers, load)
+    paused = sums.paused_load(policy, state.trainers, load, state.learned)
     tau_paused_s = sums.tau_s(points, paused)
     need = sums.checkpoint_s(state.trainers, now_s)
     grade = sums.choose_grade(policy, left=state.battery.health, tau_paused_s=tau_paused_s, checkpoint=need)

@@ -6,6 +6,7 @@ reason to power off.
 
 from dataclasses import dataclass, replace
 
+from powerguard.core import battery as learning
 from powerguard.core import trainers
 from powerguard.core.events import Action, EnsurePolicy, Level, PowerOff, ResumeTrainer, ResumeTraining
 from powerguard.core.model import (
@@ -21,6 +22,7 @@ from powerguard.core.model import (
     Step,
     Trainer,
 )
+from powerguard.core.needs import shifted
 from powerguard.core.table import TABLE, Cause, phase_name
 from powerguard.core.turn import Turn
 
@@ -107,7 +109,12 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
         until_s = maintenance.until_s + shift_s
         maintenance = replace(maintenance, until_s=until_s) if until_s > now_s else None
     battery = Battery(
-        away_s=gap_s, at_s=now_s, used=old.battery.used, health=old.battery.health, tau_point=old.battery.tau_point
+        away_s=gap_s,
+        at_s=now_s,
+        used=old.battery.used,
+        health=old.battery.health,
+        tau_point=old.battery.tau_point,
+        model=learning.shifted(old.battery.model, shift_s),
     )
     state = State(
         phase=Online(),
@@ -116,6 +123,7 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
         trainers=trainers.at_start(policy),
         maintenance=maintenance,
         serial=old.serial,
+        learned=shifted(old.learned, shift_s),
     )
     phase = old.phase
     if isinstance(phase, Online):

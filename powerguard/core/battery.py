@@ -1,0 +1,217 @@
+"""What a battery is worth, learned from what it has given. Health is measured, not believed.
+
+A discharge tells the health in two ways. A charge that falls by D while the account gives out E says E / D: honest
+where the gauge counts against what the battery holds, always about 1 where it counts against the nameplate. So a high
+figure is believed only as far as the discharge has really gone, or when a low-battery flag came where the gauge said
+that it would; a low one always. A flag that came while the gauge still promised much is the battery's own word for
+its end: what it has given by then is what it holds.
+
+What the UPS *reports* (runtime) is an upper bound only, and never raises anything here.
+"""
+
+from dataclasses import replace
+
+from powerguard.core.events import Reading
+from powerguard.core.learned import BatteryModel, Discharge, Health, Recharge, TauPoint
+from powerguard.core.model import Policy
+
+YEAR_S = 365.25 * 86400.0
+EXPIRES_S = YEAR_S
+"""A measured health older than this is no longer one: the default holds again (DESIGN 4.2)."""
+AGING = 0.10
+"""Points of health that are lost in a year."""
+DEPTH = 0.25
+"""Least energy of a discharge that says anything about health, as a share of a full new battery."""
+LARGEST_ERROR = 0.10
+STEEP = 1.5
+"""Seconds of reported runtime that go by in one second, above which the runtime was a fiction."""
+SLOPE_WINDOW_S = 120.0
+"""Some UPSes tell whole minutes, so a slope is taken over two of them."""
+_TABLE_ERROR = 0.02
+_KNEE_ERROR = 0.05
+_GAUGE_GRAIN = 0.015
+_FULL_CHARGE = 0.9
+_SETTLED_S = 30.0
+_BIN = 0.05
+_RECHARGE_DEPTH = 0.2
+_SHORTEST_RECHARGE_S, _LONGEST_RECHARGE_S = 3600.0, 72 * 3600.0
+
+
+def health(policy: Policy, model: BatteryModel, now_s: float, *, replace_battery: bool) -> float:
+    """Return the share to count with: measured and aged, else the default; the lower one if the UPS wants a new one."""
+    presumed = min(policy.health, policy.health_replace) if replace_battery else policy.health
+    measured = aged(model, now_s)
+    if measured is None:
+        return presumed
+    return min(measured, presumed) if replace_battery else measured
+
+
+def aged(model: BatteryModel, now_s: float) -> float | None:
+    """Return the measured health less what the time since has taken; None where there is none, or it has expired."""
+    if model.health is None:
+        return None
+    age_s = max(0.0, now_s - model.health.at_s)
+    return None if age_s > EXPIRES_S else max(0.0, model.health.share - AGING * age_s / YEAR_S)
+
+
+def table(
+    policy: Policy, model: BatteryModel, now_point: tuple[float, float] | None
+) -> tuple[tuple[float, float], ...]:
+    """Return (load, seconds) of a full battery: of the settings, else as learned, else the one point of now.
+
+    Where only the UPS's word is known, more load never lasts longer, whatever it has said at different times.
+    """
+    if policy.runtime_table:
+        return policy.runtime_table
+    points = {point.load: point.tau_s for point in model.points}
+    if now_point is not None:
+        near = [load for load in points if abs(load - now_point[0]) < _BIN]
+        for load in near:
+            del points[load]
+        points[now_point[0]] = now_point[1]
+    found: list[tuple[float, float]] = []
+    for load in sorted(points):
+        found.append((load, points[load] if not found else min(points[load], found[-1][1])))
+    return tuple(found)
+
+
+def recharge_s(policy: Policy, model: BatteryModel) -> float:
+    """Seconds from empty to full: as measured, else as the settings say."""
+    return policy.recharge_s if model.recharge_s is None else model.recharge_s
+
+
+def shifted(model: BatteryModel, shift_s: float) -> BatteryModel:
+    """Move every time into the clock of another boot. What was going on has ended unwatched."""
+    return replace(
+        model,
+        health=None if model.health is None else replace(model.health, at_s=model.health.at_s + shift_s),
+        points=tuple(replace(point, at_s=point.at_s + shift_s) for point in model.points),
+        discharge=None,
+        recharge=None if model.recharge is None else replace(model.recharge, since_s=model.recharge.since_s + shift_s),
+        replaced_at_s=None if model.replaced_at_s is None else model.replaced_at_s + shift_s,
+    )
+
+
+# --- Learning ---------------------------------------------------------------------------------------------------
+
+
+def learn_on_utility(
+    policy: Policy, model: BatteryModel, reading: Reading, *, load: float | None, settled: bool, used: float
+) -> BatteryModel:
+    """Enter a reading on utility: what a full battery would last at this load, and how far it is charged again.
+
+    load: averaged share of the rating. settled: no step of the load lately. used: our account when the discharge that
+    may just have ended did so.
+    """
+    charge = _charge_of(reading)
+    if model.discharge is not None:
+        ended = _ended(policy, model, used, reading.at_s)
+        started = Recharge(since_s=reading.at_s, charge=charge) if charge is not None else None
+        model = replace(model, health=ended, discharge=None, recharge=started)
+    elif model.recharge is not None and charge is not None and charge >= _FULL_CHARGE:
+        model = replace(model, recharge_s=_recharged(model, charge, reading.at_s), recharge=None)
+    if load is not None and settled and charge is not None and charge >= _FULL_CHARGE and reading.runtime_s:
+        model = _with_point(model, load, reading.runtime_s / charge, reading.at_s)
+    return model
+
+
+def learn_on_battery(
+    policy: Policy, model: BatteryModel, reading: Reading, *, used: float, gap_s: float, steady: bool, low: bool
+) -> BatteryModel:
+    """Enter a reading of a discharge. used: our account; gap_s: time since the last reading.
+
+    steady: the load has made no step lately, so that the fall of the reported runtime means something. low: the UPS
+    has called its battery low, twice.
+    """
+    charge = _charge_of(reading)
+    discharge = model.discharge
+    if discharge is None:
+        # The charge of this reading is the one to start from: the account starts from it as well.
+        started = Discharge(since_s=reading.at_s, used=used, charge=charge, charge_now=charge)
+        return replace(model, discharge=_marked(started, reading), recharge=None)
+    changes: dict[str, object] = {}
+    if charge is not None:
+        changes["charge_now"] = charge
+    if gap_s > _SETTLED_S or used >= 1.0:
+        changes["whole"] = False
+    if low and not discharge.low:
+        promised = reading.runtime_s is not None and reading.runtime_s > 2.0 * policy.low_battery_s
+        changes |= {"low": True, "knee": promised and used - discharge.used >= DEPTH}
+    discharge = replace(discharge, **changes)  # type: ignore[arg-type]
+    if not steady or reading.runtime_s is None or discharge.mark_runtime_s is None:
+        discharge = _marked(discharge, reading)
+    elif reading.at_s - discharge.mark_at_s >= SLOPE_WINDOW_S:
+        gone_s = discharge.mark_runtime_s - reading.runtime_s
+        slope = gone_s / (reading.at_s - discharge.mark_at_s)
+        discharge = _marked(replace(discharge, slope=slope), reading)
+    return model if discharge == model.discharge else replace(model, discharge=discharge)
+
+
+def _marked(discharge: Discharge, reading: Reading) -> Discharge:
+    return replace(discharge, mark_at_s=reading.at_s, mark_runtime_s=reading.runtime_s)
+
+
+def _charge_of(reading: Reading) -> float | None:
+    told = reading.charge_pct
+    return told / 100.0 if told is not None and 0.0 <= told <= 100.0 else None
+
+
+def _ended(policy: Policy, model: BatteryModel, used: float, at_s: float) -> Health | None:
+    """Return the health after a discharge: measured anew, or what it was where this one says too little."""
+    discharge = model.discharge
+    if discharge is None or not discharge.whole:
+        return model.health
+    depth = used - discharge.used
+    if depth < DEPTH:
+        return model.health
+    found = _by_knee(discharge, depth) or _by_charge(policy, model, discharge, depth, at_s)
+    if found is None:
+        return model.health
+    share, error, how = found
+    if error > LARGEST_ERROR:
+        return model.health
+    return Health(share=min(1.0, share), error=error, depth=depth, at_s=at_s, how=how)
+
+
+def _by_knee(discharge: Discharge, depth: float) -> tuple[float, float, str] | None:
+    """The battery was near its end while its gauge said otherwise: what it really gave is what it holds."""
+    if not discharge.knee or not discharge.charge:
+        return None
+    return depth / discharge.charge, _KNEE_ERROR, "discharge to low battery"
+
+
+def _by_charge(
+    policy: Policy, model: BatteryModel, discharge: Discharge, depth: float, at_s: float
+) -> tuple[float, float, str] | None:
+    """The charge fell by so much for so much energy. Believed upward only as far as the discharge has gone."""
+    if not discharge.charge or discharge.charge_now is None:
+        return None
+    fallen = discharge.charge - discharge.charge_now
+    if fallen < _RECHARGE_DEPTH:
+        return None
+    share = depth / fallen
+    error = _TABLE_ERROR + _GAUGE_GRAIN / fallen
+    if discharge.low:
+        return share, error, "fall of the charge to low battery"
+    proven = depth / discharge.charge + policy.floor
+    most = max(policy.health, proven, aged(model, at_s) or 0.0)
+    return min(share, most), error, "fall of the charge"
+
+
+def _recharged(model: BatteryModel, charge: float, at_s: float) -> float | None:
+    recharge = model.recharge
+    if recharge is None or charge - recharge.charge < _RECHARGE_DEPTH:
+        return model.recharge_s
+    took_s = (at_s - recharge.since_s) / (charge - recharge.charge)
+    return min(max(took_s, _SHORTEST_RECHARGE_S), _LONGEST_RECHARGE_S)
+
+
+def _with_point(model: BatteryModel, load: float, tau_s: float, at_s: float) -> BatteryModel:
+    """Keep one point for each 5 % of load, renewed when it has changed, or once a day."""
+    place = round(load / _BIN)
+    known = next((point for point in model.points if round(point.load / _BIN) == place), None)
+    if known is not None and abs(known.tau_s - tau_s) <= 0.02 * known.tau_s and at_s - known.at_s < 86400.0:
+        return model
+    fresh = TauPoint(load=load, tau_s=tau_s, at_s=at_s)
+    others = (point for point in model.points if point is not known and at_s - point.at_s < YEAR_S)
+    return replace(model, points=tuple(sorted((*others, fresh), key=lambda point: point.load)))
