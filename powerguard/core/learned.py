@@ -103,7 +103,10 @@ class Drop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillReport:
-    """How one drill went. result: "passed", "failed" or "interrupted"; at_s: of its end; figures: what was measured."""
+    """How one drill went. result: of `drill.RESULTS`; at_s: of its end; figures: what was expected and what was measured.
+
+    witness: of `drill.WITNESSES`.
+    """
 
     id: str
     at_s: float
@@ -111,6 +114,9 @@ class DrillReport:
     result: str
     because: str
     figures: tuple[tuple[str, str | int | float | bool | None], ...] = ()
+    who: str = ""
+    witness: str = "simulated"
+    lasted_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

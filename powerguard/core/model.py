@@ -210,8 +210,25 @@ class Cap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillOrder:
+    """An order of a drill that has no outcome yet. what: of `drill.ORDERS`; trainer: whom it concerns, else ""."""
+
+    id: str
+    what: str
+    by_s: float
+    trainer: str = ""
+
+
 class Drill:
-    """A rehearsal that runs (see `drill`). stage: of `drill.STAGES`, since stage_at_s; waiting: orders in flight."""
+    """A rehearsal that runs (see `drill`).
+
+    stage: of `drill.STAGES`, since stage_at_s, at the latest until stage_by_s; stages: those still to come.
+    waiting: orders without outcome. paused: trainers told to pause of whom nobody knows yet that they go on.
+    load: share of the rating before anything was done; samples: (at_s, load) of this stage's readings, newest last.
+    seen: (trainer, step and moment first told in this stage, step and moment last told). speeds: steps a second before.
+    failures: what went wrong. result, because: of the report to be, once everything is being put back; "" before.
+    """
 
     id: str
     began_s: float
@@ -220,7 +237,10 @@ class Drill:
     witness: str
     stage: str
     stage_at_s: float
-    waiting: tuple[str, ...] = ()
+    stage_by_s: float = 0.0
+    stages: tuple[str, ...] = ()
+    waiting: tuple[DrillOrder, ...] = ()
+    paused: tuple[str, ...] = ()
     load: float | None = None
     figures: tuple[tuple[str, Scalar], ...] = ()
 
