@@ -13,7 +13,7 @@ else changes the phase. The picture in docs/ARCHITECTURE.md is drawn from `TABLE
 from dataclasses import replace
 
 from powerguard.core import budget as sums
-from powerguard.core import fusion, plan, trainers
+from powerguard.core import fusion, needs, plan, trainers
 from powerguard.core.events import (
     Abort,
     BatteryReplaced,
@@ -41,6 +41,7 @@ from powerguard.core.events import (
     TrainerSeen,
     TriggerCheckpoint,
 )
+from powerguard.core.learned import BatteryModel
 from powerguard.core.model import (
     EmergencyCheckpoint,
     Holding,
@@ -146,6 +147,29 @@ def _take_in(turn: Turn, event: Event) -> None:
             trainers.take_in(turn, event)
         case Done() | Failed():
             _take_in_outcome(turn, event)
+        case StartDrill() | StopDrill():
+            pass
+        case Measured():
+            turn.update(learned=needs.add(turn.state.learned, event.need, event.seconds))
+        case ForeignStop():
+            _take_in_foreign_stop(turn, event)
+        case Tick():
+            pass
+        case _:
+            _take_in_word(turn, event)
+    maintenance = turn.state.maintenance
+    if maintenance is not None and turn.now_s >= maintenance.until_s:
+        turn.update(maintenance=None)
+        turn.note("maintenance_ended", "expired", who=maintenance.who)
+    if not isinstance(event, Reading) and turn.state.feed.supply is Supply.BATTERY:
+        turn.update(battery=sums.advance(turn.policy, turn.state.battery, turn.now_s, draining=True))
+
+
+def _take_in_word(turn: Turn, event: Abort | SetMaintenance | CheckpointNow | BatteryReplaced) -> None:
+    """Enter the word of an operator."""
+    match event:
+        case Abort():
+            _take_in_abort(turn, event)
         case SetMaintenance():
             active = event.until_s > event.at_s
             until_s = min(event.until_s, event.at_s + LONGEST_MAINTENANCE_S)
@@ -156,18 +180,8 @@ def _take_in(turn: Turn, event: Event) -> None:
         case CheckpointNow():
             turn.note("checkpoint_requested", "operator", who=event.who)
             trainers.order_all(turn, reason="operator", after=Conduct.CONTINUE, by_s=turn.now_s + 600.0)
-        case ForeignStop():
-            _take_in_foreign_stop(turn, event)
-        case Abort():
-            _take_in_abort(turn, event)
-        case BatteryReplaced() | Measured() | StartDrill() | StopDrill() | Tick():
-            pass
-    maintenance = turn.state.maintenance
-    if maintenance is not None and turn.now_s >= maintenance.until_s:
-        turn.update(maintenance=None)
-        turn.note("maintenance_ended", "expired", who=maintenance.who)
-    if not isinstance(event, Reading) and turn.state.feed.supply is Supply.BATTERY:
-        turn.update(battery=sums.advance(turn.policy, turn.state.battery, turn.now_s, draining=True))
+        case BatteryReplaced():
+            _take_in_battery(turn, event)
 
 
 def _take_in_reading(turn: Turn, reading: Reading) -> None:
@@ -199,6 +213,14 @@ def _take_in_reading(turn: Turn, reading: Reading) -> None:
     elif sums.power_off_at_s(feed) is None and sums.power_off_at_s(old) is not None:
         turn.note("power_off_cancelled", "the countdown was read back as cancelled")
     turn.standing_alarms(reading)
+
+
+def _take_in_battery(turn: Turn, event: BatteryReplaced) -> None:
+    """A new battery: what the old one has taught is not true of it. How full it is, the gauge says."""
+    battery = turn.state.battery
+    model = BatteryModel(recharge_s=battery.model.recharge_s, replaced_at_s=turn.now_s)
+    turn.update(battery=replace(battery, model=model, health=turn.policy.health, tau_point=None))
+    turn.note("battery_replaced", "told by the operator", who=event.who)
 
 
 def _take_in_failure(turn: Turn, failure: SourceFailed) -> None:

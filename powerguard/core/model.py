@@ -160,7 +160,7 @@ class Battery:
 class Trainer:
     """One trainer as last seen.
 
-    checkpoint_s: seconds from order to durable, the best estimate there is.
+    checkpoint_s: seconds from order to durable, the best estimate there is; told_s: what it or the settings say.
     order: id of the checkpoint in flight; ordered_at_s: since when; eta_at_s: when it expects to be durable.
     told_pause: it has been told to pause or exit in this outage and has not been resumed.
     durable: this outage's checkpoint is durable (for a trainer that pauses: at the step where it stands).
@@ -176,6 +176,7 @@ class Trainer:
     alive: bool = True
     conduct: Conduct = Conduct.CONTINUE
     checkpoint_s: float = 60.0
+    told_s: float | None = None
     disk: str = ""
     step: int | None = None
     step_s: float = 0.0
@@ -210,7 +211,6 @@ class Cap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DrillOrder:
     """An order of a drill that has no outcome yet. what: of `drill.ORDERS`; trainer: whom it concerns, else ""."""
 
@@ -220,6 +220,7 @@ class DrillOrder:
     trainer: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drill:
     """A rehearsal that runs (see `drill`).
 
@@ -242,7 +243,13 @@ class Drill:
     waiting: tuple[DrillOrder, ...] = ()
     paused: tuple[str, ...] = ()
     load: float | None = None
+    samples: tuple[tuple[float, float], ...] = ()
+    seen: tuple[tuple[str, int, float, int, float], ...] = ()
+    speeds: tuple[tuple[str, float], ...] = ()
+    failures: tuple[str, ...] = ()
     figures: tuple[tuple[str, Scalar], ...] = ()
+    result: str = ""
+    because: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,9 @@ reason to power off.
 from dataclasses import dataclass, replace
 
 from powerguard.core import battery as learning
-from powerguard.core import trainers
+from powerguard.core import needs, trainers
 from powerguard.core.events import Action, EnsurePolicy, Level, PowerOff, ResumeTrainer, ResumeTraining
+from powerguard.core.learned import Learned
 from powerguard.core.model import (
     Battery,
     Feed,
@@ -22,7 +23,6 @@ from powerguard.core.model import (
     Step,
     Trainer,
 )
-from powerguard.core.needs import shifted
 from powerguard.core.table import TABLE, Cause, phase_name
 from powerguard.core.turn import Turn
 
@@ -47,7 +47,9 @@ class Stored:
 def restore(policy: Policy, stored: Stored | None, now_s: float) -> Step:
     """Return the state to start with, and what has to be ordered (again) at once. Never raises."""
     if stored is None:
-        return Step(State(trainers=trainers.at_start(policy), battery=Battery(at_s=now_s, health=policy.health)))
+        return Step(
+            State(trainers=trainers.at_start(policy, Learned()), battery=Battery(at_s=now_s, health=policy.health))
+        )
     if stored.boot_id == policy.boot_id and stored.at_s <= now_s:
         return _same_boot(policy, stored, now_s)
     return _next_boot(policy, stored, now_s)
@@ -96,7 +98,7 @@ def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
 
 def _known(policy: Policy, state: State) -> tuple[Trainer, ...]:
     """Trainers as stored, plus those that the settings have gained meanwhile."""
-    return trainers.after_reload(policy, policy, state.trainers)
+    return trainers.after_reload(policy, policy, state.trainers, state.learned)
 
 
 def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
@@ -120,10 +122,10 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
         phase=Online(),
         feed=Feed(since_s=now_s),
         battery=battery,
-        trainers=trainers.at_start(policy),
+        trainers=trainers.at_start(policy, old.learned),
         maintenance=maintenance,
         serial=old.serial,
-        learned=shifted(old.learned, shift_s),
+        learned=needs.shifted(old.learned, shift_s),
     )
     phase = old.phase
     if isinstance(phase, Online):

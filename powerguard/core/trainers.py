@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from powerguard.core import budget as sums
-from powerguard.core import plan
+from powerguard.core import needs, plan
 from powerguard.core.budget import Budget
 from powerguard.core.events import (
     CheckpointProgress,
@@ -17,6 +17,7 @@ from powerguard.core.events import (
     TrainerSeen,
     TriggerCheckpoint,
 )
+from powerguard.core.learned import Learned
 from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Policy, Trainer, TrainerPolicy
 from powerguard.core.turn import Turn
 
@@ -27,19 +28,26 @@ _PATIENCE = 4.0
 _LEAST_PATIENCE_S = 60.0
 
 
-def at_start(policy: Policy) -> tuple[Trainer, ...]:
+def at_start(policy: Policy, learned: Learned) -> tuple[Trainer, ...]:
     """Return the configured trainers, presumed alive until one is found gone: its effector will find out."""
     return tuple(
-        Trainer(name=t.name, conduct=t.conduct, checkpoint_s=t.checkpoint_s, disk=t.disk) for t in policy.trainers
+        Trainer(
+            name=t.name,
+            conduct=t.conduct,
+            checkpoint_s=needs.checkpoint_s(learned, t.name, t.checkpoint_s),
+            disk=t.disk,
+            priority=t.priority,
+        )
+        for t in policy.trainers
     )
 
 
-def after_reload(old: Policy, new: Policy, known: tuple[Trainer, ...]) -> tuple[Trainer, ...]:
+def after_reload(old: Policy, new: Policy, known: tuple[Trainer, ...], learned: Learned) -> tuple[Trainer, ...]:
     """Return the trainers after a reload: what was taken out goes, what is new comes, what was found stays."""
     gone = {t.name for t in old.trainers} - {t.name for t in new.trainers}
-    kept = tuple(t for t in known if t.name not in gone)
+    kept = tuple(replace(t, priority=_policy_of(new, t.name).priority) for t in known if t.name not in gone)
     names = {t.name for t in kept}
-    return (*kept, *(t for t in at_start(new) if t.name not in names))
+    return (*kept, *(t for t in at_start(new, learned) if t.name not in names))
 
 
 def _policy_of(policy: Policy, name: str) -> TrainerPolicy:
@@ -86,7 +94,9 @@ def _take_in_seen(turn: Turn, seen: TrainerSeen) -> None:
     if known is None:
         if not seen.alive:
             return
-        known = Trainer(name=seen.trainer, conduct=seen.conduct, checkpoint_s=limits.checkpoint_s)
+        known = Trainer(
+            name=seen.trainer, conduct=seen.conduct, checkpoint_s=limits.checkpoint_s, priority=limits.priority
+        )
         turn.note("trainer_appeared", "first contact", trainer=seen.trainer, conduct=seen.conduct)
     if known.alive and not seen.alive:
         turn.note("trainer_gone", "no longer reachable", Level.WARNING, trainer=seen.trainer)
@@ -96,9 +106,11 @@ def _take_in_seen(turn: Turn, seen: TrainerSeen) -> None:
     if seen.alive and not known.alive:
         # Another process: it trains on, and what the one before it has saved or was told is not true of it.
         known = replace(known, order=None, eta_at_s=None, told_pause=False, durable=False, failed="", tries=0)
-    estimate_s = known.checkpoint_s
+    told_s = known.told_s
     if seen.checkpoint_s is not None and seen.checkpoint_s > 0:
-        estimate_s = min(seen.checkpoint_s, limits.max_checkpoint_s)
+        told_s = min(seen.checkpoint_s, limits.max_checkpoint_s)
+    seed_s = limits.checkpoint_s if told_s is None else told_s
+    stall_s = known.stall_s if seen.stall_s is None else max(0.0, seen.stall_s)
     durable_at_s = known.durable_at_s
     if seen.durable_age_s is not None and 0 <= seen.durable_age_s < math.inf:
         durable_at_s = max(turn.now_s - seen.durable_age_s, durable_at_s or 0.0)
@@ -108,7 +120,9 @@ def _take_in_seen(turn: Turn, seen: TrainerSeen) -> None:
             known,
             alive=seen.alive,
             conduct=seen.conduct if seen.alive else known.conduct,
-            checkpoint_s=estimate_s,
+            checkpoint_s=min(needs.checkpoint_s(turn.state.learned, seen.trainer, seed_s), limits.max_checkpoint_s),
+            told_s=told_s,
+            stall_s=stall_s,
             disk=seen.disk or known.disk,
             step=known.step if seen.step is None else seen.step,
             # The load may lag a pause by two steps, and the commit believes it: so this claim is bounded as well.
@@ -128,6 +142,8 @@ def _take_in_done(turn: Turn, done: Done) -> None:
     step = detail.get("step")
     step = step if isinstance(step, int) else trainer.step
     fresh = replace(trainer, durable_at_s=turn.now_s, durable_step=step, step=step)
+    if detail.get("dry_run") is not True and detail.get("at_paused_step") is not False:
+        fresh = _measured(turn, fresh, done.took_s, str(detail.get("tier") or ""))
     if trainer.order == action.id:
         fresh = replace(fresh, order=None, eta_at_s=None, paused=trainer.paused or detail.get("paused") is True)
         if _in_emergency(turn):
@@ -148,6 +164,16 @@ def _take_in_done(turn: Turn, done: Done) -> None:
         Level.INFO,
         **{"trainer": trainer.name, "step": step, "took_s": round(done.took_s, 3), **told},
     )
+
+
+def _measured(turn: Turn, trainer: Trainer, took_s: float, tier: str) -> Trainer:
+    """Learn how long this checkpoint took. Another tier than the local one is kept apart: it is not waited for."""
+    name = trainer.name if tier in ("", "local") else f"{trainer.name}/{tier}"
+    turn.update(learned=needs.add(turn.state.learned, "checkpoint", took_s, name))
+    limits = _policy_of(turn.policy, trainer.name)
+    seed_s = limits.checkpoint_s if trainer.told_s is None else trainer.told_s
+    learned_s = needs.checkpoint_s(turn.state.learned, trainer.name, seed_s)
+    return replace(trainer, checkpoint_s=min(learned_s, limits.max_checkpoint_s))
 
 
 def _take_in_failed(turn: Turn, failed: Failed) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from powerguard.core import budget as sums
 from powerguard.core import plan
+from powerguard.core.battery import STEEP
 from powerguard.core.events import Action, Level, Note, OutputSource, Reading, Scalar
 from powerguard.core.model import (
     EmergencyCheckpoint,
@@ -112,6 +113,13 @@ class Turn:
             level=Level.ERROR,
         )
         self.tell_once("battery_worn", "the UPS wants its battery replaced", holds=reading.replace_battery)
+        discharge = self.state.battery.model.discharge
+        slope = None if discharge is None else discharge.slope
+        self.tell_once(
+            "runtime_steep",
+            f"the reported runtime falls by {slope or 0.0:.1f} s a second: it holds less than the UPS believes",
+            holds=slope is not None and slope >= STEEP,
+        )
         self.tell_once("overload", "the UPS is overloaded", holds=reading.overload, level=Level.ERROR)
         self.tell_once(
             "fsd_at_first",

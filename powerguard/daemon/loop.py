@@ -11,7 +11,6 @@ A daemon that is killed between any two of these lines repeats at most actions t
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,15 +26,16 @@ from powerguard.core.events import (
     Event,
     Failed,
     ForeignStop,
-    Note,
     PollNow,
     Reading,
     SourceFailed,
     Tick,
     TrainerSeen,
 )
+from powerguard.core.learned import Learned
 from powerguard.core.machine import step
 from powerguard.core.model import Online, Policy, State, Step
+from powerguard.core.needs import fold
 from powerguard.core.recovery import Stored, restore
 from powerguard.core.table import phase_name
 from powerguard.core.trainers import after_reload
@@ -44,6 +44,7 @@ from powerguard.daemon.figures import Figures
 from powerguard.daemon.journal import Entry, Journal
 from powerguard.daemon.log import bind_outage
 from powerguard.daemon.parts import CLOSE_LIMIT_S, Parts, Runnable, close, log_note
+from powerguard.daemon.policy_watch import PolicyWatch
 from powerguard.daemon.port import ActionFigures, BmcView, LastOutage, SourceView
 from powerguard.daemon.systemd import Notifier
 
@@ -55,7 +56,6 @@ SNAPSHOT_ONLINE_S = 60.0
 """On utility the state is written this often, so that a restart knows how long nobody watched."""
 SNAPSHOT_OUTAGE_S = 5.0
 """On battery what has been used must not be forgotten: DESIGN 4.2."""
-POLICY_CHECK_S = 3600.0
 SOURCE_SILENT_S = 60.0
 """A poller that has told nothing for this long hangs: the watchdog is not fed. The slowest that is still at work: a
 card's first look-around with timeout_s: 5 takes 55 s at most, a broken source rests for 30 s before its next start."""
@@ -104,20 +104,22 @@ class Loop:
         self._restored = Step(self.state)
         self._views: dict[str, SourceView] = {}
         self._told_at_s: dict[str, float] = {}
-        self._bmc: BmcView | None = None
+        self._policy_watch = PolicyWatch(clock)
+        self._folded: tuple[Policy, Learned, Policy] | None = None
         self._written_at_s = 0.0
         self._fed_at_s = 0.0
         self._lags: list[tuple[float, float]] = []
         self._dropped = 0
-        self._policy_checks = 0
-        self._check_policy = asyncio.Event()
 
     # --- What watchers see (port.Daemon) -----------------------------------------------------------------------------
 
     @property
     def policy(self) -> Policy:
-        """The settings, as the core needs them."""
-        return self.parts.policy
+        """The settings, as the core needs them, and what has been measured in place of what they presume."""
+        settings, learned = self.parts.policy, self.state.learned
+        if self._folded is None or self._folded[0] is not settings or self._folded[1] is not learned:
+            self._folded = settings, learned, fold(settings, learned)
+        return self._folded[2]
 
     @property
     def armed(self) -> bool:
@@ -152,7 +154,7 @@ class Loop:
     @property
     def bmc(self) -> BmcView | None:
         """The BMC as last read back; None when the settings have none."""
-        return self._bmc
+        return self._policy_watch.view
 
     @property
     def last_outage(self) -> LastOutage | None:
@@ -212,7 +214,7 @@ class Loop:
             await self._apply(None, self._restored)
             loops = [tasks.create_task(self._events()), tasks.create_task(self._ticks())]
             loops += [tasks.create_task(keep_running(name, run)) for name, run in (services or {}).items()]
-            loops.append(tasks.create_task(self._policy_checks_forever()))
+            loops.append(tasks.create_task(self._watch_policy()))
             self._notifier.ready(self._status_line())
             await self._serve_parts()
             await self._settle()
@@ -263,9 +265,7 @@ class Loop:
                 for ups, name, _ in self.parts.sources
             }
             self._told_at_s = {key: self.clock() for key in self._views}
-            kind = self.parts.bmc_kind
-            if self._bmc is None or self._bmc.kind != kind:
-                self._bmc = None if kind == "none" else BmcView(kind=kind)
+            self._policy_watch.set_kind(self.parts.bmc_kind)
             try:
                 await self._wait_for_change()
             finally:
@@ -320,10 +320,12 @@ class Loop:
             self.settings_ok = False
             log.error("settings_refused", because=str(error), kept="the settings so far")  # noqa: TRY400 - told in full
         else:
-            self.state = replace(self.state, trainers=after_reload(old, self.policy, self.state.trainers))
+            self.state = replace(
+                self.state, trainers=after_reload(old, self.policy, self.state.trainers, self.state.learned)
+            )
             self.settings_ok = True
             self.settings_at_s = self.clock()
-            self._check_policy.set()
+            self._policy_watch.check_soon()
             log.info("settings_reloaded", mode="armed" if self.armed else "dry-run")
         self._notifier.ready(self._status_line())
 
@@ -345,7 +347,7 @@ class Loop:
         if isinstance(event, Done | Failed):
             self._in_flight.pop(event.action.id, None)
             self.actions.count(event)
-            self._watch_bmc(event)
+            self._policy_watch.enter(event)
         actions = tuple(action for action in answer.actions if not isinstance(action, PollNow))
         if self._is_worth_writing(event, answer, actions):
             self._written_at_s = self.clock()
@@ -430,46 +432,17 @@ class Loop:
         self._fed_at_s = now_s
         self._notifier.watchdog()
 
-    async def _policy_checks_forever(self) -> None:
-        """Ask at start, after a reload and hourly whether the BMC's policy still brings the host back.
+    async def _watch_policy(self) -> None:
+        async def ask(action: EnsurePolicy) -> Done | Failed:
+            outcome = await self._attempt(action)
+            self.actions.count(outcome)
+            return outcome
 
-        So that it is told before it is dark.
-        """
-        while True:
-            if EnsurePolicy in self.parts.effectors and isinstance(self.state.phase, Online):
-                self._policy_checks += 1
-                action = EnsurePolicy(
-                    id=f"{self.boot_id[:8]}-policy-{self._policy_checks}",
-                    by_s=self.clock() + 2 * self.policy.bmc_limit_s,
-                    outage="",
-                )
-                outcome = await self._attempt(action)
-                self.actions.count(outcome)
-                self._watch_bmc(outcome)
-                if isinstance(outcome, Failed):
-                    log.error("policy_unverified", because=outcome.reason)
-                else:
-                    log_note(Note(event="policy_verified", because="start or hourly", numbers=outcome.detail))
-            self._check_policy.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(POLICY_CHECK_S):
-                    await self._check_policy.wait()
-
-    def _watch_bmc(self, outcome: Done | Failed) -> None:
-        if not isinstance(outcome.action, EnsurePolicy) or self.parts.bmc_kind == "none":
-            return
-        known = self._bmc or BmcView(kind=self.parts.bmc_kind)
-        if isinstance(outcome, Failed):
-            self._bmc = replace(known, verified=False, error=outcome.reason)
-            return
-        detail = dict(outcome.detail)
-        policy = detail.get("policy")
-        self._bmc = replace(
-            known,
-            policy=policy if isinstance(policy, str) else None,
-            verified=detail.get("verified") is True,
-            checked_at_s=outcome.at_s,
-            error="",
+        await self._policy_watch.run(
+            ask,
+            is_wanted=lambda: EnsurePolicy in self.parts.effectors and isinstance(self.state.phase, Online),
+            boot_id=self.boot_id,
+            limit_s=2 * self.policy.bmc_limit_s,
         )
 
     def stop_for_signal(self, *, host_stopping: bool) -> None:

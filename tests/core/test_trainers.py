@@ -23,6 +23,7 @@ from powerguard.core.events import (
     TrainerSeen,
     TriggerCheckpoint,
 )
+from powerguard.core.learned import Learned
 from powerguard.core.model import (
     Battery,
     EmergencyCheckpoint,
@@ -41,7 +42,7 @@ POLICY = make_policy(["table=50:2000,100:1000", "trainer=a:pause:20:x", "trainer
 OUTAGE = Outage(id="o", since_s=0.0, grade=Grade.FULL)
 EMERGENCY = EmergencyCheckpoint(outage=OUTAGE, began_s=90.0, because="budget")
 HOLD = Holding(outage=OUTAGE, began_s=95.0)
-A, B = trainers.at_start(POLICY)
+A, B = trainers.at_start(POLICY, Learned())
 
 
 def turn(*known: Trainer, phase: object = EMERGENCY, left: float | None = 0.75, cut_at_s: float | None = None) -> Turn:
@@ -88,7 +89,7 @@ def test_a_stranger_is_taken_in_when_it_is_alive() -> None:
     trainers.take_in(at, seen(trainer="new", alive=False))
     assert at.state.trainers == (A,)
     trainers.take_in(at, seen(trainer="new", conduct=Conduct.EXIT, checkpoint_s=7.0, disk="z", step=5, step_s=2.0))
-    new = Trainer(name="new", conduct=Conduct.EXIT, checkpoint_s=7.0, disk="z", step=5, step_s=2.0)
+    new = Trainer(name="new", conduct=Conduct.EXIT, checkpoint_s=7.0, told_s=7.0, disk="z", step=5, step_s=2.0)
     assert at.state.trainers == (A, new)
     assert notes(at) == ["trainer_appeared"]
     assert dict(at.notes[0].numbers) == {"trainer": "new", "conduct": Conduct.EXIT}
@@ -422,8 +423,8 @@ def test_a_reload_takes_out_and_brings_in_and_keeps_what_was_found() -> None:
     old = make_policy(["trainer=a:pause:20", "trainer=b:pause:30"])
     new = make_policy(["trainer=b:pause:40", "trainer=c:exit:5"])
     found = Trainer(name="found", conduct=Conduct.PAUSE)
-    known = (*trainers.at_start(old), found)
-    after = trainers.after_reload(old, new, known)
+    known = (*trainers.at_start(old, Learned()), found)
+    after = trainers.after_reload(old, new, known, Learned())
     assert [t.name for t in after] == ["b", "found", "c"]
     assert after[0].checkpoint_s == 30, "what is known of it stays until it says otherwise"
 

@@ -14,8 +14,9 @@ from powerguard.core.events import CheckpointNow, EnsurePolicy
 from powerguard.core.model import Holding, OnBattery, Online
 from powerguard.daemon.attempt import GRACE_S, rest
 from powerguard.daemon.journal import Inline, Limits
-from powerguard.daemon.loop import POLICY_CHECK_S, SOURCE_SILENT_S, STOP_LIMIT_S
+from powerguard.daemon.loop import SOURCE_SILENT_S, STOP_LIMIT_S
 from powerguard.daemon.parts import CLOSE_LIMIT_S, Parts
+from powerguard.daemon.policy_watch import POLICY_CHECK_S
 from powerguard.daemon.systemd import Notifier
 from tests.daemon.looped import World, in_virtual_time, now_s, until
 
