@@ -8,11 +8,13 @@ from typing import Final, Protocol
 from powerguard.clock import Clock
 from powerguard.core.events import (
     Action,
+    CapPower,
     Done,
     EnsurePolicy,
     Event,
     Outcome,
     PowerOff,
+    RestorePower,
     ResumeTrainer,
     ResumeTraining,
     SyncFilesystems,
@@ -24,6 +26,8 @@ ACTION_WORDS: Final[Mapping[type[Action], str]] = {
     TriggerCheckpoint: "checkpoint",
     ResumeTrainer: "resume_trainer",
     EnsurePolicy: "bmc_policy",
+    CapPower: "cap_power",
+    RestorePower: "restore_power",
     SyncFilesystems: "sync",
     PowerOff: "power_off",
     ResumeTraining: "resume_training",

@@ -53,6 +53,7 @@ def policy(settings: Settings, *, boot_id: str, today: date) -> Policy:
         fsd_delay_s=ups.forced_shutdown_delay_s,
         blind_s=budget.blind_s,
         paused_load_share=budget.paused_load,
+        cap_share=settings.gpu.cap_share if settings.gpu.kind == "nvml" else None,
         utility_stable_s=budget.utility_stable_s,
         stale_s=_MISSES * max(1.0, *(source.poll_s for source in ups.sources)),
         resume_charge_share=budget.resume_charge_pct / 100.0,

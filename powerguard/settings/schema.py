@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from powerguard.effectors.bmc.options import BmcOptions
+from powerguard.effectors.gpu.options import GpuOptions
 from powerguard.effectors.host_options import HostOptions, ResumeOptions
 from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.options import Options
@@ -329,6 +330,11 @@ class Settings(Options):
         default_factory=lambda: BmcOptions(kind="none"),
         description="The BMC that must power this host on again. Not set: none.",
         examples=[{"kind": "none"}],
+    )
+    gpu: GpuOptions = Field(
+        default_factory=GpuOptions,
+        description="Power limits of GPUs on battery. Not set: left alone.",
+        examples=[{"kind": "nvml"}],
     )
     resume: ResumeOptions = Field(
         default_factory=ResumeOptions,
