@@ -33,7 +33,8 @@ class Policy:
     """Everything that the settings decide, with DESIGN's defaults.
 
     runtime_table: (load share of the rating, seconds) of a full, healthy battery, ascending; empty when unknown.
-    health: share of a new battery's energy that is left, until a discharge has measured it.
+    health: share of a new battery's energy that is left, until a discharge has measured it. health_from: who says
+        so: "settings", "default", or "battery_old" (the default for one that is older than 3 years).
     stop_q95_s, stop_median_s: how long the host takes to stop; q95 is never more than force_after_s. stop_is_set: the
         operator's own numbers, which no measurement replaces.
     ups_off_s: the part of a UPS countdown that runs after the forced power-off; 0 where the UPS output stays on.
@@ -49,6 +50,7 @@ class Policy:
     rating_w: float | None = None
     runtime_table: tuple[tuple[float, float], ...] = ()
     health: float = 0.75
+    health_from: str = "default"
     health_replace: float = 0.6
     margin: float = 0.2
     floor: float = 0.10

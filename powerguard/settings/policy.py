@@ -29,17 +29,20 @@ def policy(settings: Settings, *, boot_id: str, today: date) -> Policy:
     """Return the policy of this boot. today: the date by the wall clock, for the age of the battery."""
     budget, ups = settings.budget, settings.ups[settings.feed]
     age = battery_age_months(ups.battery_installed, today)
-    aged = HEALTH_OLD if age is not None and age > OLD_MONTHS else HEALTH
+    is_old = age is not None and age > OLD_MONTHS
     force_after_s = settings.host.force_after_s
     stop_q95_s = force_after_s if budget.stop_q95_s is None else min(budget.stop_q95_s, force_after_s)
     stop_median_s = _STOP_MEDIAN_S if budget.stop_median_s is None else budget.stop_median_s
-    health = aged if budget.health is None else budget.health
+    health, health_from = (HEALTH_OLD, "battery_old") if is_old else (HEALTH, "default")
+    if budget.health is not None:
+        health, health_from = budget.health, "settings"
     return Policy(
         boot_id=boot_id,
         ups=settings.feed,
         rating_w=ups.rating_w,
         runtime_table=tuple((load_pct / 100.0, float(s)) for load_pct, s in sorted((ups.runtime_table or {}).items())),
         health=health,
+        health_from=health_from,
         health_replace=min(health, HEALTH_OLD),
         margin=budget.margin,
         recharge_s=budget.recharge_h * 3600.0,
@@ -48,6 +51,7 @@ def policy(settings: Settings, *, boot_id: str, today: date) -> Policy:
         force_after_s=force_after_s,
         stop_q95_s=stop_q95_s,
         stop_median_s=min(stop_median_s, stop_q95_s),
+        stop_is_set=budget.stop_q95_s is not None or budget.stop_median_s is not None,
         bare_stop_s=budget.bare_stop_s,
         ups_off_s=ups.output_off_after_s,
         fsd_delay_s=ups.forced_shutdown_delay_s,

@@ -169,3 +169,19 @@ def test_a_ups_that_feeds_nobody_is_told() -> None:
     both = {name: {"sources": [{"kind": "snmp", "host": "h"}]} for name in ("a", "b")}
     found = told(made(ups=both, feeds={"supplies": ["b"]}))
     assert "does not feed this host" in found["ups.a"]
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"), [({}, "default"), ({"health": 0.75}, "settings"), ({"health": 0.6}, "settings")]
+)
+def test_who_says_so_is_told(options: dict[str, float], wanted: str) -> None:
+    """A number that happens to be the default's is still the operator's."""
+    assert policy_of(made(budget=options)).health_from == wanted
+    assert policy_of(with_ups(battery_installed="2020-01")).health_from == "battery_old"
+
+
+@pytest.mark.parametrize(
+    ("options", "is_set"), [({}, False), ({"stop_q95_s": 40}, True), ({"stop_median_s": 20}, True)]
+)
+def test_a_stop_that_is_set_is_not_learned(options: dict[str, float], is_set: bool) -> None:
+    assert policy_of(made(budget=options)).stop_is_set is is_set
