@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import math
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powerguard.core import events, model
+from powerguard.core import plain as codecs
 from powerguard.core.events import Action, Done, EnsurePolicy, Event, Grade, Note, OutputSource, PowerOff, Reading
 from powerguard.core.model import Feed, Phase, State, Trainer
 from powerguard.core.plain import PlainError, from_plain, to_plain
@@ -24,6 +25,15 @@ st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False
 # An action's class is told by its kind, so the base class stands for every action there is.
 ACTIONS = [cls for cls in CLASSES if issubclass(cls, Action)]
 st.register_type_strategy(Action, lambda _: st.one_of(*(instances(cls) for cls in ACTIONS)))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_built() -> None:
+    """Let every test build its codecs itself: one that a test before it has left would hide a builder gone wrong."""
+    caches: tuple[dict[Any, Any], ...] = (codecs._ENCODERS, codecs._DECODERS)
+    for cache in caches:
+        for cls in cache.keys() - {bool, int, float, str, type(None), tuple}:
+            del cache[cls]
 
 
 def instances(cls: type) -> st.SearchStrategy[object]:
