@@ -13,10 +13,11 @@ else changes the phase. The picture in docs/ARCHITECTURE.md is drawn from `TABLE
 from dataclasses import replace
 
 from powerguard.core import budget as sums
-from powerguard.core import fusion, needs, plan, trainers
+from powerguard.core import cap, fusion, needs, plan, trainers
 from powerguard.core.events import (
     Abort,
     BatteryReplaced,
+    CapPower,
     CheckpointNow,
     CheckpointProgress,
     Conduct,
@@ -28,9 +29,11 @@ from powerguard.core.events import (
     Level,
     Measured,
     OutputSource,
+    PauseTrainer,
     PollNow,
     PowerOff,
     Reading,
+    RestorePower,
     ResumeTrainer,
     ResumeTraining,
     SetMaintenance,
@@ -250,8 +253,10 @@ def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
         verified = dict(outcome.detail).get("verified") is True
         turn.set_outage(policy_verified=verified)
         turn.note("policy_verified", "read back from the BMC", Level.INFO, **dict(outcome.detail))
-    if isinstance(action, TriggerCheckpoint | ResumeTrainer):
+    if isinstance(action, TriggerCheckpoint | ResumeTrainer | PauseTrainer):
         trainers.take_in(turn, outcome)
+    elif isinstance(action, CapPower | RestorePower):
+        cap.take_in(turn, outcome)
     phase = turn.state.phase
     if isinstance(phase, Shutdown):
         waiting = tuple(id_ for id_ in phase.waiting if id_ != action.id)

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from powerguard.core import budget as sums
-from powerguard.core import fusion, plan, trainers
+from powerguard.core import cap, fusion, plan, trainers
 from powerguard.core.events import Conduct, EnsurePolicy, Grade, Level, PowerOff, ResumeTraining, SyncFilesystems
 from powerguard.core.model import (
     EmergencyCheckpoint,
@@ -88,7 +88,7 @@ def _enter(turn: Turn, old: Phase, target: type[Phase], because: str) -> Phase:
     predicted = sums.paused_load(turn.policy, turn.state.trainers, load, turn.state.learned)
     slowest_s = max((t.step_s for t in turn.state.trainers if t.alive), default=0.0)
     limit_s = trainers.order_limit_s(turn, plan.outage_budget(turn.policy, turn.state, turn.now_s))
-    trainers.order_all(turn, reason="on_battery", after=None, by_s=turn.now_s + limit_s)
+    trainers.order_emergency(turn, by_s=turn.now_s + limit_s)
     return EmergencyCheckpoint(
         outage=turn.outage or outage,
         began_s=began_s,
@@ -142,6 +142,7 @@ def _latch(turn: Turn, outage: Outage, because: str) -> Shutdown:
 
 def duties(turn: Turn) -> None:
     """What a phase does while it lasts."""
+    cap.tend(turn)
     phase = turn.state.phase
     match phase:
         case Online():
@@ -154,10 +155,14 @@ def duties(turn: Turn) -> None:
             if not phase.outage.policy_asked and waited_s >= turn.policy.commit_dwell_s:
                 turn.set_outage(policy_asked=True)
                 turn.order(EnsurePolicy, limit_s=turn.policy.bmc_limit_s, outage=phase.outage.id)
+            if isinstance(phase, OnBattery) and waited_s >= turn.policy.commit_dwell_s:
+                trainers.take_precautions(turn, phase.outage)
             phase = turn.state.phase
             if isinstance(phase, EmergencyCheckpoint | Holding):
                 trainers.tend(turn, hold=isinstance(phase, Holding), repeat_s=GUARD_CHECKPOINT_S)
                 turn.watch_load(phase)
+            if isinstance(phase, Holding):
+                trainers.learn_drop(turn, phase)
         case Shutdown():
             _finish(turn, phase)
         case Recovery():

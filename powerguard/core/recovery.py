@@ -7,7 +7,7 @@ reason to power off.
 from dataclasses import dataclass, replace
 
 from powerguard.core import battery as learning
-from powerguard.core import needs, trainers
+from powerguard.core import cap, needs, trainers
 from powerguard.core.events import Action, EnsurePolicy, Level, PowerOff, ResumeTrainer, ResumeTraining
 from powerguard.core.learned import Learned
 from powerguard.core.model import (
@@ -65,6 +65,7 @@ def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
         trainers=tuple(replace(t, order=None) if t.order in expired else t for t in turn.state.trainers),
         feed=replace(turn.state.feed, suspect=False),
     )
+    cap.after_restart(turn, expired)
     phase = turn.state.phase
     if isinstance(phase, Online | OnBattery):
         # Nobody else would ever let them go on; what a later outage has paused meanwhile stays paused.

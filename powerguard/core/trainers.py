@@ -12,17 +12,21 @@ from powerguard.core.events import (
     Done,
     Failed,
     Level,
+    PauseTrainer,
     ResumeTrainer,
     ResumeTraining,
     TrainerSeen,
     TriggerCheckpoint,
 )
-from powerguard.core.learned import Learned
-from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Policy, Trainer, TrainerPolicy
+from powerguard.core.learned import Drop, Learned
+from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Outage, Policy, Trainer, TrainerPolicy
 from powerguard.core.turn import Turn
 
 MAX_TRIES = 3
 RESUME_AGAIN_S = 5.0
+CHEAP_STALL = 0.05
+"""A checkpoint beside training is taken when it holds training up for less than this share of the work at risk."""
+_PAUSE_LIMIT_S = 10.0
 _LEAST_LIMIT_S = 2.0
 _PATIENCE = 4.0
 _LEAST_PATIENCE_S = 60.0
@@ -80,6 +84,10 @@ def take_in(turn: Turn, event: TrainerSeen | CheckpointProgress | Done | Failed)
                 eta_at_s = turn.now_s + min(event.eta_s or 0.0, most_s) if told else None
                 step = trainer.step if event.step is None else event.step
                 _put(turn, replace(trainer, eta_at_s=eta_at_s, paused=event.paused or trainer.paused, step=step))
+        case Done() | Failed() if isinstance(event.action, PauseTrainer):
+            trainer = _find(turn, event.action.trainer)
+            if trainer is not None and isinstance(event, Done):
+                _put(turn, replace(trainer, paused=True))
         case Done() | Failed() if isinstance(event.action, ResumeTrainer):
             _take_in_resumed(turn, event.action.trainer, heard=isinstance(event, Done))
         case Done():
@@ -216,7 +224,79 @@ def order_all(turn: Turn, *, reason: str, after: Conduct | None, by_s: float) ->
             _order(turn, trainer, reason=reason, after=trainer.conduct if after is None else after, by_s=by_s)
 
 
-def _order(turn: Turn, trainer: Trainer, *, reason: str, after: Conduct, by_s: float) -> None:
+def order_emergency(turn: Turn, *, by_s: float) -> None:
+    """Order what is owed of everybody, each by its own conduct: at once where there is time for all of them.
+
+    Where those that share a disk do not all fit, one after the other, the highest priority first; who must wait is
+    told to pause meanwhile, since all of them together are what empties the battery.
+    """
+    now = plan.outage_budget(turn.policy, turn.state, turn.now_s)
+    for trainer in turn.state.trainers:
+        if not trainer.alive or trainer.durable or trainer.failed:
+            continue
+        if _comes_now(turn, trainer, now):
+            _order(turn, trainer, reason="on_battery", after=trainer.conduct, by_s=by_s)
+        else:
+            _wait(turn, trainer)
+
+
+def _comes_now(turn: Turn, trainer: Trainer, now: Budget) -> bool:
+    others = [
+        t
+        for t in turn.state.trainers
+        if t.alive and t.disk == trainer.disk and t.name != trainer.name and not (t.durable or t.failed)
+    ]
+    if now.reff_paused_s is None or not others:
+        return True
+    left_s = now.reff_paused_s - sums.stop_s(turn.policy, now.grade, reserve_s=20.0)
+    if sum(t.checkpoint_s for t in (trainer, *others)) <= left_s:
+        return True
+    return all(_rank(trainer) < _rank(t) for t in others)
+
+
+def _rank(trainer: Trainer) -> tuple[int, float, str]:
+    return -trainer.priority, trainer.checkpoint_s, trainer.name
+
+
+def _wait(turn: Turn, trainer: Trainer) -> None:
+    if trainer.conduct is Conduct.CONTINUE or trainer.told_pause:
+        return
+    turn.order(PauseTrainer, limit_s=_PAUSE_LIMIT_S, trainer=trainer.name, outage=turn.outage_id)
+    _put(turn, replace(trainer, told_pause=True))
+    turn.note("checkpoint_deferred", "no time for all at once: others come first", Level.WARNING, trainer=trainer.name)
+
+
+def take_precautions(turn: Turn, outage: Outage) -> None:
+    """On battery: a checkpoint beside training, of whoever it costs next to nothing; again as work at risk grows.
+
+    It seldom pays on the mean (3 s an outage); it is what saves the day when a battery dies at once.
+    """
+    every_s = turn.policy.precaution_every_s
+    for trainer in turn.state.trainers:
+        if not trainer.alive or trainer.order is not None or turn.now_s - trainer.ordered_at_s < every_s:
+            continue
+        at_risk_s = turn.now_s - (outage.since_s if trainer.durable_at_s is None else trainer.durable_at_s)
+        # Who does not say how long a checkpoint holds it up may stand still for all of it.
+        stall_s = trainer.checkpoint_s if trainer.stall_s is None else trainer.stall_s
+        if at_risk_s > every_s and stall_s < CHEAP_STALL * at_risk_s:
+            by_s = turn.now_s + max(2.0 * trainer.checkpoint_s, every_s)
+            _order(turn, trainer, reason="on_battery", after=Conduct.CONTINUE, by_s=by_s, counts=False)
+
+
+def learn_drop(turn: Turn, phase: Holding) -> None:
+    """A hold shows what a pause brings: learned where one trainer alone paused, and nothing else lowers the load."""
+    before = phase.outage.load_at_start
+    pausing = [t for t in turn.state.trainers if t.alive and t.told_pause]
+    if before is None or len(pausing) != 1 or turn.state.cap is not None or turn.now_s < phase.settle_by_s:
+        return
+    after = sums.load_of(turn.state.battery)
+    known = needs.drop_of(turn.state.learned, pausing[0].name)
+    if 0.0 < after < before and pausing[0].paused and (known is None or known.at_s < phase.outage.since_s):
+        drop = Drop(before=before, after=after, at_s=turn.now_s)
+        turn.update(learned=needs.with_drop(turn.state.learned, pausing[0].name, drop))
+
+
+def _order(turn: Turn, trainer: Trainer, *, reason: str, after: Conduct, by_s: float, counts: bool = True) -> None:
     id_ = turn.order(
         TriggerCheckpoint,
         limit_s=max(_LEAST_LIMIT_S, by_s - turn.now_s),
@@ -233,7 +313,7 @@ def _order(turn: Turn, trainer: Trainer, *, reason: str, after: Conduct, by_s: f
             ordered_at_s=turn.now_s,
             eta_at_s=None,
             told_pause=trainer.told_pause or after is not Conduct.CONTINUE,
-            tries=trainer.tries + 1,
+            tries=trainer.tries + counts,
         ),
     )
     turn.note("checkpoint_ordered", reason, trainer=trainer.name, after=after, limit_s=round(by_s - turn.now_s, 3))
@@ -252,7 +332,11 @@ def tend(turn: Turn, *, hold: bool, repeat_s: float) -> None:
             and turn.now_s - max(trainer.durable_at_s, trainer.ordered_at_s) >= repeat_s
         )
         if owes or at_risk:
-            limit_s = order_limit_s(turn, plan.outage_budget(turn.policy, turn.state, turn.now_s))
+            now = plan.outage_budget(turn.policy, turn.state, turn.now_s)
+            if owes and not _comes_now(turn, trainer, now):
+                _wait(turn, trainer)
+                continue
+            limit_s = order_limit_s(turn, now)
             _order(turn, trainer, reason="on_battery", after=trainer.conduct, by_s=turn.now_s + limit_s)
 
 
