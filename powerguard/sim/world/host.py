@@ -1,0 +1,284 @@
+"""A host and the training on it: what it draws, what it has done, what it answers and when.
+
+Everything is asked with the time, and answered with how long it takes; `advance` lets time pass. Progress is counted in
+seconds of training at full speed.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from powerguard.core.events import Conduct, Scalar
+from powerguard.sim.world.scene import NEVER_S, Scene
+from powerguard.sim.world.site import Site
+from powerguard.sim.world.streams import stream, uniform
+
+_TERMINATED_S = 2.0
+_LOCAL_SAVE_S = 20.0
+_STUCK_TRAINER_SHARE = 0.3
+
+
+class Power(StrEnum):
+    """What the host is."""
+
+    UP = "up"
+    STOPPING = "stopping"
+    OFF = "off"
+    DARK = "dark"
+    """Power was lost under it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """How an order goes: after after_s it is done with `detail`, or has failed; inf: nobody ever answers."""
+
+    after_s: float
+    failure: str = ""
+    detail: tuple[tuple[str, Scalar], ...] = ()
+
+
+class Host:
+    """The host of a scene, up and in training at at_s."""
+
+    def __init__(self, scene: Scene, site: Site, at_s: float) -> None:
+        """Begin in training, as long before the cut as the caller likes."""
+        self.power = Power.UP
+        self.training = True
+        self.paused = False
+        self.trainer_alive = True
+        self.progress_s = 0.0
+        self.rollback_s = 0.0
+        self.dirty_at_s: list[float] = []
+        self.off_at_s: float | None = None
+        self.stop_ends_s = math.inf
+        self.capped = False
+        self._scene, self._site = scene, site
+        self._at_s = at_s
+        self._changes: list[tuple[float, int, Callable[[], None]]] = []
+        self._serial = 0
+        self._durable_s = -scene.trainer.saved_ago_s
+        self._saved_s = -scene.trainer.saved_ago_s
+        self._disk_free_s = at_s
+        self._checkpoints = stream(scene.seed, "checkpoints")
+        self._stops = stream(scene.seed, "stops")
+        self._boots = 0
+        self._pauses = 0
+        """Orders to pause or to go on so far: an older one does not undo a newer one."""
+        self._dies = scene.trainer.dies
+
+    # --- What it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def load(self) -> float:
+        """Share of the UPS's rating that it draws now."""
+        host = self._site.host
+        if self.power is Power.OFF or self.power is Power.DARK:
+            return self._site.ups.standby_load
+        if not self.training:
+            return host.load * host.paused_load
+        return host.load * (host.capped_load if self.capped else 1.0)
+
+    @property
+    def step(self) -> int:
+        """Training steps done, as the trainer counts them."""
+        return 1_000_000 + int(self.progress_s / max(self._site.trainer.step_s, 0.01))
+
+    @property
+    def durable_s(self) -> float:
+        """Progress that would survive the loss of power now."""
+        every_s = self._site.trainer.local_every_s
+        local = self._saved_s + every_s * math.floor((self.progress_s - _LOCAL_SAVE_S - self._saved_s) / every_s)
+        return max(self._durable_s, min(local, self.progress_s)) if local >= self._saved_s else self._durable_s
+
+    @property
+    def next_change_s(self) -> float:
+        """When something changes by itself; inf: not before it is asked for something."""
+        return min((change[0] for change in self._changes), default=math.inf)
+
+    def advance(self, to_s: float) -> None:
+        """Let time pass, to next_change_s at most."""
+        if self.training and self.power is Power.UP:
+            speed = self._site.host.capped_speed if self.capped else 1.0
+            self.progress_s += speed * (to_s - self._at_s)
+        self._at_s = to_s
+        due = sorted(change for change in self._changes if change[0] <= to_s)
+        if due:
+            self._changes = [change for change in self._changes if change[0] > to_s]
+            for _, _, change in due:
+                change()
+
+    def _later(self, at_s: float, change: Callable[[], None]) -> None:
+        self._serial += 1
+        boots = self._boots
+
+        def unless_gone() -> None:
+            if self._boots == boots:
+                change()
+
+        self._changes.append((at_s, self._serial, unless_gone))
+
+    # --- What it is asked ----------------------------------------------------------------------------------------
+
+    def checkpoint(self, at_s: float, after: Conduct) -> Answer:
+        """Order a checkpoint: beside training (CONTINUE), or of the step at which training pauses."""
+        if not self._reachable:
+            return Answer(after_s=0.1, failure="connection refused")
+        if self._dies:
+            self._dies = False
+            self._die()
+            return Answer(after_s=0.3, failure="connection reset by peer")
+        chance, trainer = self._checkpoints, self._site.trainer
+        takes_s = trainer.checkpoint_median_s * chance.lognormvariate(0.0, trainer.checkpoint_spread)
+        hung = chance.random() < trainer.hung_share
+        pauses = after is not Conduct.CONTINUE
+        begin_s = max(self._pause_at_s(at_s) if pauses else at_s + 0.5, self._disk_free_s)
+        if pauses:
+            self.pause(at_s)
+        elif self.training and trainer.stall_s:
+            self.progress_s = max(self.durable_s, self.progress_s - trainer.stall_s)
+        ends_s = NEVER_S if hung else begin_s + takes_s
+        self._disk_free_s = ends_s
+        if ends_s >= NEVER_S:
+            return Answer(after_s=math.inf)
+        begun: list[float] = []
+        self._later(begin_s, lambda: begun.append(self.progress_s))
+        self._later(ends_s, lambda: self._durable(begun[-1]))
+        at_paused = pauses and not self._scene.trainer.never_pauses
+        return Answer(
+            after_s=ends_s - at_s + 0.1,
+            detail=(
+                ("step", self.step),
+                ("at_paused_step", at_paused),
+                ("paused", at_paused),
+                ("verified", True),
+            ),
+        )
+
+    def pause(self, at_s: float) -> Answer:
+        """Order training to stand still at its next step."""
+        if not self._reachable:
+            return Answer(after_s=0.1, failure="connection refused")
+        if self._scene.trainer.never_pauses:
+            return Answer(after_s=math.inf)
+        pause_at_s = self._pause_at_s(at_s)
+        self._pauses += 1
+        asked = self._pauses
+
+        def stand() -> None:
+            if asked == self._pauses and self.power is Power.UP and self.trainer_alive:
+                self.training, self.paused = False, True
+
+        self._later(pause_at_s, stand)
+        return Answer(after_s=pause_at_s - at_s + 0.1)
+
+    def resume(self, at_s: float) -> Answer:
+        """Order training to go on."""
+        if not self._reachable:
+            return Answer(after_s=0.1, failure="connection refused")
+        self._pauses += 1
+        self._later(at_s + 0.2, self._going_on)
+        return Answer(after_s=0.3)
+
+    def cap(self, at_s: float, *, on: bool) -> Answer:
+        """Cap GPU power, or lift the cap."""
+
+        def change() -> None:
+            self.capped = on
+
+        self._later(at_s + 0.5, change)
+        return Answer(after_s=0.6)
+
+    def start_training(self, at_s: float) -> Answer:
+        """Start what trains, after a boot or a trainer's death; nothing where it runs."""
+        if self.power is not Power.UP:
+            return Answer(after_s=0.1, failure="the host is going down")
+        self.paused = False
+        if not self.trainer_alive or not self.training:
+            self.trainer_alive = True
+            self._later(at_s, self._going_on)
+        return Answer(after_s=0.5)
+
+    def power_off(self, at_s: float, force_after_s: float) -> Answer:
+        """Order the host off; what still runs after force_after_s is cut off hard."""
+        site = self._site.host
+        if self.power is Power.STOPPING:
+            self.stop_ends_s = min(self.stop_ends_s, at_s + force_after_s + site.off_s)
+            self._later(self.stop_ends_s, self._off)
+            return Answer(after_s=0.1)
+        if self.power is not Power.UP:
+            return Answer(after_s=math.inf)
+        self.power = Power.STOPPING
+        chance = self._stops
+        takes_s = site.stop_median_s * chance.lognormvariate(0.0, site.stop_spread)
+        stuck = chance.random() < site.stop_stuck_share
+        stuck_s, by_trainer = uniform(chance, site.stop_stuck_s), chance.random() < _STUCK_TRAINER_SHARE
+        takes_s = stuck_s if stuck else min(takes_s, site.stop_stuck_s[0])
+        self.stop_ends_s = at_s + (takes_s if takes_s <= force_after_s else force_after_s + site.off_s)
+        if not (stuck and by_trainer):
+            self._later(min(at_s + _TERMINATED_S, self.stop_ends_s), self._killed)
+        self._later(self.stop_ends_s, self._off)
+        return Answer(after_s=0.1, detail=(("via", "simulated"),))
+
+    # --- What happens to it --------------------------------------------------------------------------------------
+
+    def lose_power(self, at_s: float) -> bool:
+        """Take its power away. Returns whether it was still up: that is dirty."""
+        was_up = self.power in (Power.UP, Power.STOPPING)
+        if was_up:
+            self.dirty_at_s.append(at_s)
+            self.power = Power.DARK
+            self._gone()
+        return was_up
+
+    def switch_on(self, at_s: float) -> None:
+        """Switch it on: the firmware begins, nobody trains yet."""
+        self.power = Power.UP
+        self.training = self.paused = self.capped = False
+        self.trainer_alive = False
+        self._at_s = at_s
+        self._disk_free_s = at_s
+        self.stop_ends_s = math.inf
+        self.off_at_s = None
+
+    @property
+    def _reachable(self) -> bool:
+        return self.trainer_alive and self.power is Power.UP
+
+    def _pause_at_s(self, at_s: float) -> float:
+        trainer = self._scene.trainer
+        return at_s if not self.training else at_s + 0.5 * self._site.trainer.step_s + 0.1 + trainer.pause_late_s
+
+    def _going_on(self) -> None:
+        if self.power is Power.UP and self.trainer_alive:
+            self.training, self.paused = True, False
+
+    def _durable(self, progress_s: float) -> None:
+        self._durable_s = max(self._durable_s, progress_s)
+
+    def _die(self) -> None:
+        self.trainer_alive = self.training = self.paused = False
+        self._lose()
+
+    def _killed(self) -> None:
+        self.training = False
+
+    def _off(self) -> None:
+        if self.power is Power.STOPPING and self._at_s >= self.stop_ends_s - 1e-9:
+            self.power = Power.OFF
+            self.off_at_s = self._at_s
+            self._gone()
+
+    def _gone(self) -> None:
+        self.training = self.paused = self.trainer_alive = False
+        self._boots += 1
+        self._changes = []
+        self._lose()
+
+    def _lose(self) -> None:
+        """What is not durable is lost."""
+        durable_s = self.durable_s
+        lost_s = max(0.0, self.progress_s - durable_s)
+        self.rollback_s += lost_s
+        self._saved_s = self.progress_s = self.progress_s - lost_s
+        self._durable_s = self.progress_s

@@ -1,0 +1,188 @@
+"""The site file: every number of the simulated world, with the defaults that the published figures use.
+
+YAML as the settings (docs/guides/simulator.md shows one). A share is 0 to 1; a pair is [least, most].
+"""
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from powerguard.options import Options
+from powerguard.settings.load import Files, SettingsError, validate
+from powerguard.strictyaml import StrictYamlError, load_file
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Seconds = Annotated[float, Field(ge=0.0, le=1e7)]
+Shares = tuple[Share, Share]
+Span = tuple[Seconds, Seconds]
+
+
+class Bin(Options):
+    """A share of all outages lasts between from_s and to_s."""
+
+    from_s: float = Field(gt=0.0, le=1e7, description="Shortest.")
+    to_s: float = Field(gt=0.0, le=1e7, description="Longest.")
+    share: float = Field(ge=0.0, le=1.0, description="Share of all outages; the shares of all bins are scaled to 1.")
+
+
+class OutageSite(Options):
+    """How long utility is gone, and how often it goes again."""
+
+    bins: tuple[Bin, ...] = Field(
+        default=(
+            Bin(from_s=1.0, to_s=60.0, share=0.31),
+            Bin(from_s=60.0, to_s=300.0, share=0.27),
+            Bin(from_s=300.0, to_s=1800.0, share=0.14),
+            Bin(from_s=1800.0, to_s=7200.0, share=0.17),
+            Bin(from_s=7200.0, to_s=14400.0, share=0.06),
+            Bin(from_s=14400.0, to_s=43200.0, share=0.05),
+        ),
+        min_length=1,
+        max_length=100,
+        description="Lengths of outages.",
+    )
+    restrike_share: Share = Field(default=0.25, description="Outages that strike a second time.")
+    restrike_after_s: float = Field(default=120.0, ge=10.0, le=1e6, description="Median time until they do.")
+    restrike_spread: float = Field(default=0.3, ge=0.0, le=2.0, description="Spread of that time (of its logarithm).")
+    sag_share: Share = Field(default=0.0, description="Outages that are sags of some seconds instead.")
+    sag_s: tuple[float, float] = Field(default=(0.5, 10.0), description="Length of a sag.")
+    flapping_share: Share = Field(default=0.03, description="With faults: outages that begin with some short dips.")
+    dip_s: Span = Field(default=(1.0, 20.0), description="Length of such a dip.")
+    between_dips_s: Span = Field(default=(5.0, 60.0), description="Utility between two dips.")
+
+    @model_validator(mode="after")
+    def _bins_hold(self) -> Self:
+        if not any(site_bin.share for site_bin in self.bins):
+            msg = "bins: at least one share must be above 0"
+            raise ValueError(msg)
+        for site_bin in self.bins:
+            if site_bin.to_s < site_bin.from_s:
+                msg = f"bins: to_s must not be below from_s (got {site_bin.from_s:g} to {site_bin.to_s:g})"
+                raise ValueError(msg)
+        if not 0.0 < self.sag_s[0] <= self.sag_s[1]:
+            msg = "sag_s must be [least, most], both above 0"
+            raise ValueError(msg)
+        return self
+
+
+class UpsSite(Options):
+    """The UPS as it is built, and how well its gauge counts."""
+
+    runtime_table: dict[Annotated[float, Field(gt=0.0, le=100.0)], Annotated[float, Field(gt=0.0, le=1e6)]] = Field(
+        default={50.0: 540.0, 75.0: 360.0, 100.0: 240.0},
+        min_length=1,
+        description="Load in percent of the rating: seconds that a new, full battery lasts (data sheet).",
+    )
+    below_table_loss: Shares = Field(
+        default=(0.02, 0.05),
+        description="Own consumption, as a share of the rating, that bounds runtimes at small loads.",
+    )
+    standby_load: Share = Field(default=0.03, description="Load of a host that is off, as a share of the rating.")
+    recharge_h: float = Field(default=8.0, gt=0.0, le=1000.0, description="From empty to full.")
+    health: Shares = Field(default=(0.6, 1.0), description="Energy that the battery still holds.")
+    charge: Shares = Field(default=(1.0, 1.0), description="Charge when utility fails.")
+    bad_cell_share: Share = Field(default=0.02, description="Batteries that die at once, somewhere on the way.")
+    coulomb_share: Share = Field(
+        default=0.5, description="Gauges that count against the nameplate and fall off a cliff; the others over-report."
+    )
+    gauge_error: Share = Field(default=0.05, description="Error of the runtime that it computes, either way.")
+    minutes_share: Share = Field(default=0.25, description="UPSes that tell whole minutes.")
+    smoothing_s: Span = Field(default=(10.0, 20.0), description="Until the runtime follows a step of the load.")
+    knee: Shares = Field(default=(0.08, 0.25), description="Share of the battery that is left when its voltage falls.")
+    knee_flag_share: Share = Field(default=0.5, description="UPSes that call low battery by voltage, not by runtime.")
+    low_battery_s: Seconds = Field(default=120.0, description="Reported runtime that the others call low.")
+    load_noise: Share = Field(default=0.01, description="Noise of the reported load, either way.")
+    restart_s: Seconds = Field(default=5.0, description="From utility back to output on, after the output was off.")
+
+
+class HostSite(Options):
+    """The host: what it draws and how long it takes."""
+
+    load: float = Field(default=0.75, gt=0.0, le=1.0, description="Load in training, as a share of the UPS's rating.")
+    paused_load: float = Field(default=0.35, gt=0.0, le=1.0, description="Load when paused, as a share of that.")
+    capped_load: float = Field(default=0.67, gt=0.0, le=1.0, description="Load when capped, as a share of that.")
+    capped_speed: float = Field(default=0.80, gt=0.0, le=1.0, description="Training speed when capped.")
+    stop_median_s: float = Field(default=45.0, gt=0.0, le=1e4, description="From the order to off.")
+    stop_spread: float = Field(default=0.25, ge=0.0, le=2.0, description="Spread of that time (of its logarithm).")
+    stop_stuck_share: Share = Field(default=0.15, description="Stops in which a unit does not end.")
+    stop_stuck_s: Span = Field(default=(105.0, 150.0), description="How long those take.")
+    off_s: Seconds = Field(default=1.0, description="From the forced power-off to dark.")
+    boot_s: Seconds = Field(default=100.0, description="From power on to a running daemon.")
+    resumed_s: Seconds = Field(default=180.0, description="From power on to training again, after an orderly stop.")
+    dirty_s: Seconds = Field(default=480.0, description="The same after power was lost under a running host.")
+    always_on_share: Share = Field(default=1.0, description="Hosts whose BMC powers on when AC returns.")
+
+
+class TrainerSite(Options):
+    """The training job."""
+
+    checkpoint_median_s: float = Field(default=20.0, gt=0.0, le=1e4, description="A checkpoint, to durable.")
+    checkpoint_spread: float = Field(default=0.25, ge=0.0, le=2.0, description="Spread of that (of its logarithm).")
+    hung_share: Share = Field(default=0.02, description="Checkpoints that never end.")
+    estimate: float = Field(
+        default=1.5, gt=0.0, le=100.0, description="What the trainer says it takes, as a multiple of the median."
+    )
+    local_every_s: float = Field(default=300.0, gt=0.0, le=1e6, description="It saves by itself this often.")
+    step_s: Seconds = Field(default=0.5, description="Length of a training step.")
+    stall_s: Seconds = Field(default=0.5, description="For how long a checkpoint beside training holds it up.")
+    pause_late_s: Seconds = Field(default=0.0, description="It pauses this much later than it should.")
+    never_pauses_share: Share = Field(default=0.0, description="Trainers that promise to pause and do not.")
+
+
+class DrillSite(Options):
+    """What powerguard knows beforehand from a drill on this host."""
+
+    done: bool = Field(default=False, description="Battery health and the load drop of a pause were measured.")
+    cap: bool = Field(default=False, description="The gain of a power cap was measured too, and it is allowed.")
+    health_error: Share = Field(default=0.03, description="Error of the measured health, either way.")
+    health_factor: float = Field(default=1.0, gt=0.0, le=2.0, description="Falsifies the measured health.")
+
+
+class FaultSite(Options):
+    """How often the world breaks with --faults, each in its share of the outages."""
+
+    glitch_rate: Share = Field(default=0.003, description="Single readings with nonsense in them.")
+    glitches_always: bool = Field(default=False, description="Glitches without --faults as well.")
+    silent_field_share: Share = Field(default=0.15, description="UPSes that do not tell one of their figures.")
+    source_lost_share: Share = Field(default=0.06, description="The source falls silent.")
+    source_lost_s: Span = Field(default=(3.0, 120.0), description="For how long.")
+    source_gone_share: Share = Field(default=0.3, description="Of those: for ever.")
+    daemon_killed_share: Share = Field(default=0.08, description="The daemon is killed, and started again.")
+    daemon_away_s: Span = Field(default=(1.0, 15.0), description="Until it runs again.")
+    bmc_refuses_share: Share = Field(default=0.05, description="The BMC refuses every order.")
+    countdown_share: Share = Field(default=0.02, description="Somebody else orders the UPS's output off.")
+    countdown_s: Span = Field(default=(60.0, 300.0), description="Length of such a countdown.")
+    fsd_share: Share = Field(default=0.02, description="Somebody else forces everybody down (FSD).")
+    fsd_delay_s: Span = Field(default=(45.0, 90.0), description="From FSD to output off.")
+    clock_step_share: Share = Field(default=0.05, description="The wall clock is wrong after a boot.")
+    trainer_dies_share: Share = Field(default=0.02, description="The trainer dies when it is asked for a checkpoint.")
+    late_pause_share: Share = Field(default=0.03, description="It pauses late.")
+    late_pause_s: Span = Field(default=(5.0, 60.0), description="By how much.")
+    never_pauses_share: Share = Field(default=0.02, description="It never pauses.")
+    low_charge_share: Share = Field(default=0.10, description="The battery is not full.")
+    low_charge: Shares = Field(default=(0.3, 1.0), description="How full it is then.")
+
+
+class Site(Options):
+    """One site: the world's numbers."""
+
+    ups: UpsSite = Field(default=UpsSite(), description="UPS and battery.")
+    outage: OutageSite = Field(default=OutageSite(), description="Utility.")
+    host: HostSite = Field(default=HostSite(), description="The host.")
+    trainer: TrainerSite = Field(default=TrainerSite(), description="The training job.")
+    drill: DrillSite = Field(default=DrillSite(), description="What a drill has measured.")
+    faults: FaultSite = Field(default=FaultSite(), description="What breaks, with --faults.")
+
+
+def load(path: Path) -> Site:
+    """Read a site file. Raises SettingsError with every mistake, each with file:line:column."""
+    try:
+        document = load_file(path)
+    except StrictYamlError as error:
+        raise SettingsError([str(problem) for problem in error.problems]) from error
+    if document.data is None:
+        return Site()
+    if not isinstance(document.data, dict):
+        raise SettingsError([f"{document.where(())}: must be a map of sections (ups, outage, host, trainer, ...)"])
+    return validate(Site, Files(document.data, (document,), {}), Site.model_json_schema)
