@@ -53,13 +53,20 @@ def _begin(turn: Turn) -> None:
         worth = gain(policy, state)
         if waited_s >= policy.cap_dwell_s and worth is not None and worth >= LEAST_GAIN:
             because = f"{worth:.2f} times the work with what is left"
-    elif isinstance(state.phase, EmergencyCheckpoint | Holding) and "load_not_fallen" in state.told:
+    elif isinstance(state.phase, EmergencyCheckpoint | Holding) and _stays_high(turn, state.phase):
+        # Costs nothing any more: whoever was told to pause has nothing left to slow down.
         because = "the load has not fallen, though training was told to pause"
     if because and sums.power_off_at_s(state.feed) is None:
         order = turn.order(CapPower, limit_s=LIMIT_S, outage=turn.outage_id, share=policy.cap_share)
         load = sums.load_of(state.battery)
         turn.update(cap=Cap(outage=turn.outage_id, ordered_at_s=turn.now_s, before=load, order=order))
         turn.note("gpu_cap_ordered", because, share=policy.cap_share)
+
+
+def _stays_high(turn: Turn, phase: EmergencyCheckpoint | Holding) -> bool:
+    if phase.paused_load is None or turn.now_s - phase.began_s < turn.policy.cap_dwell_s:
+        return False
+    return sums.load_of(turn.state.battery) > 1.15 * phase.paused_load + 0.02
 
 
 def _is_over(turn: Turn) -> bool:

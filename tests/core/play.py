@@ -15,9 +15,12 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from powerguard.core import needs
 from powerguard.core.events import (
     Abort,
     Action,
+    BatteryReplaced,
+    CapPower,
     CheckpointNow,
     CheckpointProgress,
     Conduct,
@@ -27,11 +30,14 @@ from powerguard.core.events import (
     Failed,
     ForeignStop,
     Level,
+    Measured,
     Note,
     OutputSource,
+    PauseTrainer,
     PollNow,
     PowerOff,
     Reading,
+    RestorePower,
     ResumeTrainer,
     ResumeTraining,
     SetMaintenance,
@@ -41,6 +47,7 @@ from powerguard.core.events import (
     TrainerSeen,
     TriggerCheckpoint,
 )
+from powerguard.core.learned import Drop
 from powerguard.core.machine import step
 from powerguard.core.model import Policy, State, Step, TrainerPolicy
 from powerguard.core.plain import from_plain, to_plain
@@ -55,6 +62,9 @@ KINDS: dict[str, type[Action]] = {
     "trainer_resume": ResumeTrainer,
     "checkpoint": TriggerCheckpoint,
     "poll": PollNow,
+    "pause": PauseTrainer,
+    "cap": CapPower,
+    "restore": RestorePower,
 }
 _NOTED = (
     "reff_paused_s",
@@ -71,7 +81,7 @@ _NOTED = (
 
 
 def make_policy(words: list[str]) -> Policy:
-    """Read `policy` words: table=, trainer=name:conduct:seconds[:disk] (repeatable), and any field of Policy."""
+    """Read `policy` words: table=, trainer=name:conduct:seconds[:disk[:priority]] (more than once), any Policy field."""
     fields: dict[str, Any] = {}
     trainers = []
     for word in words:
@@ -80,10 +90,14 @@ def make_policy(words: list[str]) -> Policy:
             points = (pair.split(":") for pair in value.split(","))
             fields["runtime_table"] = tuple((float(load) / 100, float(seconds)) for load, seconds in points)
         elif key == "trainer":
-            name, conduct, seconds, *disk = value.split(":")
+            name, conduct, seconds, disk, priority = (*value.split(":"), "", "")[:5]
             trainers.append(
                 TrainerPolicy(
-                    name=name, conduct=Conduct(conduct), checkpoint_s=float(seconds), disk=disk[0] if disk else ""
+                    name=name,
+                    conduct=Conduct(conduct),
+                    checkpoint_s=float(seconds),
+                    disk=disk,
+                    priority=int(priority or 0),
                 )
             )
         elif key == "boot_id":
@@ -184,7 +198,7 @@ class Player:
         msg = f"no {name} is open"
         raise AssertionError(msg)
 
-    def _event(self, at_s: float, verb: str, words: list[str], into_s: float) -> None:  # noqa: C901 - a list of words
+    def _event(self, at_s: float, verb: str, words: list[str], into_s: float) -> None:  # noqa: C901, PLR0912 - a list of words
         self.now_s = at_s
         if verb in tuple(OutputSource):
             self.send(self._reading(at_s, verb, words, into_s))
@@ -222,6 +236,12 @@ class Player:
                 self.send(Failed(at_s=at_s, action=action, took_s=0.1, reason=reason, timed_out="timeout" in plain))
             case "done":
                 self._done(at_s, self._pending(plain[0]), {})
+            case "battery_replaced":
+                self.send(BatteryReplaced(at_s=at_s, who="alice"))
+            case "measured":
+                self.send(Measured(at_s=at_s, need=plain[0], seconds=float(plain[1])))
+            case "learned":
+                self._learned(at_s, given)
             case "abort":
                 self.send(Abort(at_s=at_s, who="alice"))
             case "maintenance":
@@ -264,6 +284,8 @@ class Player:
             checkpoint_s=float(given["checkpoint_s"]) if "checkpoint_s" in given else None,
             paused=given.get("paused") == "true",
             step=int(given["step"]) if "step" in given else None,
+            stall_s=float(given["stall_s"]) if "stall_s" in given else None,
+            durable_age_s=float(given["durable_age_s"]) if "durable_age_s" in given else None,
         )
 
     def _restart(self, at_s: float, verb: str, given: dict[str, str]) -> None:
@@ -278,11 +300,22 @@ class Player:
         stored = Stored(state=old, boot_id=boot, at_s=before_s, gap_s=gap, in_flight=() if new_boot else in_flight)
         self._tell(at_s, restore(self.policy, stored, at_s))
 
+    def _learned(self, at_s: float, given: dict[str, str]) -> None:
+        """`learned cap=75:50:0.8 llm=75:30`: what a drill has left behind: load before and after in percent, speed."""
+        learned = self._state().learned
+        for name, value in given.items():
+            before, after, *speed = (float(word) for word in value.split(":"))
+            drop = Drop(before=before / 100, after=after / 100, at_s=at_s, speed=speed[0] if speed else 0.0)
+            learned = replace(learned, cap=drop) if name == "cap" else needs.with_drop(learned, name, drop)
+        assert self.told is not None
+        self.told.state = replace(self.told.state, learned=learned)
+
     def send(self, event: Event) -> Step:
         state = self._state()
         self.last_s = event.at_s
-        answer = step(self.policy, state, event)
-        assert step(self.policy, state, event) == answer, "same state and event, same answer"
+        policy = needs.fold(self.policy, state.learned)
+        answer = step(policy, state, event)
+        assert step(policy, state, event) == answer, "same state and event, same answer"
         self._tell(event.at_s, answer)
         return answer
 

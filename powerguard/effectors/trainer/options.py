@@ -42,6 +42,12 @@ class TrainerOptions(Options):
         default=None, gt=0, description="What its disk writes, to go with size_bytes."
     )
     disk: str = Field(default="", description="Trainers with the same word share a disk: their checkpoints add up.")
+    priority: int = Field(
+        default=0,
+        ge=-100,
+        le=100,
+        description="Whose checkpoint goes first where there is no time for all on one disk; higher is first.",
+    )
     checkpoint_dir: str | None = Field(
         default=None, pattern="^/", description="Where its checkpoints lie, if it cannot tell by itself."
     )
