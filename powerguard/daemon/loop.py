@@ -46,6 +46,7 @@ from powerguard.daemon.log import bind_outage
 from powerguard.daemon.parts import CLOSE_LIMIT_S, Parts, Runnable, close, log_note
 from powerguard.daemon.policy_watch import PolicyWatch
 from powerguard.daemon.port import ActionFigures, BmcView, LastOutage, SourceView
+from powerguard.daemon.recorder import Recorder
 from powerguard.daemon.systemd import Notifier
 
 log = structlog.get_logger()
@@ -105,6 +106,7 @@ class Loop:
         self._views: dict[str, SourceView] = {}
         self._told_at_s: dict[str, float] = {}
         self._policy_watch = PolicyWatch(clock)
+        self._recorder = Recorder()
         self._folded: tuple[Policy, Learned, Policy] | None = None
         self._written_at_s = 0.0
         self._fed_at_s = 0.0
@@ -349,17 +351,20 @@ class Loop:
             self.actions.count(event)
             self._policy_watch.enter(event)
         actions = tuple(action for action in answer.actions if not isinstance(action, PollNow))
+        at_s = self.clock() if event is None else event.at_s
+        self._recorder.hear(event, at_s, old, answer.state, self.parts.policy)
         if self._is_worth_writing(event, answer, actions):
             self._written_at_s = self.clock()
             self.figures.note(self, answer)
             entry = Entry(
-                at_s=self.clock() if event is None else event.at_s,
+                at_s=at_s,
                 state=answer.state,
                 event=event,
                 actions=actions,
                 notes=answer.notes,
                 outcome=self.figures.outcome(answer),
                 figures=self.figures.of_outage(answer),
+                heard=self._recorder.take(hurry=bool(actions)),
             )
             await self.journal.append(entry)
         self.state = answer.state

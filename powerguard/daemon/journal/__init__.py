@@ -1,7 +1,8 @@
 """The outage's black box: what was decided, durable before it is done (docs/reference/journal.md)."""
 
 from powerguard.daemon.journal.journal import Health, Journal, Limits
-from powerguard.daemon.journal.queries import counters, history, outage, read_all, recent
+from powerguard.daemon.journal.queries import counters, history, outage, read_all, recent, recording
+from powerguard.daemon.journal.recording import Heard, Recorded, Start
 from powerguard.daemon.journal.records import Entry, Line, Loaded, OutageRecord
 from powerguard.daemon.journal.sqlite import JournalError, read_only
 from powerguard.daemon.journal.store import Retention
@@ -11,6 +12,7 @@ __all__ = [
     "Entry",
     "Executor",
     "Health",
+    "Heard",
     "Inline",
     "Journal",
     "JournalError",
@@ -18,7 +20,9 @@ __all__ = [
     "Line",
     "Loaded",
     "OutageRecord",
+    "Recorded",
     "Retention",
+    "Start",
     "WorkerThread",
     "counters",
     "history",
@@ -26,4 +30,5 @@ __all__ = [
     "read_all",
     "read_only",
     "recent",
+    "recording",
 ]

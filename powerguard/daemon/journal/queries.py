@@ -8,8 +8,12 @@ from typing import cast
 from powerguard.core.events import Action, Scalar
 from powerguard.core.model import State
 from powerguard.core.plain import PlainError, from_plain
+from powerguard.daemon.journal.recording import Recorded, joined, unpack
 from powerguard.daemon.journal.records import Line, Loaded, OutageRecord
+from powerguard.daemon.journal.sqlite import pragma
 
+_RECORDING_SINCE = 2
+"""Schema version."""
 IN_FLIGHT_ROWS = 200
 """The newest actions without an outcome that are looked at."""
 
@@ -68,6 +72,19 @@ def recent(db: sqlite3.Connection, limit: int) -> tuple[Line, ...]:
     """Return the newest lines, the oldest of them first."""
     rows = db.execute(f"SELECT {_COLUMNS} FROM entries ORDER BY seq DESC LIMIT ?", (limit,)).fetchall()  # noqa: S608
     return tuple(_line(row) for row in reversed(rows))
+
+
+def recording(db: sqlite3.Connection, name: str) -> tuple[Recorded, ...]:
+    """Return what was heard in one outage, one for each life of the daemon in it; empty where it was not kept yet."""
+    if pragma(db, "user_version") < _RECORDING_SINCE:
+        return ()
+    rows = db.execute("SELECT boot_id, at_s, wall, payload FROM recorded WHERE outage = ? ORDER BY seq", (name,))
+    return joined(
+        [
+            Recorded(boot_id=str(boot_id), at_s=at_s, wall=wall, heard=unpack(name, str(payload)))
+            for boot_id, at_s, wall, payload in rows
+        ]
+    )
 
 
 def counters(db: sqlite3.Connection) -> dict[str, float]:

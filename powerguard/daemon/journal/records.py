@@ -1,6 +1,5 @@
 """What goes into the journal and what comes out of it, as values; and how one step becomes rows."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -9,6 +8,7 @@ from typing import cast
 from powerguard.core.events import Action, Detail, Done, Event, Failed, Note, Scalar
 from powerguard.core.model import Online, State
 from powerguard.core.plain import PlainError, to_plain
+from powerguard.daemon.journal.recording import Heard, Recorded, dump
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +17,7 @@ class Entry:
 
     event: what was answered; None where it is not worth a line (a tick, the hundredth equal reading on utility).
     state: after the step. outcome, figures: of the outage that runs, or ends, with this step; figures add up.
+    heard: what an outage's replay needs, as far as it has not been written yet.
     """
 
     at_s: float
@@ -26,6 +27,7 @@ class Entry:
     notes: tuple[Note, ...] = ()
     outcome: str = ""
     figures: Detail = ()
+    heard: tuple[Heard, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +103,8 @@ class Record:
     lines: tuple[Line, ...] = ()
     outages: tuple[OutageRecord, ...] = ()
     snapshot: Snapshot | None = None
+    recorded: tuple[Recorded, ...] = ()
     problem: str = ""
-
-
-def dump(value: object) -> str:
-    """Return JSON text, ASCII only: a lone surrogate of a hostile peer must not make the row unwritable."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 def advance(open_outage: OutageRecord | None, entry: Entry, boot_id: str, wall: float) -> tuple[OutageRecord, ...]:
@@ -183,4 +181,7 @@ def prepare(entry: Entry, open_outage: OutageRecord | None, boot_id: str, wall: 
         snapshot = Snapshot(boot_id=boot_id, at_s=entry.at_s, wall=wall, state=dump(to_plain(entry.state)))
     except PlainError as error:
         problems.append(f"State.{error}")
-    return Record(lines=tuple(lines), outages=outages, snapshot=snapshot, problem="; ".join(problems))
+    recorded = tuple(Recorded(boot_id=boot_id, at_s=entry.at_s, wall=wall, heard=heard) for heard in entry.heard)
+    return Record(
+        lines=tuple(lines), outages=outages, snapshot=snapshot, recorded=recorded, problem="; ".join(problems)
+    )

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from powerguard.core.plain import to_plain
 from powerguard.daemon.journal.queries import read_all
-from powerguard.daemon.journal.records import Line, Loaded, OutageRecord, Record, Snapshot, dump
+from powerguard.daemon.journal.recording import Recorded, dump, pack
+from powerguard.daemon.journal.records import Line, Loaded, OutageRecord, Record, Snapshot
 from powerguard.daemon.journal.sqlite import (
     APPLICATION_ID,
     BUSY_S,
@@ -44,6 +45,12 @@ MIGRATIONS: tuple[Migration, ...] = (
             id TEXT PRIMARY KEY, boot_id TEXT NOT NULL, started_at_s REAL NOT NULL, started_wall REAL NOT NULL,
             ended_at_s REAL, ended_wall REAL, outcome TEXT NOT NULL, figures TEXT NOT NULL)""",
         "CREATE TABLE counters (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID",
+    ),
+    (
+        """CREATE TABLE recorded (
+            seq INTEGER PRIMARY KEY, boot_id TEXT NOT NULL, at_s REAL NOT NULL, wall REAL NOT NULL,
+            outage TEXT NOT NULL, payload TEXT NOT NULL)""",
+        "CREATE INDEX recorded_outage ON recorded (outage, seq)",
     ),
 )
 """Migration i brings a file from version i to i + 1; each is one transaction. Never change one that was released."""
@@ -225,6 +232,8 @@ class Store:
                     _write_outage(db, outage)
                 for line in record.lines:
                     _write_line(db, line)
+                for row in record.recorded:
+                    _write_recorded(db, row)
             if batch.snapshot is not None:
                 _write_snapshot(db, batch.snapshot)
                 if batch.dropped:
@@ -264,6 +273,7 @@ class Store:
 _ENTRY = """INSERT INTO entries (boot_id, at_s, wall, outage, kind, event, because, action, payload)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _ACTION = "INSERT OR REPLACE INTO actions (id, seq, boot_id, outage, payload) VALUES (?, ?, ?, ?, ?)"
+_RECORDED = "INSERT INTO recorded (boot_id, at_s, wall, outage, payload) VALUES (?, ?, ?, ?, ?)"
 _SNAPSHOT = "INSERT OR REPLACE INTO snapshot (one, boot_id, at_s, wall, state) VALUES (1, ?, ?, ?, ?)"
 _OUTAGE = """INSERT INTO outages
     (id, boot_id, started_at_s, started_wall, ended_at_s, ended_wall, outcome, figures) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
@@ -289,6 +299,10 @@ def _write_line(db: sqlite3.Connection, line: Line) -> None:
         _run(db, _ACTION, line.action, seq, line.boot_id, line.outage, payload)
     elif line.kind == "outcome":
         _run(db, "DELETE FROM actions WHERE id = ?", line.action)
+
+
+def _write_recorded(db: sqlite3.Connection, row: Recorded) -> None:
+    _run(db, _RECORDED, row.boot_id, row.at_s, row.wall, row.heard.outage, pack(row.heard))
 
 
 def _gap(snapshot: Snapshot, outage: str | None, dropped: int) -> Line:
@@ -320,8 +334,14 @@ def _delete(db: sqlite3.Connection, where: str, *values: object) -> int:
     return db.execute(f"DELETE FROM entries WHERE seq IN ({oldest})", values).rowcount  # noqa: S608 - as above
 
 
+def _delete_recorded(db: sqlite3.Connection, outage: str) -> int:
+    oldest = "SELECT seq FROM recorded WHERE outage = ? ORDER BY seq LIMIT ?"
+    return db.execute(f"DELETE FROM recorded WHERE seq IN ({oldest})", (outage, CHUNK_ROWS // 10)).rowcount  # noqa: S608
+
+
 def _forget(db: sqlite3.Connection, outage: str) -> int:
     gone = _delete(db, "outage = ?", outage)
+    gone += _delete_recorded(db, outage)
     db.execute("DELETE FROM actions WHERE outage = ?", (outage,))
     if gone < CHUNK_ROWS:
         gone += db.execute("DELETE FROM outages WHERE id = ?", (outage,)).rowcount
@@ -337,7 +357,7 @@ def _shrink(db: sqlite3.Connection, open_outage: str | None) -> int:
     found = db.execute(oldest, (open_outage,)).fetchone()
     if found is not None:
         return _forget(db, found[0])
-    return _delete(db, "kind = 'event'")
+    return _delete(db, "kind = 'event'") or _delete_recorded(db, open_outage or "")
 
 
 def _used_bytes(db: sqlite3.Connection) -> int:

@@ -1,0 +1,157 @@
+"""What a daemon heard while an outage ran, packed small: every input of `step` that a replay needs.
+
+A reading a second for hours must not fill the journal. So several are one row, and of each only that is written which
+differs from the one before of its kind (of the same UPS and source, of the same trainer).
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from powerguard.core.events import Event, Reading
+from powerguard.core.fusion import plausible
+from powerguard.core.model import Policy, State
+from powerguard.core.plain import KIND, PlainError, from_plain, to_plain
+
+SKIPPED = frozenset({"provenance"})
+"""Nothing is decided by it, it never changes, and it is the longest; readings among the `entries` have it."""
+_WHOSE = ("ups", "source", "trainer", "action_id")
+_DEFAULTS: dict[str, dict[str, object]] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where a replay begins: state and policy (as the settings say) before the first event. at_s: that moment.
+
+    restored: a daemon that had been restarted, or a host that had come back, went on from here.
+    """
+
+    at_s: float
+    policy: Policy
+    state: State
+    restored: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """Events of one outage in their order, ticks and outcomes apart. dropped: how many there was no room for."""
+
+    outage: str
+    start: Start | None = None
+    events: tuple[Event, ...] = ()
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """One row: what was heard, in which boot, and both clocks when it was written."""
+
+    boot_id: str
+    at_s: float
+    wall: float
+    heard: Heard
+
+
+def dump(value: object) -> str:
+    """Return JSON text, ASCII only: a lone surrogate of a hostile peer must not make the row unwritable."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def pack(heard: Heard) -> str:
+    """Return the text of a row. Never raises: an event that cannot be written counts as dropped."""
+    dropped = heard.dropped
+    events: list[dict[str, object]] = []
+    known: dict[tuple[object, ...], dict[str, object]] = {}
+    for event in heard.events:
+        try:
+            plain = plain_of(event)
+        except PlainError:
+            dropped += 1
+            continue
+        whose = _whose(plain)
+        before = known.get(whose) or _defaults(event)
+        known[whose] = plain
+        same = {name for name, value in plain.items() if name in before and before[name] == value}
+        events.append({name: value for name, value in plain.items() if name not in same or name in (KIND, *_WHOSE)})
+    row: dict[str, object] = {"events": events}
+    if heard.start is not None:
+        try:
+            row["start"] = to_plain(heard.start)
+        except PlainError:
+            dropped += 1
+    if dropped:
+        row["dropped"] = dropped
+    return dump(row)
+
+
+def plain_of(event: Event) -> dict[str, object]:
+    """Return an event as JSON-able data, without what nothing is decided by. Raises PlainError."""
+    if isinstance(event, Reading):
+        event = plausible(event)  # As the machine takes it: a number that is none must not cost the whole reading.
+    plain = cast("dict[str, object]", to_plain(event))
+    return {name: value for name, value in plain.items() if name not in SKIPPED}
+
+
+def unpack(outage: str, text: str) -> Heard:
+    """Return what a row says. What cannot be read (a newer version's, a damaged one) counts as dropped."""
+    try:
+        row = json.loads(text)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict):
+        return Heard(outage=outage, dropped=1)
+    found = row.get("dropped")
+    dropped = found if isinstance(found, int) else 0
+    events: list[Event] = []
+    known: dict[tuple[object, ...], dict[str, object]] = {}
+    packed = row.get("events")
+    for each in packed if isinstance(packed, list) else ():
+        if not isinstance(each, dict):
+            dropped += 1
+            continue
+        whose = _whose(each)
+        plain = known.get(whose, {}) | each
+        known[whose] = plain
+        try:
+            events.append(from_plain(plain, Event))
+        except PlainError:
+            dropped += 1
+    start = None
+    if "start" in row:
+        try:
+            start = from_plain(row["start"], Start)
+        except PlainError:
+            dropped += 1
+    return Heard(outage=outage, start=start, events=tuple(events), dropped=dropped)
+
+
+def _whose(plain: dict[str, object]) -> tuple[object, ...]:
+    return (plain.get(KIND), *(plain.get(name) for name in _WHOSE))
+
+
+def _defaults(event: Event) -> dict[str, object]:
+    """Values that a reader fills in by itself."""
+    kind = type(event).__name__
+    if kind not in _DEFAULTS:
+        fields = [each for each in dataclasses.fields(event) if each.default is not dataclasses.MISSING]
+        _DEFAULTS[kind] = {each.name: to_plain(each.default) for each in fields}
+    return _DEFAULTS[kind]
+
+
+def joined(rows: Sequence[Recorded]) -> tuple[Recorded, ...]:
+    """Return the rows of an outage with those that follow each other in one life of the daemon made one."""
+    out: list[Recorded] = []
+    for row in rows:
+        last = out[-1] if out else None
+        if last is None or row.heard.start is not None or row.boot_id != last.boot_id:
+            out.append(row)
+            continue
+        heard = dataclasses.replace(
+            last.heard,
+            events=last.heard.events + row.heard.events,
+            dropped=last.heard.dropped + row.heard.dropped,
+        )
+        out[-1] = dataclasses.replace(last, heard=heard)
+    return tuple(out)
