@@ -71,7 +71,9 @@ def _stays_high(turn: Turn, phase: EmergencyCheckpoint | Holding) -> bool:
 
 def _is_over(turn: Turn) -> bool:
     """Utility is there to stay; or the cap was lost half-way; or nobody has known for long whether there is any."""
-    cap, feed = turn.state.cap, turn.state.feed
+    cap, feed, drill = turn.state.cap, turn.state.feed, turn.state.drill
+    if cap is not None and drill is not None and drill.stage == "cap" and cap.outage == drill.id:
+        return False  # It measures what the cap brings, and ends in time.
     if cap is not None and cap.lifting:
         return turn.now_s - cap.ordered_at_s >= AGAIN_S
     if sums.power_off_at_s(feed) is None and fusion.is_stable(

@@ -103,9 +103,9 @@ class Drop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillReport:
-    """How one drill went. result: of `drill.RESULTS`; at_s: of its end; figures: what was expected and what was measured.
+    """How one drill went. result: of `drill.RESULTS`; witness: of `drill.WITNESSES`; at_s: of its end.
 
-    witness: of `drill.WITNESSES`.
+    figures: what was expected and what was measured.
     """
 
     id: str

@@ -13,7 +13,7 @@ else changes the phase. The picture in docs/ARCHITECTURE.md is drawn from `TABLE
 from dataclasses import replace
 
 from powerguard.core import budget as sums
-from powerguard.core import cap, fusion, needs, plan, trainers
+from powerguard.core import cap, drill, fusion, needs, plan, trainers
 from powerguard.core.events import (
     Abort,
     BatteryReplaced,
@@ -160,6 +160,7 @@ def _take_in(turn: Turn, event: Event) -> None:
             pass
         case _:
             _take_in_word(turn, event)
+    drill.take_in(turn, event)
     maintenance = turn.state.maintenance
     if maintenance is not None and turn.now_s >= maintenance.until_s:
         turn.update(maintenance=None)

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from powerguard.core import budget as sums
-from powerguard.core import cap, fusion, plan, trainers
+from powerguard.core import cap, drill, fusion, needs, plan, trainers
 from powerguard.core.events import Conduct, EnsurePolicy, Grade, Level, PowerOff, ResumeTraining, SyncFilesystems
 from powerguard.core.model import (
     EmergencyCheckpoint,
@@ -50,6 +50,7 @@ def move(turn: Turn, cause: Cause, because: str) -> None:
         turn.close_outage(old, because)
         if not plan.gate_open(turn.policy, turn.state, turn.now_s):
             turn.update(rearm_checkpoint_at_s=turn.now_s + GUARD_CHECKPOINT_S)
+        drill.end_of_outage(turn, because)
             turn.note("guard_started", "the charge would not survive a second outage", Level.WARNING)
 
 
@@ -67,6 +68,8 @@ def _enter(turn: Turn, old: Phase, target: type[Phase], because: str) -> Phase:
         trainers.forget_outage(turn)
     if target is Online:
         return Online()
+    if isinstance(old, Online):
+        drill.interrupt(turn, because)
     outage = _new_outage(turn) if isinstance(old, Online) else old.outage
     if target is OnBattery:
         return OnBattery(outage=replace(outage, aborted_by=turn.aborted_by(outage)))
@@ -150,6 +153,7 @@ def duties(turn: Turn) -> None:
             trainers.resume_again(turn)
         case OnBattery() | EmergencyCheckpoint() | Holding():
             if isinstance(phase, OnBattery):
+            drill.tend(turn)
                 trainers.resume_again(turn)  # An abort lets training go on, too.
             waited_s = turn.now_s - phase.outage.since_s
             if not phase.outage.policy_asked and waited_s >= turn.policy.commit_dwell_s:

@@ -7,7 +7,7 @@ reason to power off.
 from dataclasses import dataclass, replace
 
 from powerguard.core import battery as learning
-from powerguard.core import cap, needs, trainers
+from powerguard.core import cap, drill, needs, trainers
 from powerguard.core.events import Action, EnsurePolicy, Level, PowerOff, ResumeTrainer, ResumeTraining
 from powerguard.core.learned import Learned
 from powerguard.core.model import (
@@ -59,7 +59,7 @@ def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
     """Go on in the same phase with the same deadline; repeat what may not have happened (twice is as good as once)."""
     state = replace(stored.state, trainers=_known(policy, stored.state))
     turn = Turn(policy, state, now_s)
-    again = [action for action in stored.in_flight if action.by_s > now_s]
+    again = [action for action in drill.after_restart(turn, stored.in_flight) if action.by_s > now_s]
     expired = {action.id for action in stored.in_flight} - {action.id for action in again}
     turn.update(
         trainers=tuple(replace(t, order=None) if t.order in expired else t for t in turn.state.trainers),
@@ -128,6 +128,8 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
         serial=old.serial,
         learned=needs.shifted(old.learned, shift_s),
     )
+    turn = Turn(policy, state, now_s)
+    drill.after_reboot(turn, old.drill)
     phase = old.phase
     if isinstance(phase, Online):
         return Step(state)

@@ -1,0 +1,344 @@
+r"""A drill rehearses an outage on the real host, measures it, and always ends with everything as it was.
+
+    baseline -> checkpoint -> pause -> resume -> cap -> restore -> policy -> sync -> record      (what is in scope)
+         \__________\__________\________\________\_______\_________\________\_______\____ undo -> report
+
+It runs on utility, in the phase online, as part of the core's state: it is journalled with it, so whoever finds it
+after a kill -9 or a restart puts everything back (`drill_end`). A real outage ends it at once and comes first: trainers
+that the drill has paused are handed over to the outage as told to pause, and go on when it ends.
+
+With a pulled plug (`plug`) or a test of the UPS itself (`self_test`) as witness the drill orders nothing: it waits, and
+measures what happens.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from powerguard.core import budget as sums
+from powerguard.core import drill_checks, fusion, plan
+from powerguard.core.cap import LIMIT_S
+from powerguard.core.drill_end import (
+    PAUSING,
+    after_reboot,
+    after_restart,
+    end_of_outage,
+    finish,
+    forget_lost_orders,
+    heard,
+    interrupt,
+    restore,
+    resume,
+    undo,
+)
+from powerguard.core.drill_measures import (
+    look_at_baseline,
+    look_at_load,
+    look_at_resume,
+    look_at_self_test,
+    watch_reading,
+    watch_trainer,
+)
+from powerguard.core.drill_turn import change, figure, find, is_recorded, mark, order, rounded
+from powerguard.core.events import (
+    Action,
+    CapPower,
+    Conduct,
+    Done,
+    EnsurePolicy,
+    Event,
+    Failed,
+    ForeignStop,
+    Level,
+    PauseTrainer,
+    Reading,
+    ResumeTrainer,
+    Scalar,
+    StartDrill,
+    StopDrill,
+    SyncFilesystems,
+    TrainerSeen,
+    TriggerCheckpoint,
+)
+from powerguard.core.model import Cap, Drill, DrillOrder, Online, Supply, Trainer
+from powerguard.core.turn import Turn
+
+__all__ = ["after_reboot", "after_restart", "end_of_outage", "interrupt", "take_in", "tend", "undo"]
+
+SCOPES: Final = drill_checks.SCOPES
+WITNESSES: Final = drill_checks.WITNESSES
+STAGES: Final = (
+    "baseline",
+    "checkpoint",
+    "pause",
+    "resume",
+    "cap",
+    "restore",
+    "policy",
+    "sync",
+    "record",
+    "plug",
+    "self_test",
+    "outage",
+    "handed_over",
+    "undo",
+)
+"""outage: the plug has been pulled and the real rules run. handed_over: a real outage owes trainers a resume."""
+RESULTS: Final = ("passed", "failed", "interrupted", "recorded")
+"""recorded: in dry-run nothing was asked of anybody, so nothing is proved."""
+ORDERS: Final = ("checkpoint", "pause", "resume", "cap", "restore", "policy", "sync")
+_PLAIN: Final[dict[str, type[Action]]] = {"policy": EnsurePolicy, "sync": SyncFilesystems}
+
+
+# --- Taking in ------------------------------------------------------------------------------------------------------
+
+
+def take_in(turn: Turn, event: Event) -> None:
+    """Enter what concerns the drill; the rest is passed over."""
+    drill = turn.state.drill
+    if isinstance(event, StartDrill):
+        _start(turn, event)
+    elif drill is None:
+        return
+    elif isinstance(event, Done | Failed):
+        _take_in_outcome(turn, event)
+    elif isinstance(event, Reading) and turn.state.feed.reading is event:
+        turn.update(drill=watch_reading(turn.policy, drill, event))
+    elif isinstance(event, TrainerSeen):
+        turn.update(drill=watch_trainer(drill, event))
+    elif isinstance(turn.state.phase, Online) and isinstance(event, StopDrill):
+        undo(turn, "interrupted", f"stopped by {event.who}" + (f": {event.reason}" if event.reason else ""))
+    elif isinstance(turn.state.phase, Online) and isinstance(event, ForeignStop):
+        undo(turn, "interrupted", "the daemon is being stopped")
+
+
+def _start(turn: Turn, event: StartDrill) -> None:
+    scopes = (
+        tuple(scope for scope in SCOPES if scope in event.scopes) if set(event.scopes) <= set(SCOPES) else event.scopes
+    )
+    why = drill_checks.refusal(turn.policy, turn.state, turn.now_s, scopes, event.witness)
+    if why:
+        turn.note("drill_refused", why, Level.WARNING, who=event.who, scopes=",".join(event.scopes))
+        return
+    stages, skipped = drill_checks.stages(turn.policy, turn.state, scopes, event.witness)
+    drill = Drill(
+        id=f"{turn.policy.boot_id[:8]}-drill-{max(0, int(turn.now_s * 10))}",
+        began_s=turn.now_s,
+        who=event.who,
+        scopes=scopes,
+        witness=event.witness,
+        stage="",
+        stage_at_s=turn.now_s,
+        stages=stages,
+        figures=tuple((f"skipped_{name}", reason) for name, reason in skipped),
+    )
+    turn.update(drill=drill)
+    turn.note("drill_began", event.who, drill=drill.id, scopes=",".join(scopes), witness=event.witness)
+    _next_stage(turn)
+
+
+def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
+    action = outcome.action
+    if isinstance(action, ResumeTrainer) and isinstance(outcome, Done):
+        heard(turn, action.trainer, action.id, resumed=dict(outcome.detail).get("resumed") is True)
+    drill = turn.state.drill
+    if drill is None:
+        return
+    waited = next((each for each in drill.waiting if each.id == action.id), None)
+    if waited is None:
+        if drill.stage == "outage" and isinstance(action, TriggerCheckpoint) and isinstance(outcome, Done):
+            figure(turn, **{f"checkpoint_s.{action.trainer}": round(outcome.took_s, 3)})
+        return
+    change(turn, waiting=tuple(each for each in drill.waiting if each is not waited))
+    if isinstance(outcome, Done):
+        _take_in_done(turn, waited, outcome)
+    elif waited.what not in ("resume", "restore"):  # those are told again
+        _fail(turn, f"{waited.what}: {f'{waited.trainer}: ' if waited.trainer else ''}{outcome.reason}")
+    if drill.result and waited.what in PAUSING and waited.trainer in drill.paused:
+        # Whatever came of it, it may have reached the trainer after the word that it may go on.
+        resume(turn, waited.trainer)
+
+
+def _take_in_done(turn: Turn, waited: DrillOrder, done: Done) -> None:
+    detail = dict(done.detail)
+    if detail.get("dry_run") is True:
+        figure(turn, dry_run=True)
+    match waited.what:
+        case "checkpoint":
+            verified = detail.get("verified") is True
+            figure(turn, **{f"checkpoint_s.{waited.trainer}": round(done.took_s, 3)})
+            figure(turn, **{f"checkpoint_verified.{waited.trainer}": verified})
+        case "pause" if detail.get("paused") is True:
+            mark(turn, waited.trainer, paused=True)
+        case "policy":
+            verified = detail.get("verified") is True
+            figure(turn, policy=detail.get("policy"), policy_verified=verified)
+            if not verified and not detail.get("dry_run"):
+                _fail(turn, f"policy: read back as {detail.get('policy') or 'unknown'}: the host may stay off")
+        case "sync":
+            figure(turn, sync_s=round(done.took_s, 3))
+        case _:
+            pass
+    drill = turn.state.drill
+    if drill is not None and drill.stage == waited.what:
+        change(turn, samples=(), seen=())  # What was read before it took effect is no measurement.
+
+
+def _fail(turn: Turn, why: str) -> None:
+    if turn.state.drill is not None:
+        change(turn, failures=(*turn.state.drill.failures, why))
+
+
+# --- The stages -----------------------------------------------------------------------------------------------------
+
+
+def tend(turn: Turn) -> None:
+    """Go on with the drill, on utility: asked at every event."""
+    drill = turn.state.drill
+    if drill is None or turn.state.feed.suspect:
+        return  # One reading that says battery is no outage yet, and no time to order anything either.
+    forget_lost_orders(turn, drill)
+    if because := _unsafe(turn, drill):
+        undo(turn, "interrupted", because)
+    for _ in STAGES:
+        drill = turn.state.drill
+        if drill is None:
+            return
+        if drill.result:
+            finish(turn, drill)
+            return
+        failure = _look(turn, drill)
+        if failure is None:
+            return
+        if failure:
+            undo(turn, "failed", failure)
+        else:
+            _next_stage(turn)
+
+
+def _unsafe(turn: Turn, drill: Drill) -> str:
+    """Say why the drill must not go on, or ""."""
+    feed = turn.state.feed
+    if feed.supply is not Supply.UTILITY:
+        return "nobody knows any more whether utility is there"
+    if feed.lost_since_s is not None:
+        return "the UPS does not answer any more"
+    if fusion.is_draining(feed) and drill.witness != "self_test":
+        return "the UPS began to test its battery"
+    return ""
+
+
+def _look(turn: Turn, drill: Drill) -> str | None:
+    """Say how the stage stands: None = it goes on; "" = it is over; else why the drill has failed."""
+    if drill.failures and drill.stage not in ("policy", "sync", "record"):
+        return "; ".join(drill.failures)
+    late = turn.now_s >= drill.stage_by_s
+    match drill.stage:
+        case "baseline":
+            return look_at_baseline(turn, drill)
+        case "checkpoint" if not drill.waiting:
+            figure(turn, checkpoint_s=round(turn.now_s - drill.stage_at_s, 3))
+            return ""
+        case "pause" | "cap" if not drill.waiting:
+            return look_at_load(turn, drill)
+        case "resume":
+            return look_at_resume(turn, drill)
+        case "restore" if turn.state.cap is not None:
+            return "the GPU power limits could not be restored" if late else None
+        case "plug":
+            return "nobody pulled the plug" if late else None
+        case "self_test":
+            return look_at_self_test(turn, drill)
+        case _:
+            return None if drill.waiting else ""
+
+
+def _next_stage(turn: Turn) -> None:
+    """Begin the next stage, or put everything back when there is none."""
+    drill = turn.state.drill
+    if drill is None:
+        return
+    if drill.stages:
+        stage, *rest = drill.stages
+        limit_s = drill_checks.stage_s(turn.policy, turn.state, stage, drill.stages)
+        by_s = turn.now_s + limit_s
+        change(turn, stage=stage, stages=tuple(rest), stage_at_s=turn.now_s, stage_by_s=by_s, samples=(), seen=())
+        turn.note("drill_stage", stage, drill=drill.id, limit_s=round(limit_s, 3))
+        _begin(turn, stage, limit_s)
+    elif drill.failures:
+        undo(turn, "failed", "; ".join(drill.failures))
+    elif is_recorded(drill):
+        undo(turn, "recorded", "dry-run: nobody was asked, it is only recorded")
+    else:
+        undo(turn, "passed", "every stage was carried out")
+
+
+def _begin(turn: Turn, stage: str, limit_s: float) -> None:
+    """Order what a stage begins with; baseline, plug and self_test only look."""
+    drill = turn.state.drill
+    if drill is None:
+        return
+    if stage == "checkpoint":
+        for trainer in turn.state.trainers:
+            if trainer.alive:
+                _order_checkpoint(turn, trainer, pausing="pause" in drill.stages)
+    elif stage == "pause":
+        for trainer in drill_checks.pausing(turn.state):
+            if trainer.name not in drill.told:
+                _will_pause(turn, trainer)
+                order(turn, PauseTrainer, "pause", limit_s=limit_s, trainer=trainer.name)
+    elif stage == "resume":
+        for name in drill.paused:
+            resume(turn, name)
+    elif stage in _PLAIN:
+        order(turn, _PLAIN[stage], stage, limit_s=limit_s)
+    else:
+        _BEGIN.get(stage, _only_look)(turn)
+
+
+def _only_look(_: Turn) -> None:
+    """Nothing is ordered: baseline, plug, self_test."""
+
+
+def _cap(turn: Turn) -> None:
+    drill = turn.state.drill
+    if drill is None:
+        return
+    load = sums.load_of(turn.state.battery)
+    id_ = order(turn, CapPower, "cap", limit_s=LIMIT_S, share=turn.policy.cap_share or 1.0)
+    turn.update(cap=Cap(outage=drill.id, ordered_at_s=turn.now_s, before=load, order=id_))
+
+
+def _order_checkpoint(turn: Turn, trainer: Trainer, *, pausing: bool) -> None:
+    """As in an outage: checkpoint and pause are one order, where both are rehearsed. A drill ends no training."""
+    after = Conduct.PAUSE if pausing and trainer.conduct is not Conduct.CONTINUE else Conduct.CONTINUE
+    if after is Conduct.PAUSE:
+        _will_pause(turn, trainer)
+    limit_s = drill_checks.checkpoint_limit_s(trainer)
+    fields = {"trainer": trainer.name, "reason": "drill", "after": after}
+    id_ = order(turn, TriggerCheckpoint, "checkpoint", limit_s=limit_s, **fields)
+    mark(turn, trainer.name, order=id_, ordered_at_s=turn.now_s, eta_at_s=None)
+
+
+def _will_pause(turn: Turn, trainer: Trainer) -> None:
+    """From before the order on, this trainer counts as paused by the drill."""
+    drill = turn.state.drill
+    if drill is not None and find(turn, trainer.name) is not None:
+        change(turn, paused=(*drill.paused, trainer.name), told=(*drill.told, trainer.name))
+        mark(turn, trainer.name, told_pause=True)
+
+
+def _record_power_off(turn: Turn) -> None:
+    """The one thing that a drill never does: what would have been ordered is written down."""
+    now = plan.outage_budget(turn.policy, turn.state, turn.now_s)
+    figures: dict[str, Scalar] = {
+        "power_off_grade": now.grade.value,
+        "power_off_force_after_s": round(sums.force_after_s(turn.policy, now.grade), 3),
+        "stop_s": round(now.stop_s, 3),
+        "runtime_paused_s": rounded(now.reff_paused_s),
+        "fits": now.fits,
+    }
+    turn.note("power_off_rehearsed", "a drill orders no power-off", Level.INFO, **figures)
+    figure(turn, **figures)
+
+
+_BEGIN: Final[dict[str, Callable[[Turn], None]]] = {"cap": _cap, "restore": restore, "record": _record_power_off}

@@ -1,0 +1,195 @@
+"""How a drill ends: everything is put back, by its outcome and not by its order; then it is told.
+
+An order that may still be on its way to a trainer keeps the drill in `undo` until it has ended, and then the trainer is
+told once more that it may go on: a pause cannot overtake its own end.
+"""
+
+from dataclasses import replace
+
+from powerguard.core.cap import LIMIT_S
+from powerguard.core.drill_turn import change, figure, find, mark, order, rounded
+from powerguard.core.events import Action, Level, RestorePower, ResumeTrainer
+from powerguard.core.learned import DrillReport
+from powerguard.core.model import Drill
+from powerguard.core.turn import Turn
+
+UNDO_S = 60.0
+"""So long the drill waits, beyond the last order that may still be on its way, until everybody has heard."""
+GRACE_S = 5.0
+"""An order that has had no outcome so long after its deadline will have none."""
+PAUSING = ("pause", "checkpoint")
+_RESUME_S = 10.0
+
+
+def undo(turn: Turn, result: str, because: str) -> None:
+    """Begin to put everything back; the drill ends when all of it is. Asked twice, the first reason stands."""
+    drill = turn.state.drill
+    if drill is None or drill.result:
+        return
+    change(turn, stage="undo", stages=(), stage_at_s=turn.now_s, result=result, because=because)
+    if drill.paused or drill.waiting or turn.state.cap is not None:
+        turn.note("drill_undoing", because, drill=drill.id, paused=len(drill.paused), open=len(drill.waiting))
+    for name in drill.paused:
+        resume(turn, name)
+    restore(turn)
+
+
+def resume(turn: Turn, name: str) -> None:
+    """Tell a trainer that it may go on. One that is gone stands still for nobody."""
+    drill, trainer = turn.state.drill, find(turn, name)
+    if drill is None:
+        return
+    if trainer is None or not trainer.alive:
+        change(turn, paused=tuple(other for other in drill.paused if other != name))
+    else:
+        order(turn, ResumeTrainer, "resume", limit_s=_RESUME_S, trainer=name)
+
+
+def heard(turn: Turn, name: str, order_id: str, *, resumed: bool) -> None:
+    """A trainer has been told that it may go on. It counts when nothing is on its way any more that says else."""
+    drill = turn.state.drill
+    if drill is None or name not in drill.paused or drill.stage == "handed_over":
+        return
+    if any(each.trainer == name and each.id != order_id for each in drill.waiting):
+        return
+    change(turn, paused=tuple(other for other in drill.paused if other != name))
+    trainer = find(turn, name)
+    mark(turn, name, told_pause=False, paused=trainer is not None and trainer.paused and not resumed)
+
+
+def restore(turn: Turn) -> None:
+    """Restore GPU power if it was this drill that capped it, and no order about it is on its way: else after that."""
+    drill, cap = turn.state.drill, turn.state.cap
+    if drill is not None and cap is not None and cap.outage == drill.id and cap.order is None:
+        id_ = order(turn, RestorePower, "restore", limit_s=LIMIT_S)
+        turn.update(cap=replace(cap, ordered_at_s=turn.now_s, order=id_, lifting=True))
+
+
+def finish(turn: Turn, drill: Drill) -> None:
+    """End the drill once nobody stands still because of it and nothing of it is on its way."""
+    gone = {name for name in drill.paused if (t := find(turn, name)) is None or not t.alive}
+    if gone:
+        change(turn, paused=tuple(name for name in drill.paused if name not in gone))
+        drill = turn.state.drill or drill
+    cap = turn.state.cap
+    capped = cap is not None and cap.outage == drill.id
+    if not drill.waiting and not drill.paused and not capped:
+        report(turn, drill, drill.result, drill.because)
+        turn.update(drill=None)
+        return
+    if cap is not None and not cap.lifting:
+        restore(turn)  # One that failed is tried again by `cap.tend`.
+    for name in drill.paused:
+        trainer = find(turn, name)
+        # One whose resume failed has its moment to be told again: `trainers.resume_again`.
+        if trainer is not None and trainer.resume_at_s is None and not _is_on_its_way(drill, name):
+            resume(turn, name)
+    by_s = max((each.by_s for each in drill.waiting if each.what not in ("resume", "restore")), default=0.0)
+    if turn.now_s < max(by_s, drill.stage_at_s) + UNDO_S:
+        return
+    left = [*drill.paused, *(("GPU power limits",) if capped else ())]
+    for name in drill.paused:
+        # From here the standing duty goes on telling it, for as long as it is there.
+        mark(turn, name, resume_at_s=turn.now_s)
+    turn.note("drill_left_behind", "not put back yet; it is tried on", Level.ERROR, what=", ".join(left))
+    report(turn, drill, "failed", f"{', '.join(left)} could not be put back; it is tried on ({drill.because})")
+    turn.update(drill=None)
+
+
+def _is_on_its_way(drill: Drill, name: str) -> bool:
+    return any(each.trainer == name for each in drill.waiting)
+
+
+def forget_lost_orders(turn: Turn, drill: Drill) -> None:
+    """Give up on orders that will have no outcome any more."""
+    lost = tuple(each for each in drill.waiting if turn.now_s > each.by_s + GRACE_S)
+    if lost:
+        failures = tuple(f"{each.what}: no outcome" for each in lost if each.what not in ("resume", "restore"))
+        waiting = tuple(each for each in drill.waiting if each not in lost)
+        change(turn, waiting=waiting, failures=(*drill.failures, *failures))
+
+
+def report(turn: Turn, drill: Drill, result: str, because: str) -> None:
+    """Tell how the drill went, and keep it."""
+    lasted_s = round(turn.now_s - drill.began_s, 3)
+    told = DrillReport(
+        id=drill.id,
+        at_s=turn.now_s,
+        scopes=drill.scopes,
+        result=result,
+        because=because,
+        figures=drill.figures,
+        who=drill.who,
+        witness=drill.witness,
+        lasted_s=lasted_s,
+    )
+    turn.update(learned=replace(turn.state.learned, drill=told))
+    level = Level.INFO if result in ("passed", "recorded") else Level.WARNING
+    figures = {name: value for name, value in drill.figures if "." not in name and not name.startswith("skipped_")}
+    turn.note("drill_ended", because, level, **{"drill": drill.id, "result": result, "lasted_s": lasted_s, **figures})
+
+
+# --- When something else comes first --------------------------------------------------------------------------------
+
+
+def interrupt(turn: Turn, because: str) -> None:
+    """A real outage begins: it comes first. Whom the drill has paused, the outage has told to pause."""
+    drill = turn.state.drill
+    if drill is None or drill.stage in ("outage", "handed_over"):
+        return
+    if drill.stage == "plug":
+        battery, reading = turn.state.battery, turn.state.feed.reading
+        change(turn, stage="outage", stages=(), stage_at_s=turn.now_s)
+        figure(turn, load_before=rounded(battery.load), health_before=rounded(battery.health))
+        figure(turn, charge_before_pct=None if reading is None else reading.charge_pct)
+        turn.note("drill_stage", "outage", drill=drill.id, pulled_by=drill.who)
+        return
+    for name in drill.paused:
+        mark(turn, name, told_pause=True)
+    report(turn, drill, "interrupted", f"a real outage: {because}")
+    owed = replace(drill, stage="handed_over", stages=(), stage_at_s=turn.now_s, waiting=())
+    turn.update(drill=owed if drill.paused else None)
+
+
+def end_of_outage(turn: Turn, because: str) -> None:
+    """The outage is over: whom the drill had paused goes on, whichever way it ended; a pulled plug is back."""
+    drill = turn.state.drill
+    if drill is None or drill.stage not in ("outage", "handed_over"):
+        return
+    told = {action.trainer for action in turn.actions if isinstance(action, ResumeTrainer)}
+    for name in drill.paused:
+        trainer = find(turn, name)
+        if trainer is not None and trainer.alive and name not in told:
+            turn.order(ResumeTrainer, limit_s=_RESUME_S, trainer=name, outage=drill.id)
+    if drill.stage == "outage":
+        reading = turn.state.feed.reading
+        figure(turn, outage_s=round(turn.now_s - drill.stage_at_s, 3))
+        figure(turn, charge_after_pct=None if reading is None else reading.charge_pct)
+        report(turn, turn.state.drill or drill, "passed", f"the plug was pulled, and the outage ended: {because}")
+    turn.update(drill=None)
+
+
+def after_restart(turn: Turn, in_flight: tuple[Action, ...]) -> tuple[Action, ...]:
+    """The daemon was restarted in this boot: return what is to be repeated of in_flight, and put everything back.
+
+    What may have paused somebody or capped anything is not repeated, and counts as if it had.
+    """
+    drill = turn.state.drill
+    if drill is None:
+        return in_flight
+    own = {action.id for action in in_flight if getattr(action, "outage", None) == drill.id}
+    own |= {each.id for each in drill.waiting}
+    for trainer in turn.state.trainers:
+        if trainer.order in own:
+            mark(turn, trainer.name, order=None, eta_at_s=None)
+    change(turn, waiting=())
+    if drill.stage not in ("outage", "handed_over"):
+        change(turn, result="")
+        undo(turn, drill.result or "interrupted", drill.because or "the daemon was restarted in the middle of it")
+    return tuple(action for action in in_flight if action.id not in own)
+
+
+def after_reboot(turn: Turn, drill: Drill | None) -> None:
+    """Another boot: no training of the old one stands still and no limit of it holds; it is only told."""
+    if drill is not None and drill.stage != "handed_over":
+        report(turn, replace(drill, began_s=turn.now_s), "interrupted", "the host was restarted in the middle of it")
