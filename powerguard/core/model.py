@@ -227,7 +227,7 @@ class Drill:
     """A rehearsal that runs (see `drill`).
 
     stage: of `drill.STAGES`, since stage_at_s, at the latest until stage_by_s; stages: those still to come.
-    waiting: orders without outcome. paused: trainers told to pause of whom nobody knows yet that they go on.
+    waiting: orders without outcome. told: trainers that it has told to pause; paused: those who may still stand still.
     load: share of the rating before anything was done; samples: (at_s, load) of this stage's readings, newest last.
     seen: (trainer, step and moment first told in this stage, step and moment last told). speeds: steps a second before.
     failures: what went wrong. result, because: of the report to be, once everything is being put back; "" before.
@@ -243,6 +243,7 @@ class Drill:
     stage_by_s: float = 0.0
     stages: tuple[str, ...] = ()
     waiting: tuple[DrillOrder, ...] = ()
+    told: tuple[str, ...] = ()
     paused: tuple[str, ...] = ()
     load: float | None = None
     samples: tuple[tuple[float, float], ...] = ()
