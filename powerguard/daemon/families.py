@@ -6,18 +6,36 @@ and none holds an outage's id.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from powerguard.core import plan
-from powerguard.core.budget import Budget
-from powerguard.core.events import OutputSource, Reading
-from powerguard.core.model import Online, Supply, Trainer
+from powerguard.core.events import OutputSource
+from powerguard.core.model import Online, Supply
 from powerguard.core.table import TABLE, phase_name
-from powerguard.daemon.port import ACTION_WORDS, BmcView, Daemon, LastOutage, SourceView
-from powerguard.daemon.readiness import ERRORS, WARNINGS, is_ready, readiness
-from powerguard.daemon.status import VERSION, Times, required_steps
+from powerguard.daemon.learned_families import LEARNED
+from powerguard.daemon.port import ACTION_WORDS
+from powerguard.daemon.readiness import ERRORS, WARNINGS, is_ready
+from powerguard.daemon.samples import (
+    Family,
+    Number,
+    Sample,
+    View,
+    counter,
+    gauge,
+    kept,
+    kept_of,
+    of_bmc,
+    of_last,
+    of_reading,
+    of_source,
+    of_trainer,
+    of_ups,
+    one_of,
+    plain,
+    share,
+)
+from powerguard.daemon.status import VERSION, required_steps
 
 PHASES: Final = tuple(dict.fromkeys(phase_name(old) for old, _ in TABLE))
 OUTCOMES: Final = ("ridden_through", "resumed_in_place", "clean_shutdown", "dirty", "rehearsed", "lost")
@@ -25,119 +43,6 @@ OUTCOMES: Final = ("ridden_through", "resumed_in_place", "clean_shutdown", "dirt
 
 LIFETIME: Final = (*(f"outages_{outcome}" for outcome in OUTCOMES), "shutdowns", "ups_transfers", "on_battery_seconds")
 """Names of `Daemon.journal_counters`. A plain counter would be lost at the power-off: exactly when it was counting."""
-
-Sample = tuple[tuple[str, ...], float]
-Number = float | None
-
-
-class View:
-    """One moment of the daemon, with the sums made once for all families."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        """Take the moment."""
-        self.daemon = daemon
-        self.times = Times(daemon)
-        self.budget: Budget = plan.outage_budget(daemon.policy, daemon.state, self.times.now_s)
-        self.reasons = readiness(daemon)
-        self.ups = daemon.policy.ups
-
-
-Samples = Callable[[View], Iterable[Sample]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """One metric family. name: without the prefix; kind: gauge, counter or histogram.
-
-    samples: label values and value of each series there is now; of a histogram, its sums.
-    """
-
-    name: str
-    kind: str
-    help: str
-    samples: Samples
-    labels: tuple[str, ...] = ()
-
-
-# --- What samples are made of ---------------------------------------------------------------------------------------
-
-
-def _plain(value: Callable[[View], Number]) -> Samples:
-    """One series without labels, or none when not known."""
-
-    def samples(view: View) -> Iterator[Sample]:
-        told = value(view)
-        if told is not None:
-            yield (), float(told)
-
-    return samples
-
-
-def _ups(value: Callable[[View], Number]) -> Samples:
-    def samples(view: View) -> Iterator[Sample]:
-        told = value(view)
-        if told is not None:
-            yield (view.ups,), float(told)
-
-    return samples
-
-
-def _reading(value: Callable[[Reading], Number]) -> Samples:
-    return _ups(lambda view: None if (reading := view.daemon.state.feed.reading) is None else value(reading))
-
-
-def _source(value: Callable[[View, SourceView], Number]) -> Samples:
-    def samples(view: View) -> Iterator[Sample]:
-        for source in view.daemon.sources:
-            told = value(view, source)
-            if told is not None:
-                yield (source.ups, source.source), float(told)
-
-    return samples
-
-
-def _trainer(value: Callable[[View, Trainer], Number]) -> Samples:
-    def samples(view: View) -> Iterator[Sample]:
-        for trainer in view.daemon.state.trainers:
-            told = value(view, trainer)
-            if told is not None:
-                yield (trainer.name,), float(told)
-
-    return samples
-
-
-def _bmc(value: Callable[[View, BmcView], Number]) -> Samples:
-    return _plain(lambda view: None if (bmc := view.daemon.bmc) is None else value(view, bmc))
-
-
-def _last(value: Callable[[LastOutage], Number]) -> Samples:
-    return _plain(lambda view: None if (outage := view.daemon.last_outage) is None else value(outage))
-
-
-def _one_of(words: Iterable[str], value: Callable[[View], str | None]) -> Samples:
-    """A closed set of words of which one holds; no series at all when it is not known which."""
-    known = tuple(words)
-
-    def samples(view: View) -> Iterator[Sample]:
-        holds = value(view)
-        if holds is not None:
-            for word in known:
-                yield (word,), float(word == holds)
-
-    return samples
-
-
-def _kept_of(prefix: str, words: Iterable[str]) -> Samples:
-    known = tuple(words)
-    return lambda view: (((word,), float(view.daemon.journal_counters.get(f"{prefix}_{word}", 0.0))) for word in known)
-
-
-def _kept(key: str) -> Callable[[View], Number]:
-    return lambda view: view.daemon.journal_counters.get(key, 0.0)
-
-
-def _share(percent: Number) -> Number:
-    return None if percent is None else percent / 100.0
 
 
 def _flags(view: View) -> Iterator[Sample]:
@@ -213,209 +118,204 @@ def _version(_: View) -> Iterator[Sample]:
 # --- The table ------------------------------------------------------------------------------------------------------
 
 
-def _gauge(name: str, text: str, samples: Samples, *labels: str) -> Family:
-    return Family(name=name, kind="gauge", labels=labels, help=text, samples=samples)
-
-
-def _counter(name: str, text: str, samples: Samples, *labels: str) -> Family:
-    return Family(name=name, kind="counter", labels=labels, help=text, samples=samples)
-
-
 _KEPT = "Survives power-off."
 
 _DAEMON: Final = (
-    _gauge("build_info", "Always 1; the version is in the labels.", _version, "version", "python"),
-    _gauge(
+    gauge("build_info", "Always 1; the version is in the labels.", _version, "version", "python"),
+    gauge(
         "phase",
         "1 for the phase that powerguard is in, 0 for the others.",
-        _one_of(PHASES, lambda v: phase_name(v.daemon.state.phase)),
+        one_of(PHASES, lambda v: phase_name(v.daemon.state.phase)),
         "phase",
     ),
-    _gauge("armed", "1 when a power-off would be done, 0 in dry-run.", _plain(lambda v: v.daemon.armed)),
-    _gauge("ready", "1 when the host would be saved if utility failed now.", _plain(lambda v: is_ready(v.reasons))),
-    _gauge("degraded", "1 when anything at all reduces protection.", _plain(lambda v: bool(v.reasons))),
-    _gauge("degraded_reason", "1 for each thing that reduces protection now.", _reasons, "reason"),
-    _gauge(
+    gauge("armed", "1 when a power-off would be done, 0 in dry-run.", plain(lambda v: v.daemon.armed)),
+    gauge("ready", "1 when the host would be saved if utility failed now.", plain(lambda v: is_ready(v.reasons))),
+    gauge("degraded", "1 when anything at all reduces protection.", plain(lambda v: bool(v.reasons))),
+    gauge("degraded_reason", "1 for each thing that reduces protection now.", _reasons, "reason"),
+    gauge(
         "maintenance_until_timestamp_seconds",
         "When maintenance ends; absent without maintenance.",
-        _plain(_maintenance),
+        plain(_maintenance),
     ),
-    _gauge(
+    gauge(
         "start_timestamp_seconds",
         "When the daemon started.",
-        _plain(lambda v: v.times.at(v.daemon.started_at_s)),
+        plain(lambda v: v.times.at(v.daemon.started_at_s)),
     ),
-    _gauge(
+    gauge(
         "event_loop_lag_seconds",
         "Longest delay of the event loop in the last minute.",
-        _plain(lambda v: v.daemon.loop_lag_s),
+        plain(lambda v: v.daemon.loop_lag_s),
     ),
-    _gauge(
+    gauge(
         "config_last_reload_successful",
         "1 when the newest settings were accepted.",
-        _plain(lambda v: v.daemon.settings_ok),
+        plain(lambda v: v.daemon.settings_ok),
     ),
-    _gauge(
+    gauge(
         "config_last_reload_success_timestamp_seconds",
         "When settings were last accepted.",
-        _plain(lambda v: v.times.at(v.daemon.settings_at_s)),
+        plain(lambda v: v.times.at(v.daemon.settings_at_s)),
     ),
-    _gauge(
+    gauge(
         "journal_writable",
         "0 while memory stands in for a journal that cannot be written.",
-        _plain(lambda v: v.daemon.journal_ok),
+        plain(lambda v: v.daemon.journal_ok),
     ),
 )
 
 _UPS: Final = (
-    _gauge(
+    gauge(
         "ups_up",
         "1 when the newest poll of this source brought a reading.",
-        _source(lambda _, s: s.up),
+        of_source(lambda _, s: s.up),
         "ups",
         "source",
     ),
-    _gauge(
+    gauge(
         "ups_last_reading_timestamp_seconds",
         "When this source last brought a reading; absent before the first.",
-        _source(lambda v, s: v.times.at(s.last_reading_at_s)),
+        of_source(lambda v, s: v.times.at(s.last_reading_at_s)),
         "ups",
         "source",
     ),
-    _counter("ups_polls_total", "Polls since the daemon started.", _polls, "ups", "source", "result"),
-    _gauge("ups_status", "NUT's status words, 1 for each that holds.", _flags, "ups", "flag"),
-    _gauge(
+    counter("ups_polls_total", "Polls since the daemon started.", _polls, "ups", "source", "result"),
+    gauge("ups_status", "NUT's status words, 1 for each that holds.", _flags, "ups", "flag"),
+    gauge(
         "ups_on_battery",
         "1 when two witnesses say that the feed is on battery; absent while that is unknown.",
-        _ups(_supply),
+        of_ups(_supply),
         "ups",
     ),
-    _gauge("ups_battery_charge_ratio", "Charge as reported.", _reading(lambda r: _share(r.charge_pct)), "ups"),
-    _gauge("ups_load_ratio", "Load as reported, a share of the rating.", _reading(lambda r: _share(r.load_pct)), "ups"),
-    _gauge("ups_battery_runtime_seconds", "Runtime as reported.", _reading(lambda r: r.runtime_s), "ups"),
-    _gauge(
+    gauge("ups_battery_charge_ratio", "Charge as reported.", of_reading(lambda r: share(r.charge_pct)), "ups"),
+    gauge("ups_load_ratio", "Load as reported, a share of the rating.", of_reading(lambda r: share(r.load_pct)), "ups"),
+    gauge("ups_battery_runtime_seconds", "Runtime as reported.", of_reading(lambda r: r.runtime_s), "ups"),
+    gauge(
         "ups_battery_runtime_effective_seconds",
         "Runtime that powerguard trusts at the load of now, after health, energy account and margin.",
-        _ups(lambda v: v.budget.reff_now_s),
+        of_ups(lambda v: v.budget.reff_now_s),
         "ups",
     ),
-    _gauge(
+    gauge(
         "ups_battery_runtime_effective_paused_seconds",
         "The same once training is paused.",
-        _ups(lambda v: v.budget.reff_paused_s),
+        of_ups(lambda v: v.budget.reff_paused_s),
         "ups",
     ),
-    _gauge(
+    gauge(
         "ups_battery_energy_left_ratio",
         "Energy left by the most cautious of three accounts, as a share of a full new battery.",
-        _ups(lambda v: v.budget.left),
+        of_ups(lambda v: v.budget.left),
         "ups",
     ),
-    _gauge(
+    gauge(
         "ups_battery_health_ratio",
         "What a full charge holds, as a share of a new battery.",
-        _ups(lambda v: v.budget.health),
+        of_ups(lambda v: v.budget.health),
         "ups",
     ),
-    _gauge(
+    gauge(
         "ups_capacity_margin_ratio",
         "Effective runtime when paused less the need, as a share of the need; below 0 it does not fit.",
-        _ups(_margin),
+        of_ups(_margin),
         "ups",
     ),
-    _gauge("ups_output_power_watts", "Output power as reported.", _reading(lambda r: r.watts), "ups"),
-    _gauge("ups_input_volts", "Input voltage as reported.", _reading(lambda r: r.input_v), "ups"),
-    _gauge(
+    gauge("ups_output_power_watts", "Output power as reported.", of_reading(lambda r: r.watts), "ups"),
+    gauge("ups_input_volts", "Input voltage as reported.", of_reading(lambda r: r.input_v), "ups"),
+    gauge(
         "ups_battery_temperature_celsius",
         "Battery temperature as reported.",
-        _reading(lambda r: r.battery_temp_c),
+        of_reading(lambda r: r.battery_temp_c),
         "ups",
     ),
-    _gauge(
+    gauge(
         "ups_output_off_seconds",
         "Seconds until the UPS cuts its output by a countdown of its own; absent without one.",
-        _reading(lambda r: r.output_off_in_s),
+        of_reading(lambda r: r.output_off_in_s),
         "ups",
     ),
 )
 
 _BUDGET: Final = (
-    _gauge(
+    gauge(
         "outage_active",
         "1 from the first reading on battery until training runs again.",
-        _plain(lambda v: not isinstance(v.daemon.state.phase, Online)),
+        plain(lambda v: not isinstance(v.daemon.state.phase, Online)),
     ),
-    _gauge("outage_start_timestamp_seconds", "When the outage began; absent outside an outage.", _plain(_outage_start)),
-    _gauge(
+    gauge("outage_start_timestamp_seconds", "When the outage began; absent outside an outage.", plain(_outage_start)),
+    gauge(
         "deadline_timestamp_seconds",
         "When the host would be powered off if nothing changes; absent outside an outage.",
-        _plain(_deadline),
+        plain(_deadline),
     ),
-    _gauge(
+    gauge(
         "budget_required_seconds",
         "What is still needed, by step.",
         lambda v: (((step,), value) for step, value in required_steps(v.daemon, v.budget).items()),
         "step",
     ),
-    _gauge(
+    gauge(
         "budget_slack_seconds",
         "Effective runtime when paused less what is needed; below 0 it does not fit; absent when blind.",
-        _plain(lambda v: v.budget.slack_s),
+        plain(lambda v: v.budget.slack_s),
     ),
-    _gauge(
+    gauge(
         "budget_fits",
         "1 when checkpoint and stop fit three quarters of the effective runtime when paused.",
-        _plain(lambda v: v.budget.fits),
+        plain(lambda v: v.budget.fits),
     ),
-    _gauge(
+    gauge(
         "stop_grade",
         "1 for how orderly the stop would be.",
-        _one_of(("full", "short", "bare"), lambda v: v.budget.grade.value),
+        one_of(("full", "short", "bare"), lambda v: v.budget.grade.value),
         "grade",
     ),
 )
 
 _TRAINERS: Final = (
-    _gauge("trainer_up", "1 when the trainer can be reached.", _trainer(lambda _, t: t.alive), "trainer"),
-    _gauge("trainer_paused", "1 while its training stands still.", _trainer(lambda _, t: t.paused), "trainer"),
-    _gauge("trainer_step", "Its step as last told.", _trainer(lambda _, t: t.step), "trainer"),
-    _gauge(
+    gauge("trainer_up", "1 when the trainer can be reached.", of_trainer(lambda _, t: t.alive), "trainer"),
+    gauge("trainer_paused", "1 while its training stands still.", of_trainer(lambda _, t: t.paused), "trainer"),
+    gauge("trainer_step", "Its step as last told.", of_trainer(lambda _, t: t.step), "trainer"),
+    gauge(
         "checkpoint_expected_seconds",
         "How long a checkpoint is expected to take until durable.",
-        _trainer(lambda _, t: t.checkpoint_s),
+        of_trainer(lambda _, t: t.checkpoint_s),
         "trainer",
     ),
-    _gauge(
+    gauge(
         "checkpoint_last_success_timestamp_seconds",
         "When its newest known checkpoint became durable.",
-        _trainer(lambda v, t: v.times.at(t.durable_at_s)),
+        of_trainer(lambda v, t: v.times.at(t.durable_at_s)),
         "trainer",
     ),
-    _gauge(
-        "checkpoint_last_step", "Step of its newest known checkpoint.", _trainer(lambda _, t: t.durable_step), "trainer"
+    gauge(
+        "checkpoint_last_step",
+        "Step of its newest known checkpoint.",
+        of_trainer(lambda _, t: t.durable_step),
+        "trainer",
     ),
 )
 
 _RETURN: Final = (
-    _gauge(
+    gauge(
         "bmc_up",
         "1 when the BMC answered the last time; absent when the settings have none.",
-        _bmc(lambda _, b: b.policy is not None and not b.error),
+        of_bmc(lambda _, b: b.policy is not None and not b.error),
     ),
-    _gauge(
+    gauge(
         "bmc_power_restore_policy_ok",
         "1 when the power restore policy was read back as wanted; absent when the settings have no BMC.",
-        _bmc(lambda _, b: b.verified),
+        of_bmc(lambda _, b: b.verified),
     ),
-    _gauge(
+    gauge(
         "bmc_last_check_timestamp_seconds",
         "When the policy was last read back.",
-        _bmc(lambda v, b: v.times.at(b.checked_at_s)),
+        of_bmc(lambda v, b: v.times.at(b.checked_at_s)),
     ),
 )
 
 _ACTIONS: Final = (
-    _counter(
+    counter(
         "actions_total",
         "Actions since the daemon started, by how they went.",
         lambda v: ((key, float(count)) for key, count in v.daemon.actions.counts.items()),
@@ -432,34 +332,32 @@ _ACTIONS: Final = (
 )
 
 _PAST: Final = (
-    _counter(
-        "outages_total", f"Outages that have ended, by outcome. {_KEPT}", _kept_of("outages", OUTCOMES), "outcome"
-    ),
-    _counter("shutdowns_total", f"Commits to power the host off. {_KEPT}", _plain(_kept("shutdowns"))),
-    _counter("ups_transfers_total", f"Transfers to battery. {_KEPT}", _ups(_kept("ups_transfers")), "ups"),
-    _counter("on_battery_seconds_total", f"Seconds on battery. {_KEPT}", _plain(_kept("on_battery_seconds"))),
-    _gauge(
+    counter("outages_total", f"Outages that have ended, by outcome. {_KEPT}", kept_of("outages", OUTCOMES), "outcome"),
+    counter("shutdowns_total", f"Commits to power the host off. {_KEPT}", plain(kept("shutdowns"))),
+    counter("ups_transfers_total", f"Transfers to battery. {_KEPT}", of_ups(kept("ups_transfers")), "ups"),
+    counter("on_battery_seconds_total", f"Seconds on battery. {_KEPT}", plain(kept("on_battery_seconds"))),
+    gauge(
         "last_outage_outcome",
         "1 for how the last outage ended; absent when there was none.",
-        _one_of(OUTCOMES, lambda v: None if (o := v.daemon.last_outage) is None else o.outcome),
+        one_of(OUTCOMES, lambda v: None if (o := v.daemon.last_outage) is None else o.outcome),
         "outcome",
     ),
-    _gauge("last_outage_start_timestamp_seconds", "When the last outage began.", _last(lambda o: o.began_wall_s)),
-    _gauge("last_outage_end_timestamp_seconds", "When the last outage ended.", _last(lambda o: o.ended_wall_s)),
-    _gauge(
+    gauge("last_outage_start_timestamp_seconds", "When the last outage began.", of_last(lambda o: o.began_wall_s)),
+    gauge("last_outage_end_timestamp_seconds", "When the last outage ended.", of_last(lambda o: o.ended_wall_s)),
+    gauge(
         "last_outage_on_battery_duration_seconds",
         "How long the last outage was on battery.",
-        _last(lambda o: o.on_battery_s),
+        of_last(lambda o: o.on_battery_s),
     ),
-    _gauge(
+    gauge(
         "last_outage_checkpoint_duration_seconds",
         "How long its emergency checkpoint took.",
-        _last(lambda o: o.checkpoint_s),
+        of_last(lambda o: o.checkpoint_s),
     ),
-    _gauge(
+    gauge(
         "last_outage_recovery_duration_seconds",
         "From start-up to training again.",
-        _last(lambda o: o.recovery_s),
+        of_last(lambda o: o.recovery_s),
     ),
 )
 
@@ -467,6 +365,7 @@ SECTIONS: Final[Mapping[str, tuple[Family, ...]]] = {
     "The daemon": _DAEMON,
     "The UPS": _UPS,
     "The budget": _BUDGET,
+    "What was learned": LEARNED,
     "Trainers": _TRAINERS,
     "Coming back": _RETURN,
     "Actions": _ACTIONS,

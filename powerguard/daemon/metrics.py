@@ -9,8 +9,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from powerguard.daemon.families import SECTIONS, Family, View
+from powerguard.daemon.families import SECTIONS
 from powerguard.daemon.port import BOUNDS_S, Daemon
+from powerguard.daemon.samples import Family, View
 
 PREFIX: Final = "powerguard_"
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"

@@ -1,7 +1,7 @@
 """The scrape: what Prometheus and its own linter make of it, and that unknown is absent rather than zero."""
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +10,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from powerguard.core.events import Done, SyncFilesystems
-from powerguard.core.model import Battery, Feed, State
+from powerguard.core.model import Battery, Cap, Feed, State
 from powerguard.daemon.families import LIFETIME, SECTIONS
 from powerguard.daemon.metrics import OPENMETRICS, TEXT, reference, registry, scrape
 from powerguard.daemon.port import Daemon
-from tests.daemon.watched import NOW_S, PHASES, WALL_S, scene
+from tests.daemon.watched import DAY_S, NOW_S, PHASES, WALL_S, reading, scene, taught
 from tests.peers import require
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
@@ -46,11 +46,12 @@ def test_one_phase_holds(phase: str) -> None:
     assert found == {name: float(name == phase) for name in PHASES}
 
 
+@pytest.mark.parametrize("make", [scene, taught])
 @pytest.mark.peer("promtool")
 @pytest.mark.parametrize("phase", PHASES)
-def test_promtool_has_nothing_to_say(phase: str) -> None:
+def test_promtool_has_nothing_to_say(phase: str, make: Callable[[str], Daemon]) -> None:
     """Prometheus' own linter, in every phase."""
-    body, _ = scrape(registry(scene(phase)), "")
+    body, _ = scrape(registry(make(phase)), "")
     told = subprocess.run([require("promtool"), "check", "metrics"], input=body, capture_output=True, check=False)
     assert (told.returncode, told.stdout + told.stderr) == (0, b"")
 
@@ -133,6 +134,40 @@ def test_lifetime_counters_come_from_the_journal() -> None:
     assert known <= set(LIFETIME)
 
 
+def test_what_was_learned() -> None:
+    """Presumed or measured is a number of its own: a default of 0.75 must not look like a measurement of 0.75."""
+    assert value(scene(), "ups_battery_health_measured", {"ups": "rack-a"}) == 0
+    assert value(scene(), "ups_battery_health_timestamp_seconds", {"ups": "rack-a"}) is None
+    assert value(scene(), "need_seconds", {"need": "stop", "name": ""}) is None
+    assert value(scene(), "ups_battery_recharge_seconds", {"ups": "rack-a"}) == 8 * 3600.0
+    daemon = taught()
+    assert value(daemon, "ups_battery_health_ratio", {"ups": "rack-a"}) == 0.8008
+    assert value(daemon, "ups_battery_health_measured", {"ups": "rack-a"}) == 1
+    assert value(daemon, "ups_battery_health_timestamp_seconds", {"ups": "rack-a"}) == WALL_S - 70 * DAY_S
+    assert value(daemon, "ups_battery_health_error_ratio", {"ups": "rack-a"}) == 0.05
+    assert value(daemon, "ups_battery_recharge_seconds", {"ups": "rack-a"}) == 22000.0
+    assert value(daemon, "need_seconds", {"need": "stop", "name": ""}) == 42.0
+    assert value(daemon, "need_seconds", {"need": "checkpoint", "name": "llm"}) == 21.375
+    assert value(daemon, "need_samples", {"need": "checkpoint", "name": "llm"}) == 4
+    assert value(taught("holding"), "ups_battery_runtime_slope_ratio", {"ups": "rack-a"}) == 1.8
+
+
+def test_a_health_that_expired_or_does_not_count_is_not_measured() -> None:
+    daemon = taught()
+    daemon.now_s += 400 * DAY_S
+    assert value(daemon, "ups_battery_health_measured", {"ups": "rack-a"}) == 0
+    daemon = taught()
+    daemon.state = replace(daemon.state, feed=replace(daemon.state.feed, reading=reading(replace_battery=True)))
+    assert value(daemon, "ups_battery_health_measured", {"ups": "rack-a"}) == 0
+
+
+def test_a_cap_that_stands_is_seen() -> None:
+    daemon = scene()
+    assert value(daemon, "gpu_cap_active") == 0
+    daemon.state = replace(daemon.state, cap=Cap(outage="o", ordered_at_s=NOW_S, before=0.6))
+    assert value(daemon, "gpu_cap_active") == 1
+
+
 def test_histogram_is_cumulative() -> None:
     """Every bucket holds all that took no longer; count and sum agree with it."""
     daemon = scene()
@@ -162,7 +197,7 @@ def test_reference_is_made_from_the_table() -> None:
 
 def test_every_family_is_there() -> None:
     """A family that no scene ever shows would be a promise that nobody kept."""
-    seen = {name for phase in PHASES for name, _ in scraped(scene(phase))}
+    seen = {name for phase in PHASES for make in (scene, taught) for name, _ in scraped(make(phase))}
     absent_here = {"maintenance_until_timestamp_seconds", "ups_output_off_seconds"}
     absent_here |= {
         "ups_output_power_watts",

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from powerguard.clock import Clock
 from powerguard.core.events import Conduct, Event, Grade, OutputSource, Reading
+from powerguard.core.learned import BatteryModel, Discharge, Drop, Health, Learned, Need, TauPoint
 from powerguard.core.model import (
     Battery,
     EmergencyCheckpoint,
@@ -22,6 +23,7 @@ from powerguard.core.model import (
     Trainer,
     TrainerPolicy,
 )
+from powerguard.core.needs import fold
 from powerguard.daemon.port import ActionFigures, BmcView, LastOutage, SourceView
 
 NOW_S = 5000.0
@@ -189,3 +191,39 @@ def scene(name: str = "online") -> Watched:
             checkpoint_s=18.4,
         ),
     )
+
+
+DAY_S = 86400.0
+HEALTH = Health(share=0.82, error=0.05, depth=0.31, at_s=NOW_S - 70 * DAY_S, how="fall of the charge")
+
+
+def taught(name: str = "online") -> Watched:
+    """Return the same daemon after some months: battery, load drops and needs have been measured."""
+    daemon = scene(name)
+    model = BatteryModel(
+        health=HEALTH,
+        points=(
+            TauPoint(load=0.4, tau_s=2300.0, at_s=NOW_S - 40 * DAY_S),
+            TauPoint(load=0.62, tau_s=1400.0, at_s=NOW_S - 3600.0),
+        ),
+        recharge_s=22000.0,
+        replaced_at_s=NOW_S - 300 * DAY_S,
+        discharge=None
+        if name == "online"
+        else Discharge(since_s=NOW_S - 60.0, used=0.02, charge=1.0, charge_now=0.71, slope=1.8),
+    )
+    learned = Learned(
+        needs=(
+            Need(of="checkpoint", name="llm", seconds=(17.5, 18.4, 19.0, 18.1)),
+            Need(of="stop", name="", seconds=(31.0, 36.0, 33.5)),
+            Need(of="boot", name="", seconds=(41.0,)),
+            Need(of="resume", name="", seconds=(64.0,)),
+        ),
+        pauses=(("llm", Drop(before=0.62, after=0.26, at_s=NOW_S - 30 * DAY_S)),),
+        cap=Drop(before=0.62, after=0.45, at_s=NOW_S - 30 * DAY_S, speed=0.81),
+    )
+    battery = replace(daemon.state.battery, model=model, health=0.8008)
+    trainer = replace(daemon.state.trainers[0], checkpoint_s=19.0 * 1.125, told_s=25.0)
+    daemon.state = replace(daemon.state, battery=battery, learned=learned, trainers=(trainer,))
+    daemon.policy = fold(replace(daemon.policy, runtime_table=()), learned)
+    return daemon
