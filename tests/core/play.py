@@ -42,6 +42,8 @@ from powerguard.core.events import (
     ResumeTraining,
     SetMaintenance,
     SourceFailed,
+    StartDrill,
+    StopDrill,
     SyncFilesystems,
     Tick,
     TrainerSeen,
@@ -195,6 +197,10 @@ class Player:
         for _, action in self.open:
             if isinstance(action, kind) and (not trainer or getattr(action, "trainer", "") == trainer):
                 return action
+        if isinstance(action, PauseTrainer):
+            detail = {"native": True, "paused": True, **detail}
+        if isinstance(action, ResumeTrainer) and action.outage and "drill" in action.outage:
+            detail = {"native": True, "resumed": True, **detail}
         msg = f"no {name} is open"
         raise AssertionError(msg)
 
@@ -255,6 +261,11 @@ class Player:
             case _:
                 msg = f"unknown word {verb!r}"
                 raise AssertionError(msg)
+            case "drill":
+                scopes = tuple(given["scope"].split(",")) if "scope" in given else ()
+                self.send(StartDrill(at_s=at_s, who="alice", scopes=scopes, witness=given.get("witness", "simulated")))
+            case "drill_stop":
+                self.send(StopDrill(at_s=at_s, who="alice"))
 
     def _reading(self, at_s: float, source: str, words: list[str], into_s: float) -> Reading:
         fields: dict[str, Any] = {}
