@@ -7,7 +7,7 @@ constant, so it is exact however long the step. Nothing here decides anything.
 import math
 
 from powerguard.core.events import OutputSource, Reading
-from powerguard.sim.world.host import Host, Power
+from powerguard.sim.world.host import Answer, Host, Power
 from powerguard.sim.world.scene import Scene
 from powerguard.sim.world.site import Site
 
@@ -30,6 +30,8 @@ class World:
         self.gauge = scene.new_gauge()
         self.utility = self.output = True
         self.always_on = scene.always_on
+        self.ordered_off = (-math.inf, 0.0)
+        """When the host was last ordered off, and what was left in the battery then."""
         self._edges = [edge for cut in scene.cuts for edge in ((cut.begin_s, False), (cut.end_s, True))]
         self._edge = 0
         self._off_at_s = math.inf
@@ -135,6 +137,12 @@ class World:
     def cycle(self, after_s: float) -> None:
         """Order the output off after after_s, and on again when utility is there: what killpower does."""
         self._off_at_s = min(self._off_at_s, self.now_s + after_s)
+
+    def power_off(self, force_after_s: float) -> Answer:
+        """Order the host off."""
+        if self.host.power is Power.UP:
+            self.ordered_off = (self.now_s, self.pack.left)
+        return self.host.power_off(self.now_s, force_after_s)
 
     def press_button(self) -> None:
         """Switch on a stranded host by hand; its supply was never interrupted."""

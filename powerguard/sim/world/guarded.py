@@ -1,0 +1,411 @@
+"""powerguard in the simulated world: the real core, stepped with readings and outcomes as its daemon would.
+
+What stands in for the daemon: readings once a second and when asked for, a journal that keeps what the real one would
+have kept when the daemon is killed, and effectors that ask the simulated host. Every step is checked.
+"""
+
+import heapq
+import json
+import math
+from dataclasses import replace
+
+from powerguard.core import needs, plan
+from powerguard.core.events import (
+    Action,
+    CapPower,
+    CheckpointProgress,
+    Conduct,
+    Done,
+    EnsurePolicy,
+    Event,
+    Failed,
+    PauseTrainer,
+    PollNow,
+    PowerOff,
+    RestorePower,
+    ResumeTrainer,
+    ResumeTraining,
+    SourceFailed,
+    SyncFilesystems,
+    Tick,
+    TrainerSeen,
+    TriggerCheckpoint,
+)
+from powerguard.core.learned import Drop, Health, Need
+from powerguard.core.machine import step
+from powerguard.core.model import Battery, Online, Policy, Recovery, State, Step, TrainerPolicy
+from powerguard.core.plain import from_plain, to_plain
+from powerguard.core.recovery import Stored, restore
+from powerguard.sim.world.host import Answer
+from powerguard.sim.world.invariants import check_step, hold
+from powerguard.sim.world.scene import Scene
+from powerguard.sim.world.site import Site
+from powerguard.sim.world.streams import stream
+from powerguard.sim.world.world import SOURCE, UPS, World
+
+TRAINER = "llm"
+POLL_S = 1.0
+SNAPSHOT_S = 5.0
+"""The journal keeps every answer that orders or tells something, and otherwise the state this often."""
+_MISSES = 3
+_SEEN_S = 30.0
+_PROGRESS_S = 1.0
+_OLD_MONTHS = 36
+_BOOT_CLOCK_S = 60.0
+_BMC_S = 1.2
+_SYNC_S = 1.5
+_ASK_S = 0.2
+_DRILL_CHECKPOINTS = 5
+
+
+def policy_of(scene: Scene, site: Site) -> Policy:
+    """Return what the settings of such a site say: the data sheet's table, and the battery's date."""
+    return Policy(
+        boot_id="simboot1",
+        ups=UPS,
+        runtime_table=tuple((load / 100.0, float(seconds)) for load, seconds in sorted(site.ups.runtime_table.items())),
+        health=0.6 if scene.age_months > _OLD_MONTHS else 0.75,
+        recharge_s=site.ups.recharge_h * 3600.0,
+        fsd_delay_s=site.faults.fsd_delay_s[0],
+        cap_share=site.host.capped_load if site.drill.cap else None,
+        trainers=(TrainerPolicy(name=TRAINER, conduct=Conduct.PAUSE, disk="local"),),
+    )
+
+
+def drilled(scene: Scene, site: Site, state: State) -> State:
+    """Return the state as a drill on this host would have left it; what it measures, the site file says."""
+    host, at_s = site.host, state.battery.at_s
+    if site.drill.done:
+        health = Health(
+            share=scene.measured_health, error=max(site.drill.health_error, 0.01), depth=0.5, at_s=at_s, how="drill"
+        )
+        chance = stream(scene.seed, "drill checkpoints")
+        trainer = site.trainer
+        took = tuple(
+            trainer.checkpoint_median_s * chance.lognormvariate(0.0, trainer.checkpoint_spread)
+            for _ in range(_DRILL_CHECKPOINTS)
+        )
+        pause = Drop(before=host.load, after=host.load * host.paused_load, at_s=at_s)
+        learned = replace(
+            state.learned, pauses=((TRAINER, pause),), needs=(Need(of="checkpoint", name=TRAINER, seconds=took),)
+        )
+        battery = replace(state.battery, model=replace(state.battery.model, health=health), health=health.share)
+        state = replace(state, learned=learned, battery=battery)
+    if site.drill.cap:
+        cap = Drop(before=host.load, after=host.load * host.capped_load, at_s=at_s, speed=host.capped_speed)
+        state = replace(state, learned=replace(state.learned, cap=cap))
+    return state
+
+
+class Guarded:
+    """powerguard as a `Decider`."""
+
+    holds_training = True
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.next_s = world.now_s
+        self.gate_wait_s = 0.0
+        self.steps = 0
+        self._policy = policy_of(world.scene, world.site)
+        self._state = State()
+        self._offset_s = 1000.0
+        self._boots = 0
+        self._kept = State()
+        self._kept_at_s = -math.inf
+        self._kept_boot = ""
+        self._open: dict[str, Action] = {}
+        self._known: dict[str, tuple[float, Answer]] = {}
+        self._due: list[tuple[float, int, Event]] = []
+        self._serial = 0
+        self._poll_s = world.now_s
+        self._ask_s = math.inf
+        self._seen_s = -math.inf
+        self._seen = (True, False)
+        self._missed = 0
+        self._kills = [kill for kill in world.scene.kills if kill[0] > world.now_s]
+        self._back_s: float | None = None
+
+    # --- As the engine sees it ---------------------------------------------------------------------------------------
+
+    @property
+    def settled(self) -> bool:
+        """The core is online and has no cap to lift; after a boot the engine starts training, not the gate."""
+        state = self._state
+        running = self._back_s is None
+        return running and state.cap is None and isinstance(state.phase, Online | Recovery)
+
+    def boot(self, *, was_off_s: float | None) -> None:
+        """Start the daemon in this boot, from what the journal kept."""
+        now_s = self.world.now_s
+        self._boots += 1
+        self._back_s = None
+        self._missed = 0
+        if was_off_s is None:
+            self._policy = needs.fold(self._policy, self._state.learned)
+            answer = restore(self._policy, None, now_s + self._offset_s)
+            answer = Step(drilled(self.world.scene, self.world.site, answer.state), answer.actions, answer.notes)
+        else:
+            stored_at_s = self._kept_at_s + self._offset_s
+            self._offset_s = _BOOT_CLOCK_S - now_s
+            self._policy = replace(self._policy, boot_id=f"simboot{self._boots}")
+            gap_s = now_s - self._kept_at_s + self.world.scene.wall_error_s
+            stored = Stored(state=_through_journal(self._kept), boot_id=self._kept_boot, at_s=stored_at_s, gap_s=gap_s)
+            answer = restore(self._policy, stored, now_s + self._offset_s)
+        self._took(answer)
+        self._poll_s = now_s
+        self._watch()
+        self._plan()
+
+    def gone(self) -> None:
+        """The host is off: what was in flight is forgotten, what is in the journal is not."""
+        self._open.clear()
+        self._due.clear()
+        self._known.clear()
+        self._ask_s = math.inf
+        self._kills = [kill for kill in self._kills if kill[0] > self.world.now_s]
+        self.next_s = math.inf
+
+    def end(self) -> None:
+        """Utility is there and training runs: nothing may be left behind."""
+        hold(not self.world.host.capped, "GPU power is restored when the outage is over")
+        if isinstance(self._state.phase, Recovery):
+            self.gate_wait_s = self._gate_wait_s()
+
+    def look(self) -> None:
+        """Do what is due."""
+        now_s = self.world.now_s
+        if self._back_s is not None:
+            if now_s >= self._back_s:
+                self._restart()
+            self._plan()
+            return
+        if self._kills and now_s >= self._kills[0][0]:
+            self._kill()
+            self._plan()
+            return
+        while self._due and self._due[0][0] <= now_s:
+            _, _, event = heapq.heappop(self._due)
+            if isinstance(event, Done | Failed):
+                self._open.pop(event.action.id, None)
+            self._send(event)
+        if now_s >= self._ask_s:
+            self._ask_s = math.inf
+            self._read()
+        if now_s >= self._poll_s:
+            self._poll_s += POLL_S
+            self._watch()
+            self._read()
+        self._plan()
+
+    def _plan(self) -> None:
+        if self._back_s is not None:
+            self.next_s = self._back_s
+            return
+        due_s = self._due[0][0] if self._due else math.inf
+        killed_s = self._kills[0][0] if self._kills else math.inf
+        self.next_s = max(self.world.now_s, min(self._poll_s, self._ask_s, due_s, killed_s))
+
+    # --- The sources -------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        world = self.world
+        if world.answers():
+            self._missed = 0
+            self._send(world.reading(self._offset_s))
+            return
+        self._missed += 1
+        at_s = world.now_s + self._offset_s
+        lost = self._missed >= _MISSES
+        self._send(SourceFailed(at_s=at_s, ups=UPS, source=SOURCE, reason="no answer", lost=lost))
+        self._send(Tick(at_s=at_s))
+
+    def _watch(self) -> None:
+        """What the trainer says of itself, when it changes and now and then."""
+        host, now_s = self.world.host, self.world.now_s
+        seen = (host.trainer_alive, host.paused)
+        if seen == self._seen and now_s - self._seen_s < _SEEN_S:
+            return
+        trainer = self.world.site.trainer
+        self._seen, self._seen_s = seen, now_s
+        self._send(
+            TrainerSeen(
+                at_s=now_s + self._offset_s,
+                trainer=TRAINER,
+                alive=host.trainer_alive,
+                conduct=Conduct.PAUSE,
+                checkpoint_s=self.world.scene.trainer.estimate_s,
+                disk="local",
+                step=host.step,
+                step_s=trainer.step_s,
+                paused=host.paused,
+                durable_age_s=max(0.0, host.progress_s - host.durable_s),
+                stall_s=trainer.stall_s,
+            )
+        )
+
+    # --- The core ----------------------------------------------------------------------------------------------------
+
+    def _send(self, event: Event) -> None:
+        before = self._state
+        answer = step(self._policy, before, event)
+        self.steps += 1
+        check_step(self._policy, before, event, answer)
+        self._took(answer)
+
+    def _took(self, answer: Step) -> None:
+        """Keep it in the journal where the daemon would, then carry out what is ordered."""
+        state = self._state = answer.state
+        now_s = self.world.now_s
+        if answer.actions or answer.notes or now_s - self._kept_at_s >= SNAPSHOT_S:
+            if state.learned is not self._kept.learned:
+                self._policy = needs.fold(self._policy, state.learned)
+            self._kept, self._kept_at_s, self._kept_boot = state, now_s, self._policy.boot_id
+        for action in answer.actions:
+            self._carry_out(action)
+
+    def _carry_out(self, action: Action) -> None:
+        world = self.world
+        if isinstance(action, PollNow):
+            self._ask_s = min(self._ask_s, world.now_s + _ASK_S)
+            return
+        self._open[action.id] = action
+        if action.id in self._known:
+            # The same id is the same order: who asks again after a restart hears how the first one went.
+            ends_s, answer = self._known[action.id]
+            answer = replace(answer, after_s=max(0.1, ends_s - world.now_s))
+        else:
+            answer = self._ordered(action)
+            self._known[action.id] = (world.now_s + answer.after_s, answer)
+        now_s, limit_s = world.now_s, action.by_s - self._offset_s
+        ends_s = now_s + answer.after_s
+        if isinstance(action, TriggerCheckpoint):
+            self._progress(action, answer, limit_s)
+        if ends_s > limit_s:
+            reason = f"no answer within {limit_s - now_s:.1f} s"
+            late = Failed(
+                at_s=limit_s + self._offset_s, action=action, took_s=limit_s - now_s, reason=reason, timed_out=True
+            )
+            self._later(limit_s, late)
+        elif answer.failure:
+            failed = Failed(at_s=ends_s + self._offset_s, action=action, took_s=answer.after_s, reason=answer.failure)
+            self._later(ends_s, failed)
+        else:
+            done = Done(at_s=ends_s + self._offset_s, action=action, took_s=answer.after_s, detail=answer.detail)
+            self._later(ends_s, done)
+
+    def _ordered(self, action: Action) -> Answer:
+        """Ask the world."""
+        world, host = self.world, self.world.host
+        now_s = world.now_s
+        answer = Answer(after_s=0.1)
+        match action:
+            case TriggerCheckpoint():
+                answer = host.checkpoint(now_s, action.after)
+            case PauseTrainer():
+                answer = host.pause(now_s)
+            case ResumeTrainer():
+                answer = host.resume(now_s)
+            case CapPower():
+                answer = host.cap(now_s, on=True)
+            case RestorePower():
+                answer = host.cap(now_s, on=False)
+            case EnsurePolicy() if world.scene.bmc_refuses:
+                answer = Answer(after_s=_BMC_S, failure="the BMC refuses the session")
+            case EnsurePolicy():
+                world.always_on = True
+                answer = Answer(after_s=_BMC_S, detail=(("policy", "always-on"), ("verified", True)))
+            case SyncFilesystems():
+                answer = Answer(after_s=_SYNC_S, detail=(("filesystems", 1),))
+            case PowerOff():
+                answer = world.power_off(action.force_after_s)
+            case ResumeTraining():
+                answer = host.start_training(now_s)
+            case _:
+                pass
+        return answer
+
+    def _progress(self, action: TriggerCheckpoint, answer: Answer, limit_s: float) -> None:
+        """A trainer says once when it expects to be done; a hung one means it as well."""
+        at_s = self.world.now_s + _PROGRESS_S
+        if answer.failure or at_s >= min(limit_s, self.world.now_s + answer.after_s):
+            return
+        expects_s = answer.after_s if answer.after_s < math.inf else self.world.scene.trainer.estimate_s
+        progress = CheckpointProgress(
+            at_s=at_s + self._offset_s,
+            trainer=action.trainer,
+            action_id=action.id,
+            stage="writing",
+            eta_s=max(0.0, expects_s - _PROGRESS_S),
+        )
+        self._later(at_s, progress)
+
+    def _later(self, at_s: float, event: Event) -> None:
+        self._serial += 1
+        heapq.heappush(self._due, (at_s, self._serial, event))
+
+    # --- Killed ------------------------------------------------------------------------------------------------------
+
+    def _kill(self) -> None:
+        """SIGKILL: what the host does goes on; whatever was not in the journal is gone."""
+        _, away_s = self._kills.pop(0)
+        self._back_s = self.world.now_s + away_s
+        self._due.clear()
+        self._ask_s = math.inf
+
+    def _restart(self) -> None:
+        now_s = self.world.now_s
+        self._back_s = None
+        self._missed = 0
+        in_flight = tuple(self._open.values())
+        self._open.clear()
+        stored = Stored(
+            state=_through_journal(self._kept),
+            boot_id=self._kept_boot,
+            at_s=self._kept_at_s + self._offset_s,
+            gap_s=now_s - self._kept_at_s,
+            in_flight=in_flight,
+        )
+        self._took(restore(self._policy, stored, now_s + self._offset_s))
+        self._poll_s = now_s
+        self._seen_s = -math.inf
+
+    # --- The gate ----------------------------------------------------------------------------------------------------
+
+    def _gate_wait_s(self) -> float:
+        """Return how long the gate stays shut from now on, while the battery is charged."""
+        world, policy, state = self.world, self._policy, self._state
+        if plan.gate_open(policy, state, state.battery.at_s):
+            return 0.0
+        pack = world.scene.pack(world.site)
+        pack.left = world.pack.left
+        gauge, began_s, waited_s = world.scene.new_gauge(), world.now_s, 0.0
+        while waited_s < 2.0 * pack.recharge_s:
+            waited_s += 60.0
+            pack.charge(60.0)
+            told = gauge.tell(began_s + waited_s, pack, world.load, on_battery=False)
+            charge = None if told.charge_pct is None else told.charge_pct / 100.0
+            battery = self._charged(state.battery, charge, waited_s)
+            reading = state.feed.reading
+            if reading is not None:
+                reading = replace(reading, charge_pct=told.charge_pct)
+            charged = replace(state, battery=battery, feed=replace(state.feed, reading=reading))
+            if plan.gate_open(policy, charged, state.battery.at_s + waited_s):
+                break
+        return waited_s
+
+    def _charged(self, battery: Battery, charge: float | None, waited_s: float) -> Battery:
+        """The account as it will be: what is put back, and the charge told then."""
+        health = battery.health
+        used = max(0.0, (battery.used or 0.0) - health * waited_s / self._policy.recharge_s)
+        if charge is not None:
+            used = max(used, health * (1.0 - charge))
+        left = health - used if charge is None else min(health - used, health * charge)
+        return replace(battery, used=used, left=max(0.0, left))
+
+
+def _through_journal(state: State) -> State:
+    """Send a state through the journal's plain form, which must keep it whole."""
+    again = from_plain(json.loads(json.dumps(to_plain(state))), State)
+    hold(again == state, "the journal keeps every state whole")
+    return again

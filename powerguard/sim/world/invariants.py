@@ -1,0 +1,118 @@
+"""What must hold at every step of the core, whatever the world does.
+
+Each is a sentence; one that does not hold raises `Violation` with it. tests/core asks more, of every corner of the
+state space; these are the ones that mean something to whoever simulates his own site.
+"""
+
+from powerguard.core import budget as sums
+from powerguard.core import plan
+from powerguard.core.events import CapPower, Event, Grade, OutputSource, PollNow, PowerOff, Reading, TriggerCheckpoint
+from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Policy, Recovery, Shutdown, State, Step, Supply
+from powerguard.core.table import TABLE, phase_name
+
+_ON_UTILITY = frozenset(
+    (OutputSource.UTILITY, OutputSource.BYPASS, OutputSource.ECO, OutputSource.BOOST, OutputSource.TRIM)
+)
+_MOVES = {(phase_name(old), cause.value, phase_name(new)) for (old, cause), new in TABLE.items()}
+_GRADES = tuple(Grade)
+_HAIR = 1e-6
+
+
+class Violation(AssertionError):  # noqa: N818 - it is one
+    """An invariant that does not hold; its text is the invariant."""
+
+
+def hold(condition: object, sentence: str) -> None:
+    """Raise Violation where the condition is not true."""
+    if not condition:
+        raise Violation(sentence)
+
+
+def check_step(policy: Policy, before: State, event: Event, answer: Step) -> None:
+    """Ask every invariant of one step. Raises Violation."""
+    old, new = before.phase, answer.state.phase
+    if answer.actions:
+        _check_actions(policy, before, event, answer)
+    if old is not new or answer.notes:
+        _check_phases(policy, before, answer)
+    _check_account(before, answer.state)
+
+
+def _check_actions(policy: Policy, before: State, event: Event, answer: Step) -> None:
+    state, new = answer.state, answer.state.phase
+    unproven = isinstance(event, Reading) and state.feed.suspect and isinstance(before.phase, Online)
+    if unproven and sums.power_off_at_s(state.feed) is None:
+        guarded = before.rearm_checkpoint_at_s is not None
+        allowed = (PollNow, TriggerCheckpoint) if guarded else (PollNow,)
+        hold(
+            all(isinstance(action, allowed) for action in answer.actions) and isinstance(new, Online),
+            "one unconfirmed reading causes a poll and nothing else",
+        )
+    for action in answer.actions:
+        hold(action.by_s >= event.at_s, "no order is late when it is given")
+        if isinstance(action, PowerOff):
+            hold(isinstance(new, Shutdown), "only a latched shutdown powers off")
+            hold(isinstance(new, Shutdown) and new.boot_id == policy.boot_id, "a latch holds in its own boot only")
+            hold(action.force_after_s >= 0.0, "a deadline lies in the future")
+        elif isinstance(action, CapPower):
+            hold(0.0 < action.share <= 1.0, "GPU power is never raised")
+
+
+def _check_phases(policy: Policy, before: State, answer: Step) -> None:
+    old, new = before.phase, answer.state.phase
+    if isinstance(old, Shutdown):
+        hold(isinstance(new, Shutdown) or not policy.powers_off, "nothing undoes a latch in its boot")
+        if isinstance(new, Shutdown) and old.force_at_s:
+            hold(new.force_at_s <= old.force_at_s + _HAIR, "a deadline is never moved back")
+    elif isinstance(new, Shutdown):
+        _check_latch(policy, before, answer.state, new)
+    if isinstance(new, Online) and isinstance(old, EmergencyCheckpoint | Holding):
+        hold(answer.state.feed.supply is Supply.UTILITY, "training resumes on utility only")
+        hold(not answer.state.feed.suspect, "training resumes on proven utility only")
+    moves = [dict(note.numbers) for note in answer.notes if note.event == "phase_changed"]
+    at = phase_name(old)
+    for move in moves:
+        hold(move["old"] == at, "no move without a note")
+        hold((move["old"], move["cause"], move["new"]) in _MOVES, "every move is in the table")
+        at = str(move["new"])
+    hold(at == phase_name(new), "no move without a note")
+    through_online = any(move["new"] == "online" for move in moves)
+    if not isinstance(old, Online) and not isinstance(new, Online) and not through_online:
+        hold(old.outage.id == new.outage.id, "an outage keeps its id")
+        lowered = _GRADES.index(new.outage.grade) >= _GRADES.index(old.outage.grade)
+        hold(lowered, "a grade only goes down")
+
+
+def _check_latch(policy: Policy, before: State, state: State, phase: Shutdown) -> None:
+    """Every commit has its reasons: battery or a countdown, and a budget that is really used up."""
+    old, reading = before.phase, state.feed.reading
+    hold(isinstance(old, Recovery | EmergencyCheckpoint | Holding), "training is told to pause before a commit")
+    looked = isinstance(old, Recovery | EmergencyCheckpoint | Holding) and old.due_at_s is not None
+    hold(looked, "a commit is looked at twice")
+    hold(state.maintenance is None, "maintenance suspends commits")
+    hold(not phase.outage.aborted_by, "an aborted outage does not power off")
+    hold(phase.boot_id == policy.boot_id, "a latch holds in its own boot only")
+    if sums.power_off_at_s(state.feed) is not None:
+        return
+    on_utility = reading is not None and reading.output_source in _ON_UTILITY
+    hold(not on_utility, "never shut down while the newest reading says utility")
+    hold(state.feed.supply is Supply.BATTERY, "only a battery that is confirmed is a reason to power off")
+    if state.battery.left is not None:
+        now = plan.outage_budget(policy, state, phase.latched_s)
+        lasts = now.reff_s is not None and now.reff_s > sums.stop_s(policy, Grade.FULL) + _HAIR
+        hold(not lasts, "a host whose battery still lasts is not powered off")
+
+
+def _check_account(before: State, state: State) -> None:
+    battery, was = state.battery, before.battery
+    if battery is was:
+        return
+    used, left = battery.used, battery.left
+    hold(used is None or 0.0 <= used <= 1.0, "what is used is a share")
+    hold(left is None or left >= 0.0, "what is left is a share")
+    hold(battery.at_s >= was.at_s, "the account never runs backwards")
+    if before.feed.supply is Supply.BATTERY and state.feed.supply is Supply.BATTERY:
+        rises = left is not None and was.left is not None and left > was.left + 1e-9
+        hold(not rises, "on battery the energy left never rises")
+        given_back = was.used is not None and (used is None or used < was.used - 1e-9)
+        hold(not given_back, "what is used is never given back on battery")

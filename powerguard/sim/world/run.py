@@ -1,0 +1,238 @@
+"""One outage, played by one policy: from utility, through the dark, until training runs again.
+
+A policy decides; the world is as it is. `play` drives both and keeps the account: what was lost, and whose fault it
+was. The loss is training time, in seconds at full speed, from the first cut until training runs with utility there.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from powerguard.sim.world.host import Power
+from powerguard.sim.world.invariants import Violation
+from powerguard.sim.world.scene import Scene
+from powerguard.sim.world.site import Site
+from powerguard.sim.world.world import World
+
+WARM_S = 12.0
+"""Utility before the first cut: a daemon that has been running knows its UPS."""
+PATIENCE_S = 1800.0
+"""Utility is back for good and training does not run: nobody will ever resume it."""
+BARE_NEED_S = 15.0
+"""Seen, decided, synced and forced off: nobody is quicker, so less than this was never ours to save."""
+
+
+class Decider(Protocol):
+    """Decides for one host, boot by boot. It looks when it wants to and orders what it likes of `world`."""
+
+    next_s: float
+    """When it wants to look next, in the world's time."""
+    holds_training: bool
+    """Training does not start by itself after a boot; this policy starts it."""
+    settled: bool
+    """Nothing that it began is still under way: as far as it is concerned, the outage is over."""
+    gate_wait_s: float
+    """How much longer than HostSite.resumed_s it would make training wait after a return, for charge."""
+
+    def boot(self, *, was_off_s: float | None) -> None:
+        """The host is up and the policy's daemon starts. was_off_s: None at the first start."""
+        ...
+
+    def look(self) -> None:
+        """Its time has come."""
+        ...
+
+    def gone(self) -> None:
+        """The host is off or dark: nothing of it runs any more."""
+        ...
+
+    def end(self) -> None:
+        """Training runs again and utility is there: the last moment to object."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Result:
+    """What one outage came to.
+
+    loss_s: training time lost. rollback_s: of that, work that had to be done again. shutdowns: orderly power-offs;
+    needless: those after which utility came back while the battery would still have carried the paused host.
+    dirty: moments at which power was lost under the host, and "planning" or "physics" for each.
+    stranded: a person had to press the button. gate_wait_s: see `Decider`. lasted_s: until the end of the account.
+    """
+
+    seed: int
+    loss_s: float = 0.0
+    rollback_s: float = 0.0
+    shutdowns: int = 0
+    needless: int = 0
+    dirty: list[tuple[float, str]] = field(default_factory=list)
+    stranded: bool = False
+    gate_wait_s: float = 0.0
+    lasted_s: float = 0.0
+    violations: list[str] = field(default_factory=list)
+
+    def dirty_by(self, whose: str) -> bool:
+        """Say whether power was lost by "planning" or by "physics"."""
+        return any(kind == whose for _, kind in self.dirty)
+
+
+class Maker(Protocol):
+    """Makes a policy for a world."""
+
+    def __call__(self, world: World) -> Decider:
+        """Return it; its first look is up to it."""
+        ...
+
+
+def play(scene: Scene, site: Site, make: Maker) -> Result:
+    """Play one outage. make: the policy, given the world."""
+    world = World(scene, site, began_s=-WARM_S)
+    stage = _Stage(world, make(world))
+    try:
+        stage.run()
+    except Violation as violation:
+        stage.result.violations.append(f"{violation} (at {world.now_s:.1f} s)")
+    return stage.finish()
+
+
+class _Stage:
+    """The state of one play."""
+
+    def __init__(self, world: World, decider: Decider) -> None:
+        self.world = world
+        self.decider = decider
+        self.result = Result(seed=world.scene.seed)
+        self._began_progress_s = 0.0
+        self._dirty = False
+        self._watched_since_s = -math.inf
+
+    def run(self) -> None:
+        world = self.world
+        self.decider.boot(was_off_s=None)
+        self._until(0.0)
+        self._began_progress_s = world.host.progress_s
+        while True:
+            ended = self._boot_to_end()
+            if ended:
+                self.decider.end()
+                return
+            went_s = world.now_s
+            self.decider.gone()
+            self._wait_for_power()
+            self._start_up(world.now_s - went_s)
+
+    # --- While it is up ----------------------------------------------------------------------------------------------
+
+    def _until(self, to_s: float) -> None:
+        """Let the policy look as often as it likes until to_s."""
+        world, decider = self.world, self.decider
+        while decider.next_s <= to_s:
+            world.advance(decider.next_s)
+            if world.host.power is not Power.UP and self._is_gone():
+                return
+            decider.look()
+        world.advance(to_s)
+
+    def _is_gone(self) -> bool:
+        return self.world.host.power in (Power.OFF, Power.DARK)
+
+    def _boot_to_end(self) -> bool:
+        """Play until training runs with utility there for good (True), or the host is off or dark (False)."""
+        world, decider, host = self.world, self.decider, self.world.host
+        last_s = world.scene.end_s
+        while not self._is_gone():
+            world.advance(decider.next_s)
+            if self._is_gone():
+                break
+            decider.look()
+            back = world.now_s >= last_s and world.utility and host.power is Power.UP
+            if back and host.training and not host.capped and decider.settled:
+                return True
+            if world.now_s > last_s + PATIENCE_S and host.power is Power.UP:
+                sentence = "training goes on when utility is back for good"
+                raise Violation(sentence)
+        return False
+
+    # --- While it is off ---------------------------------------------------------------------------------------------
+
+    def _wait_for_power(self) -> None:
+        """Wait until something switches the host on; a person does, once the last outage is over."""
+        world = self.world
+        self._account()
+        while self._is_gone():
+            if world.stranded and world.now_s >= world.scene.end_s:
+                self.result.stranded = True
+                world.press_button()
+            else:
+                next_s = world.next_event_s
+                world.advance(max(world.scene.end_s, world.now_s) if next_s == math.inf else next_s)
+
+    def _account(self) -> None:
+        """Tell whose fault it was, while the world still shows it."""
+        world, host = self.world, self.world.host
+        self._dirty = host.power is Power.DARK
+        if self._dirty:
+            at_s = host.dirty_at_s[-1]
+            self.result.dirty.append((at_s, self._whose(at_s)))
+            return
+        self.result.shutdowns += 1
+        ordered_s, left = world.ordered_off
+        back_s = next((cut.end_s for cut in world.scene.cuts if cut.end_s > ordered_s), ordered_s)
+        began_s = next((cut.begin_s for cut in reversed(world.scene.cuts) if cut.begin_s <= ordered_s), ordered_s)
+        in_cut = any(cut.begin_s <= ordered_s < cut.end_s for cut in world.scene.cuts)
+        paused = world.site.host.load * world.site.host.paused_load
+        carried_s = max(0.0, left - world.pack.dies_at) * world.pack.curve.tau_s(paused)
+        foreign = world.scene.order is not None and began_s <= world.scene.order.at_s <= ordered_s
+        if not foreign and (not in_cut or carried_s >= back_s - ordered_s):
+            self.result.needless += 1
+
+    def _whose(self, at_s: float) -> str:
+        """Was there a plan that would have had the host off in time, with what could be known?
+
+        A bad cell cannot be known; nor what happens before the daemon runs, or while it gets no answer.
+        """
+        world = self.world
+        if not world.utility and world.pack.dead and world.pack.dies_at > 0.0:
+            return "physics"
+        began_s = max((cut.begin_s for cut in world.scene.cuts if cut.begin_s <= at_s), default=at_s)
+        order = world.scene.order
+        ordered = order is not None and abs(order.at_s + order.delay_s - at_s) < 1.0
+        if order is not None and ordered:
+            began_s = order.at_s
+        known_s = max(began_s, self._watched_since_s)
+        for begin_s, end_s in world.scene.silences:
+            if begin_s <= known_s < end_s and (ordered or begin_s <= began_s):
+                known_s = min(end_s, at_s)
+        return "planning" if at_s - known_s >= BARE_NEED_S else "physics"
+
+    def _start_up(self, was_off_s: float) -> None:
+        """Power is there: firmware, system, daemon; then training, unless the policy holds it."""
+        world, site, host = self.world, self.world.site.host, self.world.host
+        resumed_s = site.dirty_s if self._dirty else site.resumed_s
+        daemon_s = max(0.0, resumed_s - (site.resumed_s - site.boot_s))
+        on_s = world.now_s
+        self._watched_since_s = math.inf
+        world.advance(on_s + daemon_s)
+        if self._is_gone():
+            return
+        self._watched_since_s = world.now_s
+        self.decider.boot(was_off_s=was_off_s + daemon_s)
+        resume_at_s = on_s + resumed_s
+        self._until(resume_at_s)
+        if self._is_gone():
+            return
+        over = world.now_s >= world.scene.end_s and world.utility
+        if not host.training and host.power is Power.UP and (over or not self.decider.holds_training):
+            host.start_training(world.now_s)
+            world.advance(world.now_s + 1e-3)
+
+    # --- The sum -----------------------------------------------------------------------------------------------------
+
+    def finish(self) -> Result:
+        world, result = self.world, self.result
+        result.lasted_s = world.now_s
+        result.loss_s = world.now_s - (world.host.progress_s - self._began_progress_s)
+        result.rollback_s = world.host.rollback_s
+        result.gate_wait_s = self.decider.gate_wait_s
+        return result
