@@ -79,6 +79,13 @@ _NOTED = (
     "trainer",
     "after",
     "steps_lost",
+    "result",
+    "load_before",
+    "load_paused",
+    "load_capped",
+    "drop_paused",
+    "cap_speed",
+    "cap_gain",
 )
 
 
@@ -190,6 +197,10 @@ class Player:
         if isinstance(action, TriggerCheckpoint):
             paused = action.after is not Conduct.CONTINUE
             detail = {"step": 1000, "verified": True, "at_paused_step": paused, "paused": paused, **detail}
+        if isinstance(action, PauseTrainer):
+            detail = {"native": True, "paused": True, **detail}
+        if isinstance(action, ResumeTrainer) and action.outage and "drill" in action.outage:
+            detail = {"native": True, "resumed": True, **detail}
         self.send(Done(at_s=at_s, action=action, took_s=0.1, detail=tuple(detail.items())))
 
     def _pending(self, name: str, trainer: str = "") -> Action:
@@ -197,10 +208,6 @@ class Player:
         for _, action in self.open:
             if isinstance(action, kind) and (not trainer or getattr(action, "trainer", "") == trainer):
                 return action
-        if isinstance(action, PauseTrainer):
-            detail = {"native": True, "paused": True, **detail}
-        if isinstance(action, ResumeTrainer) and action.outage and "drill" in action.outage:
-            detail = {"native": True, "resumed": True, **detail}
         msg = f"no {name} is open"
         raise AssertionError(msg)
 
@@ -254,6 +261,11 @@ class Player:
                 self.send(SetMaintenance(at_s=at_s, until_s=at_s + float(plain[0]), reason="works", who="alice"))
             case "checkpoint_now":
                 self.send(CheckpointNow(at_s=at_s, who="alice"))
+            case "drill":
+                scopes = tuple(given["scope"].split(",")) if "scope" in given else ()
+                self.send(StartDrill(at_s=at_s, who="alice", scopes=scopes, witness=given.get("witness", "simulated")))
+            case "drill_stop":
+                self.send(StopDrill(at_s=at_s, who="alice"))
             case "sigterm":
                 self.send(ForeignStop(at_s=at_s, host_stopping="host" in plain))
             case "restart" | "reboot":
@@ -261,11 +273,6 @@ class Player:
             case _:
                 msg = f"unknown word {verb!r}"
                 raise AssertionError(msg)
-            case "drill":
-                scopes = tuple(given["scope"].split(",")) if "scope" in given else ()
-                self.send(StartDrill(at_s=at_s, who="alice", scopes=scopes, witness=given.get("witness", "simulated")))
-            case "drill_stop":
-                self.send(StopDrill(at_s=at_s, who="alice"))
 
     def _reading(self, at_s: float, source: str, words: list[str], into_s: float) -> Reading:
         fields: dict[str, Any] = {}
