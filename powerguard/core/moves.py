@@ -48,9 +48,9 @@ def move(turn: Turn, cause: Cause, because: str) -> None:
     turn.notes.extend(consequences)
     if target is Online:
         turn.close_outage(old, because)
+        drill.end_of_outage(turn, because)
         if not plan.gate_open(turn.policy, turn.state, turn.now_s):
             turn.update(rearm_checkpoint_at_s=turn.now_s + GUARD_CHECKPOINT_S)
-        drill.end_of_outage(turn, because)
             turn.note("guard_started", "the charge would not survive a second outage", Level.WARNING)
 
 
@@ -151,9 +151,9 @@ def duties(turn: Turn) -> None:
         case Online():
             _guard(turn)
             trainers.resume_again(turn)
+            drill.tend(turn)
         case OnBattery() | EmergencyCheckpoint() | Holding():
             if isinstance(phase, OnBattery):
-            drill.tend(turn)
                 trainers.resume_again(turn)  # An abort lets training go on, too.
             waited_s = turn.now_s - phase.outage.since_s
             if not phase.outage.policy_asked and waited_s >= turn.policy.commit_dwell_s:
