@@ -36,6 +36,7 @@ WARNINGS: Final = {
     "journal_in_memory": "the journal cannot be written: a restart of the daemon would forget an outage",
     "settings_rejected": "the newest settings were rejected; the old ones stand",
     "battery_worn": "the UPS wants its battery replaced",
+    "runtime_steep": "the reported runtime falls faster than time passes: the battery holds less than the UPS believes",
     "load_not_fallen": "training was paused and the load did not fall as expected",
     "fsd_at_first": "a forced shutdown stood at the UPS when it was first read",
     "low_charge": "the battery would not survive a second outage yet",
@@ -56,6 +57,7 @@ FIXES: Final = {
     "journal_in_memory": "free the disk that holds the journal, or mount it writable",
     "settings_rejected": "powerguard config validate",
     "battery_worn": "replace the battery",
+    "runtime_steep": "replace the battery; until then only our own account is worth anything",
     "fsd_at_first": "clear it at the UPS's primary",
     "training_paused": "POST /api/v1/resume to its socket, if nobody paused it on purpose",
 }
@@ -157,7 +159,7 @@ def full_battery(policy: Policy, state: State, now_s: float) -> FullBattery | No
     load = sums.load_of(state.battery)
     if not isinstance(state.phase, Online):
         load = max(load, state.phase.outage.load_at_start or load)
-    paused = sums.paused_load(policy, fresh, load)
+    paused = sums.paused_load(policy, fresh, load, state.learned)
     tau_paused_s = sums.tau_s(points, paused)
     checkpoint_s = sums.checkpoint_s(fresh, now_s)
     health = state.battery.health

@@ -16,6 +16,7 @@ from powerguard.core.budget import Budget
 from powerguard.core.events import Reading
 from powerguard.core.model import Online, Shutdown, Supply, Trainer
 from powerguard.core.table import phase_name
+from powerguard.daemon.origins import health_view
 from powerguard.daemon.port import Daemon, SourceView
 from powerguard.daemon.readiness import Reason, is_ready, readiness
 from powerguard.daemon.terms import terms
@@ -83,6 +84,7 @@ def status(daemon: Daemon) -> Json:
         "supply": state.feed.supply.value,
         "supply_since_at": times.at(state.feed.since_s) if state.feed.supply is not Supply.UNKNOWN else None,
         "ups": _ups(daemon.policy.ups, state.feed.reading, times, now),
+        "battery": _battery(daemon, times),
         "budget": _budget(now),
         "outage": _outage(daemon, times),
         "next": _next(daemon, now, times),
@@ -164,6 +166,18 @@ def _ups(name: str, reading: Reading | None, times: Times, now: Budget) -> Json 
         "forced_shutdown": reading.forced_shutdown,
         "output_off_in_s": rounded(reading.output_off_in_s),
         "alarms": list(reading.alarms),
+    }
+
+
+def _battery(daemon: Daemon, times: Times) -> Json:
+    """How healthy the battery counts as, and who says so; `battery_view` has the rest."""
+    health = health_view(daemon.policy, daemon.state, times.now_s, times.at)
+    measured = daemon.state.battery.model.health
+    return {
+        "health": rounded(health.share),
+        "origin": health.origin,
+        "because": health.because,
+        "measured_at": None if measured is None else times.at(measured.at_s),
     }
 
 

@@ -2,10 +2,21 @@
 
 from dataclasses import dataclass
 
+from powerguard.core import battery as learning
 from powerguard.core import budget as sums
 from powerguard.core.budget import Budget
-from powerguard.core.events import Conduct, Grade, Reading
+from powerguard.core.events import Grade, Reading
+from powerguard.core.learned import Learned
 from powerguard.core.model import Policy, State
+from powerguard.daemon.origins import (
+    Wall,
+    checkpoint_from,
+    health_view,
+    paused_from,
+    recharge_from,
+    stop_from,
+    tau_from,
+)
 from powerguard.daemon.port import Daemon
 
 
@@ -22,9 +33,14 @@ class Term:
 def terms(daemon: Daemon, now: Budget) -> tuple[Term, ...]:
     """Return the terms in the order in which the sums are made."""
     policy, state = daemon.policy, daemon.state
+    wall_s = daemon.wall()
+
+    def at(at_s: float | None) -> float | None:
+        return None if at_s is None else wall_s + at_s - now.now_s
+
     return (
-        *_loads(policy, state, now),
-        *_energy(policy, state, now),
+        *_loads(policy, state, now, at),
+        *_energy(policy, state, now, at),
         *_runtimes(policy, state, now),
         *_needs(policy, state, now),
         Term(name="need_s", value=_round(now.need_s), unit="s", source="checkpoint_s + stop_s"),
@@ -53,25 +69,24 @@ def _told(reading: Reading | None, field: str) -> str:
     return f"{reading.source} {of}" if of else reading.source
 
 
-def _loads(policy: Policy, state: State, now: Budget) -> tuple[Term, ...]:
+def _loads(policy: Policy, state: State, now: Budget, at: Wall) -> tuple[Term, ...]:
     reading = state.feed.reading
     by_watts = reading is not None and reading.load_pct is None and reading.watts is not None
     told = _told(reading, "watts" if by_watts else "load_pct") + (" / rating_w" if by_watts else "")
     source_now = f"{told}, averaged" if state.battery.load is not None else "not told: counted as full"
-    pausing = [t.name for t in state.trainers if t.alive and t.conduct is not Conduct.CONTINUE]
-    source_paused = f"load_now x {policy.paused_load_share:g} (settings; {', '.join(pausing)} pause)"
-    if not pausing:
-        source_paused = "load_now: no living trainer pauses"
-    elif now.load_paused == now.load_now:
-        source_paused = "load_now: training is paused already"
-    return (_share("load_now", now.load_now, source_now), _share("load_paused", now.load_paused, source_paused))
-
-
-def _energy(policy: Policy, state: State, now: Budget) -> tuple[Term, ...]:
-    reading, battery = state.feed.reading, state.battery
-    health = "replace-battery is set" if reading is not None and reading.replace_battery else "settings or default"
     return (
-        _share("health", now.health, f"share of a new battery that a full charge holds: {health}"),
+        _share("load_now", now.load_now, source_now),
+        _share("load_paused", now.load_paused, paused_from(policy, state, now, at)),
+    )
+
+
+def _energy(policy: Policy, state: State, now: Budget, at: Wall) -> tuple[Term, ...]:
+    reading, battery = state.feed.reading, state.battery
+    health = health_view(policy, state, now.now_s, at).because
+    recharge = {"learned": "learned from a recharge", "settings": "settings"}[recharge_from(state)]
+    return (
+        _share("health", now.health, f"share of a new battery that a full charge holds; {health}"),
+        _seconds("recharge_s", learning.recharge_s(policy, battery.model), f"from empty to full; {recharge}"),
         _share("used", now.used, "our own energy account"),
         _share("left_by_account", max(0.0, now.health - now.used), "health - used"),
         _share("left_by_charge", battery.charged, f"health x charge: {_told(reading, 'charge_pct')}"),
@@ -82,12 +97,7 @@ def _energy(policy: Policy, state: State, now: Budget) -> tuple[Term, ...]:
 
 
 def _runtimes(policy: Policy, state: State, now: Budget) -> tuple[Term, ...]:
-    if policy.runtime_table:
-        tau = f"runtime_table of the settings ({len(policy.runtime_table)} points)"
-    elif state.battery.tau_point is not None:
-        tau = "reported runtime / charge on utility (no runtime_table)"
-    else:
-        tau = "not known: no runtime_table, no reported runtime"
+    tau = tau_from(policy, state)
     cut = "UPS countdown or FSD" if now.cut_in_s is not None else "no countdown"
     bounded = ", at most cut_in_s" if now.cut_in_s is not None else ""
     return (
@@ -112,21 +122,21 @@ def _needs(policy: Policy, state: State, now: Budget) -> tuple[Term, ...]:
         elif trainer.order is not None:
             source = "in flight: what is left of it"
         else:
-            source = "estimate of the trainer, or of the settings"
+            source = checkpoint_from(policy, state.learned, trainer)
         found.append(_seconds(f"checkpoint_s.{trainer.name}", rest_s, source))
     found.append(_seconds("checkpoint_s", now.checkpoint_s, "sum over a shared disk, largest over disks"))
     word = Term(name="grade", value=now.grade.value, unit="word", source="the most orderly stop that fits")
-    return (*found, word, *_stop(policy, now))
+    return (*found, word, *_stop(policy, state.learned, now))
 
 
-def _stop(policy: Policy, now: Budget) -> tuple[Term, ...]:
+def _stop(policy: Policy, learned: Learned, now: Budget) -> tuple[Term, ...]:
     bare_s = sums.stop_s(policy, now.grade, reserve_s=0.0)
     reserve_s = now.stop_s - bare_s
     if now.grade is Grade.BARE:
         return (_seconds("stop_s", now.stop_s, "bare: sync and forced power-off"),)
     median = now.grade is Grade.SHORT
     return (
-        _seconds("host_stop_s", bare_s - policy.ups_off_s, "median of past stops" if median else "q95 of past stops"),
+        _seconds("host_stop_s", bare_s - policy.ups_off_s, stop_from(policy, learned, now.grade)),
         _seconds("ups_off_s", policy.ups_off_s, "the UPS's countdown after the forced power-off"),
         _seconds("reserve_s", reserve_s, "settings" if not median else "settings, at most 20 s at this grade"),
         _seconds("stop_s", now.stop_s, "host_stop_s + ups_off_s + reserve_s"),

@@ -15,7 +15,7 @@ from powerguard.core.model import Battery, Feed, Maintenance, Policy
 from powerguard.daemon.port import ActionFigures, BmcView, Daemon, SourceView
 from powerguard.daemon.readiness import ERRORS, WARNINGS, is_ready, readiness
 from powerguard.daemon.status import plan_view, required_steps, status
-from tests.daemon.watched import NOW_S, PHASES, WALL_S, Watched, reading, scene
+from tests.daemon.watched import NOW_S, PHASES, WALL_S, Watched, reading, scene, taught
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -241,11 +241,11 @@ def example(name: str) -> dict[str, object]:
     return dict(json.loads((REFERENCE / f"{name}.json").read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("name", ["status-online", "status-holding", "plan-online", "plan-holding"])
+@pytest.mark.parametrize("name", ["status-online", "status-holding", "plan-online", "plan-holding", "plan-learned"])
 def test_examples_in_the_reference_are_true(name: str) -> None:
     """The documented objects are what the code makes; `tests/daemon/watched.py` is their world."""
     kind, _, phase = name.partition("-")
-    made = {"status": status, "plan": plan_view}[kind](scene(phase))
+    made = {"status": status, "plan": plan_view}[kind](taught() if phase == "learned" else scene(phase))
     assert example(name) == json.loads(json.dumps(made))
 
 

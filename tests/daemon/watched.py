@@ -88,7 +88,14 @@ POLICY = Policy(
 )
 
 TRAINER = Trainer(
-    name="llm", conduct=Conduct.PAUSE, checkpoint_s=20.0, disk="nvme0", step=48211, step_s=1.2, durable_step=48000
+    name="llm",
+    conduct=Conduct.PAUSE,
+    checkpoint_s=20.0,
+    told_s=20.0,
+    disk="nvme0",
+    step=48211,
+    step_s=1.2,
+    durable_step=48000,
 )
 
 
@@ -223,6 +230,8 @@ def taught(name: str = "online") -> Watched:
         cap=Drop(before=0.62, after=0.45, at_s=NOW_S - 30 * DAY_S, speed=0.81),
     )
     battery = replace(daemon.state.battery, model=model, health=0.8008)
+    if name == "online":
+        battery = replace(battery, charged=0.8008, gauge=0.9, left=0.8008)
     trainer = replace(daemon.state.trainers[0], checkpoint_s=19.0 * 1.125, told_s=25.0)
     daemon.state = replace(daemon.state, battery=battery, learned=learned, trainers=(trainer,))
     daemon.policy = fold(replace(daemon.policy, runtime_table=()), learned)
