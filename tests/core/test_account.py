@@ -340,6 +340,8 @@ def test_low_battery_that_is_over_leaves_nothing() -> None:
     assert spent.left == 0.0
     fresh = entered(Battery(at_s=299.0, used=0.0, load=0.75), reading(300.0, **told), reading(299.0), low_at_s=300.0)
     assert (fresh.left, fresh.suspect) == (near(1 / 3), None)
+    long_low = entered(Battery(at_s=299.0, used=0.0, load=0.75), reading(300.0, **told), reading(299.0), low_at_s=100.0)
+    assert long_low.left == 0.0, "not even with an account that has used nothing"
     unused = Battery(at_s=300.0, used=0.0, gauge=0.7, left=0.7, load=0.75)
     doubted = entered(unused, reading(300.0, runtime_s=260.0, **told), reading(299.0), low_at_s=300.0)
     assert doubted.left == near(0.7), "an account that has used nothing doubts it"

@@ -137,6 +137,7 @@ def test_energy_for_is_the_inverse_of_usable(needed: float) -> None:
         ({"reserve_s": 5.0}, 115.0, 50.0, 10.0),
         ({"stop_q95_s": 1.0, "stop_median_s": 45.0}, 61.0, 61.0, 10.0),  # short is never longer than full
         ({"bare_stop_s": 500.0}, 170.0, 65.0, 65.0),
+        ({"bare_stop_s": 500.0, "stop_q95_s": 1.0}, 61.0, 61.0, 61.0),  # nor is bare
     ],
 )
 def test_stop_s(changes: dict[str, float], full: float, short: float, bare: float) -> None:
@@ -233,6 +234,18 @@ def test_choose_grade_at_its_edges(checkpoint: float, grade: Grade) -> None:
     assert fit is (checkpoint < 5000.0)
 
 
+def test_what_needs_exactly_three_quarters_fits() -> None:
+    """Without a margin the sums are exact: 10 s and 170 s are three quarters of half of 480 s."""
+    bold = replace(POLICY, margin=0.0, floor=0.0)
+    for left, fit in ((0.5, True), (0.4999, False)):
+        assert sums.fits(bold, left=left, tau_paused_s=480.0, checkpoint=10.0, grade=Grade.FULL) is fit
+    bold = replace(bold, runtime_table=((0.5, 960.0), (1.0, 480.0)))
+    goes_on = (_trainer("t", 10.0, "", conduct=Conduct.CONTINUE),)
+    for left, fit in ((0.5, True), (0.4999, False)):
+        battery = Battery(at_s=100.0, used=0.0, left=left, load=1.0)
+        assert sums.budget(bold, battery, ON, goes_on, 100.0, grade=Grade.FULL).fits is fit
+
+
 def test_a_grade_is_never_better_than_allowed() -> None:
     for at_most, chosen in ((Grade.FULL, Grade.FULL), (Grade.SHORT, Grade.SHORT), (Grade.BARE, Grade.BARE)):
         assert sums.choose_grade(POLICY, left=1.0, tau_paused_s=9000.0, checkpoint=0.0, at_most=at_most) is chosen
@@ -298,7 +311,7 @@ def test_budget_before_a_cut() -> None:
     assert (bare.cut_in_s, bare.reff_s, bare.fits) == (100.0, 100.0, True)
     assert sums.budget(POLICY, FULL, feed, LLM, 190.0, grade=Grade.SHORT).cut_in_s == 0.0
     far = sums.budget(POLICY, FULL, replace(ON, countdown_at_s=9000.0), LLM, 100.0)
-    assert (far.reff_s, far.cut_in_s) == (near(216.0), 8870.0)
+    assert (far.reff_now_s, far.reff_s, far.cut_in_s) == (near(216.0), near(216.0), 8870.0)
 
 
 def test_budget_of_the_blind() -> None:
@@ -309,6 +322,8 @@ def test_budget_of_the_blind() -> None:
     assert (now.slack_s, now.fits, now.grade) == (None, False, Grade.FULL)
     cut = sums.budget(blind, FULL, replace(ON, countdown_at_s=300.0), LLM, 100.0)
     assert (cut.reff_now_s, cut.reff_s, cut.reff_paused_s, cut.fits) == (170.0, 170.0, 170.0, False)
+    assert sums.grade_left(blind, replace(now, grade=Grade.SHORT)) is Grade.SHORT, "nothing is known that lowers it"
+    assert sums.grade_left(blind, replace(now, left=None)) is Grade.FULL
 
 
 def test_the_grade_is_that_of_a_full_battery_unless_it_is_given() -> None:

@@ -1,5 +1,6 @@
 """Every witness for and against battery, one by one; countdowns, FSD and tests, each confirmed and taken back."""
 
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -54,13 +55,13 @@ def test_a_second_object_of_the_same_answer(witness: dict[str, Any], *, believed
     assert not later.unproven_battery
 
 
-@pytest.mark.parametrize(("apart_s", "believed"), [(0.19, False), (0.21, True), (1.0, True)])
+@pytest.mark.parametrize(("apart_s", "believed"), [(0.19, False), (0.2, True), (0.21, True), (1.0, True)])
 def test_a_second_reading(apart_s: float, *, believed: bool) -> None:
     """Two readings closer than 0.2 s are one observation."""
-    feed = seen((1.0, "utility"), (2.0, "battery"), (2.0 + apart_s, "battery"))
+    feed = seen((-1.0, "utility"), (0.0, "battery"), (apart_s, "battery"))
     assert (feed.supply is BATTERY, feed.suspect) == (believed, not believed)
     if believed:
-        assert feed.since_s == 2.0, "since the first of the two"
+        assert feed.since_s == 0.0, "since the first of the two"
 
 
 def test_a_battery_that_was_there_first_is_not_proven_by_repeating_itself() -> None:
@@ -241,6 +242,7 @@ def test_a_countdown_is_told_by_two_readings_and_taken_back_by_two() -> None:
     assert feed.countdown_at_s == 101.5
     assert seen((4.0, "utility", {"output_off_in_s": 60.0}), feed=feed).countdown_at_s == 64.0, "an earlier one counts"
     assert seen((4.0, "utility", {"output_off_in_s": 500.0}), feed=feed).countdown_at_s == 101.5, "a later one does not"
+    assert seen((4.0, "utility", {"output_off_in_s": 98.0}), feed=feed).countdown_at_s == 101.5, "nor one that is slow"
     once = seen((4.0, "utility"), feed=feed)
     assert once.countdown_at_s == 101.5, "one reading without it is not its end"
     assert seen((5.0, "utility"), feed=once).countdown_at_s is None
@@ -305,3 +307,34 @@ def test_one_plain_reading_takes_no_order_back_on_utility_either() -> None:
 def test_a_battery_after_an_unknown_output_began_when_it_was_seen() -> None:
     feed = seen((1.0, "utility"), (2.0, "unknown"), (9.0, "battery", {"on_battery_s": 5.0}))
     assert (feed.supply, feed.since_s) == (BATTERY, 4.0)
+    early = seen((1.0, "utility"), (2.0, "unknown"), (9.0, "battery", {"on_battery_s": 8.0}))
+    assert early.since_s == 1.0, "an unknown output is no proof of utility: the UPS's own count goes back beyond it"
+
+
+@pytest.mark.parametrize("flag", ["testing", "calibrating"])
+def test_a_test_that_is_announced_on_utility_has_begun(flag: str) -> None:
+    """The minute of a self-test runs from its flag, not from the transfer: the flag alone must not go the short way."""
+    assert seen((1.0, "utility"), (2.0, "utility"), (3.0, "utility", {flag: True})).test_since_s == 3.0
+
+
+@pytest.mark.parametrize(
+    ("field", "least", "most"),
+    [
+        ("runtime_s", 0.0, 1e7),
+        ("charge_pct", 0.0, 100.0),
+        ("load_pct", 0.0, 1000.0),
+        ("on_battery_s", 0.0, 1e7),
+        ("output_off_in_s", 0.0, 1e7),
+        ("watts", 0.0, 1e9),
+        ("input_v", -1e6, 1e6),
+        ("battery_temp_c", -300.0, 1000.0),
+    ],
+)
+def test_numbers_that_cannot_be_true_are_dropped_one_by_one(field: str, least: float, most: float) -> None:
+    """At either edge a number stays, beyond it it is not known, and beside it everything else stays as it was."""
+    told: dict[str, Any] = {"runtime_s": 90.0, "charge_pct": 50.0, "load_pct": 60.0, "watts": 700.0, "input_v": 230.0}
+    for value, kept in ((least, True), (most, True), (least - 0.5, False), (most + 0.5, False), (math.nan, False)):
+        reading = Reading(
+            at_s=1.0, ups="ups", source="snmp", output_source=OutputSource.UTILITY, **told | {field: value}
+        )
+        assert fusion.plausible(reading) == (reading if kept else replace(reading, **{field: None}))  # type: ignore[arg-type]

@@ -1,0 +1,200 @@
+"""One event, one answer: what may take the short way online, what time alone moves, what an outcome must not move."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from play import make_policy
+
+from powerguard.core.events import (
+    Conduct,
+    Done,
+    Event,
+    Failed,
+    Grade,
+    OutputSource,
+    PollNow,
+    PowerOff,
+    Reading,
+    SetMaintenance,
+    SyncFilesystems,
+    Tick,
+    TriggerCheckpoint,
+)
+from powerguard.core.machine import LATEST_S, step
+from powerguard.core.model import (
+    Battery,
+    EmergencyCheckpoint,
+    Feed,
+    OnBattery,
+    Online,
+    Outage,
+    Policy,
+    Shutdown,
+    State,
+    Step,
+    Supply,
+    Trainer,
+)
+
+POLICY = make_policy(["table=50:2000,100:1000"])
+BLIND = make_policy([])
+OUTAGE = Outage(id="o", since_s=0.0, grade=Grade.FULL)
+FULL = Battery(at_s=0.0, used=0.0, left=0.75, load=1.0)
+
+WRITER = Trainer(name="t", conduct=Conduct.PAUSE, checkpoint_s=10.0)
+
+
+def says(at_s: float, source: str = "utility", **told: object) -> Reading:
+    fields = {"load_pct": 100.0, "charge_pct": 100.0, **told}
+    return Reading(at_s=at_s, ups="ups", source="snmp", output_source=OutputSource(source), **fields)  # type: ignore[arg-type]
+
+
+def after(*events: Event, state: State | None = None, policy: Policy = POLICY) -> Step:
+    """Return the answer to the last of the events."""
+    answer = Step(State(battery=FULL) if state is None else state)
+    for event in events:
+        answer = step(policy, answer.state, event)
+    return answer
+
+
+def notes(answer: Step) -> list[tuple[str, str]]:
+    return [(note.event, note.because) for note in answer.notes]
+
+
+# --- The short way online -----------------------------------------------------------------------------------------
+
+
+def test_a_self_test_takes_from_the_account_at_every_reading() -> None:
+    """Energy is counted whatever the cause; the short way, which counts nothing, is for utility alone."""
+    began = [says(1.0), says(2.0, "battery", testing=True)]
+    on = [says(float(at_s), "battery", testing=True) for at_s in range(3, 7)]
+    answer = after(*began, *on)
+    assert isinstance(answer.state.phase, Online)
+    assert answer.state.battery.at_s == 6.0
+    # What lies between a utility and a battery reading counts as battery: 5 s of 1000.
+    assert answer.state.battery.used == pytest.approx(0.005)
+
+
+def test_as_long_as_a_battery_is_in_doubt_it_is_asked_again() -> None:
+    """A second answer within the same fifth of a second is no second witness, so that one is still wanted."""
+    first = after(says(1.0), says(2.0), says(3.0, "battery"))
+    second = after(says(3.1, "battery"), state=first.state)
+    for answer in (first, second):
+        assert [type(action) for action in answer.actions] == [PollNow]
+        assert isinstance(answer.state.phase, Online)
+
+
+def test_fsd_that_rises_on_utility_is_acted_on_at_its_second_reading() -> None:
+    """The delay runs already; a reading lost to the short way would be a second of it."""
+    state = State(battery=FULL, trainers=(WRITER,))
+    answer = after(says(1.0), says(2.0), says(3.0, forced_shutdown=True), says(4.0, forced_shutdown=True), state=state)
+    assert isinstance(answer.state.phase, EmergencyCheckpoint)
+    assert answer.state.phase.because == "fsd"
+    assert answer.notes[0].because == "fsd"
+
+
+def test_a_countdown_on_utility_is_named_as_the_reason() -> None:
+    state = State(battery=FULL, trainers=(WRITER,))
+    answer = after(says(1.0), says(2.0, output_off_in_s=200.0), says(3.0, output_off_in_s=199.0), state=state)
+    assert isinstance(answer.state.phase, EmergencyCheckpoint)
+    assert answer.state.phase.because == "countdown"
+
+
+# --- Time ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_tick_on_battery_brings_the_account_up_to_date() -> None:
+    """What the journal keeps between two readings is what a daemon that is started anew goes on with."""
+    state = State(
+        phase=OnBattery(outage=OUTAGE),
+        feed=Feed(supply=Supply.BATTERY, reading=says(100.0, "battery")),
+        battery=replace(FULL, at_s=100.0),
+    )
+    answer = after(Tick(at_s=101.0), state=state)
+    assert answer.state.battery.at_s == 101.0
+    assert answer.state.battery.used == pytest.approx(0.001)
+    assert answer.state.battery.left == pytest.approx(0.749)
+    on_utility = replace(state, phase=Online(), feed=Feed(supply=Supply.UTILITY))
+    assert after(Tick(at_s=101.0), state=on_utility).state.battery == state.battery
+
+
+@pytest.mark.parametrize(("at_s", "taken"), [(LATEST_S, True), (-LATEST_S, True), (1.001 * LATEST_S, False)])
+def test_what_is_no_time_is_not_taken_in(at_s: float, *, taken: bool) -> None:
+    word = SetMaintenance(at_s=at_s, until_s=at_s + 5.0, reason="", who="alice")
+    assert bool(after(word).notes) is taken
+
+
+# --- Calibration --------------------------------------------------------------------------------------------------
+
+
+def calibrating(at_s: float) -> Reading:
+    return says(at_s, "battery", calibrating=True)
+
+
+def test_a_calibration_of_the_blind_is_no_emergency() -> None:
+    """Without a runtime "blind" is true at every moment: it would end every calibration after eight seconds."""
+    answer = after(says(1.0), *(calibrating(float(at_s)) for at_s in range(2, 300)), policy=BLIND)
+    assert isinstance(answer.state.phase, Online)
+    assert not answer.actions
+
+
+def test_a_calibration_while_a_checkpoint_is_written() -> None:
+    """Of the one in flight only the rest counts, in a calibration as anywhere."""
+    flying = Trainer(name="t", conduct=Conduct.PAUSE, checkpoint_s=500.0, order="o-1", told_pause=True, eta_at_s=9.0)
+    for trainer, phase in ((flying, Online), (replace(flying, order=None), EmergencyCheckpoint)):
+        state = State(battery=FULL, trainers=(trainer,))
+        answer = after(says(1.0), *(calibrating(float(at_s)) for at_s in range(2, 9)), state=state)
+        assert isinstance(answer.state.phase, phase)
+
+
+# --- Outcomes -----------------------------------------------------------------------------------------------------
+
+LATCHED = Shutdown(
+    outage=OUTAGE,
+    boot_id=POLICY.boot_id,
+    latched_s=100.0,
+    because="budget",
+    waiting=("o-1", "o-2"),
+    prepare_by_s=105.25,
+    again_at_s=570.0,
+)
+
+
+def latched(outcome: type[Done | Failed], action: object, phase: Shutdown = LATCHED, **told: object) -> Step:
+    state = State(phase=phase, feed=Feed(supply=Supply.BATTERY))
+    more = {"reason": "refused"} if outcome is Failed else {}
+    return step(POLICY, state, outcome(at_s=101.0, action=action, took_s=1.0, **more, **told))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("outcome", [Done, Failed])
+def test_the_power_off_waits_for_its_own_preparations_only(outcome: type[Done | Failed]) -> None:
+    """A checkpoint that ends after the latch is not the disks' sync, whose word the power-off waits for."""
+    write = TriggerCheckpoint(id="o-0", by_s=200.0, trainer="t", reason="on_battery", after=Conduct.PAUSE, outage="o")
+    answer = latched(outcome, write)
+    assert answer.state.phase == LATCHED
+    assert not answer.actions
+    sync = SyncFilesystems(id="o-2", by_s=105.0, outage="o")
+    answer = latched(outcome, sync)
+    assert answer.state.phase == replace(LATCHED, waiting=("o-1",))
+    assert not answer.actions
+    answer = latched(outcome, sync, replace(LATCHED, waiting=("o-2",)))
+    assert [type(action) for action in answer.actions] == [PowerOff]
+
+
+def test_what_the_host_says_of_its_power_off_is_told() -> None:
+    """How it will be done is what an operator asks first when it was not done."""
+    ordered = replace(LATCHED, waiting=(), force_at_s=210.0)
+    off = PowerOff(id="o-3", by_s=106.0, outage="o", grade=Grade.FULL, force_after_s=109.0)
+    answer = latched(Done, off, ordered, detail=(("how", "powerguard-off"),))
+    (note,) = answer.notes
+    assert (note.event, note.numbers) == ("power_off_accepted", (("how", "powerguard-off"),))
+
+
+def test_maintenance_without_a_reason_is_the_operators_word() -> None:
+    word = SetMaintenance(at_s=5.0, until_s=9.0, reason="", who="alice")
+    assert notes(after(word)) == [("maintenance_set", "operator")]
+    assert notes(after(word, replace(word, at_s=6.0, until_s=0.0))) == [("maintenance_ended", "operator")]
