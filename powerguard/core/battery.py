@@ -22,7 +22,6 @@ AGING = 0.10
 """Points of health that are lost in a year."""
 DEPTH = 0.25
 """Least energy of a discharge that says anything about health, as a share of a full new battery."""
-LARGEST_ERROR = 0.10
 STEEP = 1.5
 """Seconds of reported runtime that go by in one second, above which the runtime was a fiction."""
 SLOPE_WINDOW_S = 120.0
@@ -30,6 +29,8 @@ SLOPE_WINDOW_S = 120.0
 _TABLE_ERROR = 0.02
 _KNEE_ERROR = 0.05
 _GAUGE_GRAIN = 0.015
+_LEAST_FALL = 0.2
+"""A gauge that tells whole percents is then off by less than ten points."""
 _FULL_CHARGE = 0.9
 _SETTLED_S = 30.0
 _BIN = 0.05
@@ -168,8 +169,6 @@ def _ended(policy: Policy, model: BatteryModel, used: float, at_s: float) -> Hea
     if found is None:
         return model.health
     share, error, how = found
-    if error > LARGEST_ERROR:
-        return model.health
     return Health(share=min(1.0, share), error=error, depth=depth, at_s=at_s, how=how)
 
 
@@ -187,7 +186,7 @@ def _by_charge(
     if not discharge.charge or discharge.charge_now is None:
         return None
     fallen = discharge.charge - discharge.charge_now
-    if fallen < _RECHARGE_DEPTH:
+    if fallen < _LEAST_FALL:
         return None
     share = depth / fallen
     error = _TABLE_ERROR + _GAUGE_GRAIN / fallen

@@ -64,7 +64,8 @@ def _begin(turn: Turn) -> None:
 
 
 def _stays_high(turn: Turn, phase: EmergencyCheckpoint | Holding) -> bool:
-    if phase.paused_load is None or turn.now_s - phase.began_s < turn.policy.cap_dwell_s:
+    lost = turn.state.feed.lost_since_s is not None
+    if lost or phase.paused_load is None or turn.now_s - phase.began_s < turn.policy.cap_dwell_s:
         return False
     return sums.load_of(turn.state.battery) > 1.15 * phase.paused_load + 0.02
 

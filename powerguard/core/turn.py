@@ -166,7 +166,8 @@ class Turn:
         if phase.paused_load is None:
             return
         load = sums.load_of(self.state.battery)
-        high = self.now_s >= phase.settle_by_s and load > 1.15 * phase.paused_load + 0.02
+        heard = self.state.feed.lost_since_s is None
+        high = heard and self.now_s >= phase.settle_by_s and load > 1.15 * phase.paused_load + 0.02
         self.tell_once(
             "load_not_fallen",
             f"training was paused, the load is still {100 * load:.0f} % (expected {100 * phase.paused_load:.0f} %)",
