@@ -33,7 +33,7 @@ from powerguard.core.events import (
 )
 from powerguard.core.learned import Drop, Health, Need
 from powerguard.core.machine import step
-from powerguard.core.model import Battery, Online, Policy, Recovery, State, Step, TrainerPolicy
+from powerguard.core.model import Battery, Holding, OnBattery, Online, Policy, Recovery, State, Step, TrainerPolicy
 from powerguard.core.plain import from_plain, to_plain
 from powerguard.core.recovery import Stored, restore
 from powerguard.sim.world.host import Answer
@@ -45,6 +45,9 @@ from powerguard.sim.world.world import SOURCE, UPS, World
 
 TRAINER = "llm"
 POLL_S = 1.0
+CALM_POLL_S = 2.0
+"""While the next thing to do is more than CALM_S away: time that nobody needs to see passes in larger steps."""
+CALM_S = 20.0
 SNAPSHOT_S = 5.0
 """The journal keeps every answer that orders or tells something, and otherwise the state this often."""
 _MISSES = 3
@@ -125,6 +128,7 @@ class Guarded:
         self._missed = 0
         self._kills = [kill for kill in world.scene.kills if kill[0] > world.now_s]
         self._back_s: float | None = None
+        self._foreseen_s = self._busy_s = -math.inf
 
     # --- As the engine sees it ---------------------------------------------------------------------------------------
 
@@ -193,10 +197,22 @@ class Guarded:
             self._ask_s = math.inf
             self._read()
         if now_s >= self._poll_s:
-            self._poll_s += POLL_S
             self._watch()
             self._read()
+            self._poll_s += CALM_POLL_S if self._is_calm() else POLL_S
         self._plan()
+
+    def _is_calm(self) -> bool:
+        """The core itself foresees nothing for a while, and nobody owes it an answer."""
+        state, now_s = self._state, self.world.now_s
+        if self._open or not isinstance(state.phase, OnBattery | Holding) or self.world.scene.order is not None:
+            return False
+        if now_s >= self._foreseen_s:
+            self._foreseen_s = now_s + CALM_S / 2
+            budget = plan.outage_budget(self._policy, state, now_s + self._offset_s)
+            next_s = next((told.at_s for told in plan.forecast(self._policy, state, budget)), None)
+            self._busy_s = now_s if next_s is None else next_s - self._offset_s - CALM_S
+        return now_s < self._busy_s
 
     def _plan(self) -> None:
         if self._back_s is not None:
@@ -379,10 +395,13 @@ class Guarded:
             return 0.0
         pack = world.scene.pack(world.site)
         pack.left = world.pack.left
-        gauge, began_s, waited_s = world.scene.new_gauge(), world.now_s, 0.0
-        while waited_s < 2.0 * pack.recharge_s:
-            waited_s += 60.0
-            pack.charge(60.0)
+        gauge, began_s = world.scene.new_gauge(), world.now_s
+        shut_s, open_s = 0.0, 2.0 * pack.recharge_s
+        empty = pack.left
+        while open_s - shut_s > 60.0:
+            waited_s = 0.5 * (shut_s + open_s)
+            pack.left = empty
+            pack.charge(waited_s)
             told = gauge.tell(began_s + waited_s, pack, world.load, on_battery=False)
             charge = None if told.charge_pct is None else told.charge_pct / 100.0
             battery = self._charged(state.battery, charge, waited_s)
@@ -391,8 +410,10 @@ class Guarded:
                 reading = replace(reading, charge_pct=told.charge_pct)
             charged = replace(state, battery=battery, feed=replace(state.feed, reading=reading))
             if plan.gate_open(policy, charged, state.battery.at_s + waited_s):
-                break
-        return waited_s
+                open_s = waited_s
+            else:
+                shut_s = waited_s
+        return open_s
 
     def _charged(self, battery: Battery, charge: float | None, waited_s: float) -> Battery:
         """The account as it will be: what is put back, and the charge told then."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from powerguard.core.events import Conduct, Scalar
-from powerguard.sim.world.scene import NEVER_S, Scene
+from powerguard.sim.world.scene import Scene
 from powerguard.sim.world.site import Site
 from powerguard.sim.world.streams import stream, uniform
 
@@ -137,10 +137,9 @@ class Host:
             self.pause(at_s)
         elif self.training and trainer.stall_s:
             self.progress_s = max(self.durable_s, self.progress_s - trainer.stall_s)
-        ends_s = NEVER_S if hung else begin_s + takes_s
-        self._disk_free_s = ends_s
-        if ends_s >= NEVER_S:
-            return Answer(after_s=math.inf)
+        if hung:
+            return Answer(after_s=math.inf)  # A collective that never ends; the next one is another one.
+        ends_s = self._disk_free_s = begin_s + takes_s
         begun: list[float] = []
         self._later(begin_s, lambda: begun.append(self.progress_s))
         self._later(ends_s, lambda: self._durable(begun[-1]))

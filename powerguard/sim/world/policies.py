@@ -1,13 +1,13 @@
 """Who decides: powerguard, what people use today, and the oracle. The same seed gives each of them the same world."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from powerguard.core.events import Conduct, OutputSource, Reading
 from powerguard.sim.world import oracle
 from powerguard.sim.world.guarded import Guarded
-from powerguard.sim.world.run import Maker, Result, play
+from powerguard.sim.world.run import Decider, Result, play
 from powerguard.sim.world.scene import draw
 from powerguard.sim.world.site import Site
 from powerguard.sim.world.world import World
@@ -118,7 +118,7 @@ class Apcupsd(Plain):
         return 0.0 if low else None
 
 
-MAKERS: Final[Mapping[str, Maker]] = {
+MAKERS: Final[Mapping[str, Callable[[World], Decider]]] = {
     "powerguard": Guarded,
     "fixed": Fixed,
     "nut": Nut,

@@ -5,6 +5,7 @@ was. The loss is training time, in seconds at full speed, from the first cut unt
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,14 +26,25 @@ BARE_NEED_S = 15.0
 class Decider(Protocol):
     """Decides for one host, boot by boot. It looks when it wants to and orders what it likes of `world`."""
 
-    next_s: float
-    """When it wants to look next, in the world's time."""
-    holds_training: bool
-    """Training does not start by itself after a boot; this policy starts it."""
-    settled: bool
-    """Nothing that it began is still under way: as far as it is concerned, the outage is over."""
-    gate_wait_s: float
-    """How much longer than HostSite.resumed_s it would make training wait after a return, for charge."""
+    @property
+    def next_s(self) -> float:
+        """When it wants to look next, in the world's time."""
+        ...
+
+    @property
+    def holds_training(self) -> bool:
+        """Training does not start by itself after a boot; this policy starts it."""
+        ...
+
+    @property
+    def settled(self) -> bool:
+        """Nothing that it began is still under way: as far as it is concerned, the outage is over."""
+        ...
+
+    @property
+    def gate_wait_s(self) -> float:
+        """How much longer than HostSite.resumed_s it would make training wait after a return, for charge."""
+        ...
 
     def boot(self, *, was_off_s: float | None) -> None:
         """The host is up and the policy's daemon starts. was_off_s: None at the first start."""
@@ -77,15 +89,7 @@ class Result:
         return any(kind == whose for _, kind in self.dirty)
 
 
-class Maker(Protocol):
-    """Makes a policy for a world."""
-
-    def __call__(self, world: World) -> Decider:
-        """Return it; its first look is up to it."""
-        ...
-
-
-def play(scene: Scene, site: Site, make: Maker) -> Result:
+def play(scene: Scene, site: Site, make: Callable[[World], Decider]) -> Result:
     """Play one outage. make: the policy, given the world."""
     world = World(scene, site, began_s=-WARM_S)
     stage = _Stage(world, make(world))
