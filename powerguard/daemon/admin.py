@@ -22,8 +22,11 @@ from typing import Final
 import structlog
 from aiohttp import web
 
-from powerguard.core.events import Abort, CheckpointNow, SetMaintenance
+from powerguard.core.drill_checks import SCOPES, refusal
+from powerguard.core.events import Abort, BatteryReplaced, CheckpointNow, SetMaintenance, StartDrill, StopDrill
+from powerguard.core.model import Online, Supply
 from powerguard.core.table import phase_name
+from powerguard.daemon.drills import drill_plan
 from powerguard.daemon.http import (
     BACKLOG,
     Answer,
@@ -175,6 +178,10 @@ class Admin:
             "abort": (self.abort, True),
             "maintenance": (self.maintenance, True),
             "checkpoint": (self.checkpoint, True),
+            "drill": (self.drill, True),
+            "drill_stop": (self.drill_stop, True),
+            "drill_plan": (self.drill_plan, False),
+            "battery-replaced": (self.battery_replaced, True),
             "event": (self.event, False),
         }
         for name, (verb, changes) in verbs.items():
@@ -223,6 +230,15 @@ def _text(body: Mapping[str, object], key: str) -> str:
         msg = f"{key}: must be a text"
         raise _BadRequestError(msg)
     return clean_text(value, 200)
+
+
+def _drill_words(body: Mapping[str, object]) -> tuple[tuple[str, ...], str]:
+    """Read scopes and witness of a drill; what they may be is asked by `refusal`."""
+    scopes = body.get("scopes", [])
+    if not isinstance(scopes, list) or not all(isinstance(scope, str) for scope in scopes) or len(scopes) > len(SCOPES):
+        msg = f"scopes: must be a list of {', '.join(SCOPES)}"
+        raise _BadRequestError(msg)
+    return tuple(clean_text(scope, 40) for scope in scopes), _text(body, "witness") or "simulated"
 
 
 def _bind(path: Path, mode: int, gid: int | None) -> socket.socket:

@@ -21,6 +21,7 @@ from powerguard.core.events import (
     Detail,
     EnsurePolicy,
     Event,
+    PauseTrainer,
     PowerOff,
     ResumeTrainer,
     ResumeTraining,
@@ -118,6 +119,7 @@ def build(settings: Settings, hands: Hands, publish: Callable[[Event], None], *,
     disks = SyncEffector([*settings.checkpoint_dirs, *folders], spawn=hands.spawn, clock=hands.clock)
     effectors: dict[type[Action], Effector] = {
         TriggerCheckpoint: hold,
+        PauseTrainer: hold,
         ResumeTrainer: hold,
         EnsurePolicy: BmcEffector(bmc, spawn=hands.spawn, clock=hands.clock, limit_s=policy.bmc_limit_s),
         SyncFilesystems: disks if armed else Recorder(),

@@ -13,6 +13,7 @@ from powerguard.core import plan
 from powerguard.core.events import OutputSource
 from powerguard.core.model import Online, Supply
 from powerguard.core.table import TABLE, phase_name
+from powerguard.daemon.drill_families import DRILLS
 from powerguard.daemon.learned_families import LEARNED
 from powerguard.daemon.port import ACTION_WORDS
 from powerguard.daemon.readiness import ERRORS, WARNINGS, is_ready
@@ -366,6 +367,7 @@ SECTIONS: Final[Mapping[str, tuple[Family, ...]]] = {
     "The UPS": _UPS,
     "The budget": _BUDGET,
     "What was learned": LEARNED,
+    "Drills": DRILLS,
     "Trainers": _TRAINERS,
     "Coming back": _RETURN,
     "Actions": _ACTIONS,

@@ -15,6 +15,8 @@ import structlog
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from powerguard.daemon.drills import drill_view
+from powerguard.daemon.learned import battery_view
 from powerguard.daemon.metrics import registry, scrape
 from powerguard.daemon.port import Daemon
 from powerguard.daemon.readiness import HUNG_AFTER_S, is_ready, readiness
@@ -182,9 +184,17 @@ class Views:
         """Everything that an operator asks about."""
         return self.answer("status", lambda: as_json(status(self._daemon)))
 
+    def drill(self) -> Answer:
+        """The drill that runs, and the report of the last one."""
+        return self.answer("drill", lambda: as_json(drill_view(self._daemon)))
+
     def plan(self) -> Answer:
         """The budget term by term, and what happens next."""
         return self.answer("plan", lambda: as_json(plan_view(self._daemon)))
+
+    def battery(self) -> Answer:
+        """What was learned of battery, loads and needs."""
+        return self.answer("battery", lambda: as_json(battery_view(self._daemon)))
 
 
 def as_json(body: Json, code: int = 200) -> Answer:
@@ -223,6 +233,8 @@ def add_reads(app: web.Application, daemon: Daemon) -> None:
     app.router.add_get("/readyz", handler(views.readyz))
     app.router.add_get("/api/v1/status", handler(views.status))
     app.router.add_get("/api/v1/plan", handler(views.plan))
+    app.router.add_get("/api/v1/drill", handler(views.drill))
+    app.router.add_get("/api/v1/battery", handler(views.battery))
 
 
 def application() -> web.Application:

@@ -303,12 +303,12 @@ class Loop:
             self._changed.clear()
             if self._stopping:
                 return
-            if isinstance(self.state.phase, Online) and self._reload is not None:
+            if self._is_quiet() and self._reload is not None:
                 return
             self.settings_ok = False
             log.warning(
                 "settings_refused",
-                because=f"the phase is {phase_name(self.state.phase)}: settings do not change while an outage runs",
+                because=f"the phase is {phase_name(self.state.phase)}: settings do not change in an outage or a drill",
             )
 
     def _take_new_settings(self) -> None:
@@ -457,10 +457,11 @@ class Loop:
 
     async def _settle(self) -> None:
         """Let the last events be answered and short actions end: the return may just be being armed."""
-        by_s = self.clock() + (0.5 if isinstance(self.state.phase, Online) else STOP_LIMIT_S)
+        by_s = self.clock() + (0.5 if self._is_quiet() else STOP_LIMIT_S)
         while self.clock() < by_s:
             waiting = [action for _, action in self._in_flight.values() if isinstance(action, EnsurePolicy)]
-            if self._queue.empty() and not self._answering and not waiting:
+            undoing = self.state.drill is not None and isinstance(self.state.phase, Online)
+            if self._queue.empty() and not self._answering and not waiting and not undoing:
                 break
             self._settled.clear()
             try:
@@ -472,6 +473,9 @@ class Loop:
             # Without an outcome in the journal it is ordered again by the next daemon of this boot.
             task.cancel()
         log.info("daemon_stopped", phase=phase_name(self.state.phase), dropped=self._dropped)
+
+    def _is_quiet(self) -> bool:
+        return isinstance(self.state.phase, Online) and self.state.drill is None
 
     def _status_line(self) -> str:
         mode = "" if self.armed else " (dry-run)"

@@ -13,6 +13,7 @@ from powerguard.core.events import (
     EnsurePolicy,
     Event,
     Outcome,
+    PauseTrainer,
     PowerOff,
     RestorePower,
     ResumeTrainer,
@@ -24,6 +25,7 @@ from powerguard.core.model import Policy, State
 
 ACTION_WORDS: Final[Mapping[type[Action], str]] = {
     TriggerCheckpoint: "checkpoint",
+    PauseTrainer: "pause_trainer",
     ResumeTrainer: "resume_trainer",
     EnsurePolicy: "bmc_policy",
     CapPower: "cap_power",

@@ -240,6 +240,6 @@ def _of_alarms(state: State) -> list[Reason]:
 
 def _of_trainers(state: State) -> list[Reason]:
     """Who was paused and is told to go on by nobody any more: a resume that failed, an outage that was forgotten."""
-    if not isinstance(state.phase, Online):
+    if not isinstance(state.phase, Online) or state.drill is not None:
         return []
     return [_reason("training_paused", trainer.name) for trainer in state.trainers if trainer.alive and trainer.paused]

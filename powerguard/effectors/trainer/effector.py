@@ -18,6 +18,7 @@ from powerguard.core.events import (
     CheckpointProgress,
     Conduct,
     Detail,
+    PauseTrainer,
     ResumeTrainer,
     TrainerSeen,
     TriggerCheckpoint,
@@ -28,11 +29,13 @@ from powerguard.effectors.trainer.checkpoint import CheckpointRun
 from powerguard.effectors.trainer.conduct import BACKOFF_S
 from powerguard.effectors.trainer.options import MAX_SOCKET_PATH, TrainerOptions
 from powerguard.effectors.trainer.peer import Answer, GoneError, Peer, PeerError, StrangerError
-from powerguard.wire import RESUME_PATH, STATUS_PATH, After, TrainerStatus, WireError, clean_text
+from powerguard.wire import PAUSE_PATH, RESUME_PATH, STATUS_PATH, After, TrainerStatus, WireError, clean_text
 
 Publish = Callable[[TrainerSeen | CheckpointProgress], None]
 
 MAX_DISCOVERED = 64
+PAUSE_LOOK_S = 0.25
+"""How often a trainer that is to stand still is asked whether it does."""
 _SOCKET_NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,63})\.sock")
 _ORDER = (After.CONTINUE, After.PAUSE, After.EXIT)
 _log = structlog.get_logger("powerguard.trainer")
@@ -49,7 +52,7 @@ class _Watched:
 
 
 class TrainerEffector:
-    """Carries out TriggerCheckpoint and ResumeTrainer, for configured trainers and those found by their sockets.
+    """Carries out TriggerCheckpoint, PauseTrainer and ResumeTrainer, for trainers of the settings and those found.
 
     publish: takes TrainerSeen and CheckpointProgress; never blocks. discover_dir: where trainers put their sockets;
     None: only configured ones count. discover_uids: whose sockets there are believed; root's and our own always are.
@@ -82,7 +85,7 @@ class TrainerEffector:
         return tuple(self._watched)
 
     async def carry_out(self, action: Action) -> Detail:
-        """Ask for a checkpoint and see it through to durable, or let training go on. Raises EffectorError.
+        """Ask for a checkpoint and see it through, let training stand still, or go on. Raises EffectorError.
 
         The caller cancels it at `action.by_s`; it ends by itself a little before that.
         """
@@ -100,6 +103,8 @@ class TrainerEffector:
                 return await run.run()
             case ResumeTrainer(trainer=name):
                 return await self._resume(self._find(name))
+            case PauseTrainer(trainer=name):
+                return await self._pause(self._find(name))
             case _:
                 pass
         msg = f"{type(action).__name__} is nothing that a trainer can do"
@@ -159,6 +164,38 @@ class TrainerEffector:
                 break
         msg = f"{what} (expected 200; training may still stand: POST {RESUME_PATH} by hand)"
         raise EffectorError(msg)
+
+    # --- Standing still -------------------------------------------------------------------------------------------
+
+    async def _pause(self, watched: _Watched) -> Detail:
+        """Tell a trainer to stand still, and wait until it does: it finishes its step first.
+
+        Only a native trainer can. Whatever comes of it, it may still pause later: who asked has to let it go on.
+        """
+        peer = watched.peer
+        answer = await peer.call("POST", PAUSE_PATH, body=b"{}")
+        while True:
+            if isinstance(answer, GoneError):
+                self._tell(watched, self._absent(watched))
+            if isinstance(answer, PeerError):
+                raise EffectorError(str(answer))
+            if answer.status in (404, 405, 501):
+                msg = f"{peer.options.url}: cannot be paused (it has no POST {PAUSE_PATH}; embed powerguard.trainer)"
+                raise EffectorError(msg)
+            status = TrainerStatus.parse(answer.body) if 200 <= answer.status < 300 else None
+            if not isinstance(status, TrainerStatus):
+                reason = f"HTTP {answer.status}" if status is None else status.reason
+                msg = f"{peer.options.url}: POST {PAUSE_PATH}: {reason} (expected 200 and its status)"
+                raise EffectorError(msg)
+            self._tell(watched, seen(peer.options, status, self._clock()))
+            if status.paused:
+                return (("native", True), ("paused", True), ("step", status.step))
+            if status.conduct is After.CONTINUE:
+                msg = f"{peer.options.url}: is not willing to pause (its conduct is continue)"
+                raise EffectorError(msg)
+            # A step boundary comes when it comes, and the trainer cannot call us.
+            await asyncio.sleep(PAUSE_LOOK_S)  # noqa: TID251
+            answer = await peer.call("GET", STATUS_PATH)
 
     # --- Looking --------------------------------------------------------------------------------------------------
 
