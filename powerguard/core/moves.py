@@ -26,6 +26,8 @@ RETRY_S = 5.0
 GUARD_CHECKPOINT_S = 60.0
 """Below the charge gate, and while a trainer trains on through a hold: a checkpoint this often."""
 RESUME_TRIES = 3
+PAUSED_LOAD_GUARD = 1.25
+"""With the source lost, a measured paused load counts as this much of it (DESIGN 4.2)."""
 _WORTH_TELLING_S = 1.0
 
 
@@ -66,10 +68,10 @@ def _enter(turn: Turn, old: Phase, target: type[Phase], because: str) -> Phase:
     """Return the new phase and order what it begins with."""
     if target is Online or isinstance(old, Online):
         trainers.forget_outage(turn)
-    if target is Online:
-        return Online()
     if isinstance(old, Online):
         drill.interrupt(turn, because)
+    if target is Online:
+        return Online()
     outage = _new_outage(turn) if isinstance(old, Online) else old.outage
     if target is OnBattery:
         return OnBattery(outage=replace(outage, aborted_by=turn.aborted_by(outage)))
@@ -165,12 +167,24 @@ def duties(turn: Turn) -> None:
             if isinstance(phase, EmergencyCheckpoint | Holding):
                 trainers.tend(turn, hold=isinstance(phase, Holding), repeat_s=GUARD_CHECKPOINT_S)
                 turn.watch_load(phase)
+                _reckon_paused(turn, phase)
             if isinstance(phase, Holding):
                 trainers.learn_drop(turn, phase)
         case Shutdown():
             _finish(turn, phase)
         case Recovery():
             _resume(turn, phase)
+
+
+def _reckon_paused(turn: Turn, phase: EmergencyCheckpoint | Holding) -> None:
+    """The source is lost and everybody has paused: a drop that was measured counts, with a quarter on top."""
+    feed, battery, learned = turn.state.feed, turn.state.battery, turn.state.learned
+    if feed.lost_since_s is None or phase.paused_load is None or battery.load is None:
+        return
+    pausing = [t for t in turn.state.trainers if t.alive and t.conduct is not Conduct.CONTINUE]
+    measured = all(t.paused and needs.drop_of(learned, t.name) is not None for t in pausing)
+    if measured and PAUSED_LOAD_GUARD * phase.paused_load < battery.load:
+        turn.update(battery=replace(battery, load=PAUSED_LOAD_GUARD * phase.paused_load))
 
 
 def _guard(turn: Turn) -> None:

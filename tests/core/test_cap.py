@@ -1,8 +1,12 @@
 """GPU power is capped where a drill has shown that it pays, and put back whatever happens."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy
 
 from powerguard.core import cap
