@@ -106,6 +106,8 @@ def test_runtime_short_at_a_quarter_of_a_small_battery(reff_s: float, because: s
         (4.0, 0.28, "budget"),
         (0.0, 0.2739, "budget"),  # 173.9 s now, 169.9 after the dwell: waiting would turn fits into does not fit
         (0.0, 0.2741, ""),
+        (2.0, 0.2721, ""),  # only the two seconds that are left of the dwell still cost
+        (2.0, 0.2719, "budget"),
     ],
 )
 def test_the_dwell_of_a_pause(waited_s: float, left: float, because: str) -> None:
@@ -349,6 +351,21 @@ def test_the_gate_at_boot_counts_with_the_load_that_training_had(load_at_start: 
     assert bool(gate(replace(at, battery=replace(at.battery, load=0.1)))) is opens
 
 
+def test_a_load_that_nobody_knows_is_full_and_not_more() -> None:
+    """230 s open the gate at full load; twice that load would leave less than half of them."""
+    at = state(seconds(230.0), Recovery(outage=OUTAGE, began_s=1.0, clean=True))
+    assert gate(replace(at, battery=replace(at.battery, load=0.1))) == "budget"
+
+
+@pytest.mark.parametrize(("eta_s", "because"), [(29.0, "budget"), (31.0, "")])
+def test_at_the_gate_too_only_the_rest_of_a_checkpoint_in_flight_counts(eta_s: float, because: str) -> None:
+    """30 s and 170 s are three quarters of 266.67 s; the trainer's estimate alone, 100 s, would keep it shut."""
+    writing = Trainer(name="t", conduct=Conduct.CONTINUE, checkpoint_s=100.0, order="o-1", eta_at_s=NOW_S + eta_s)
+    at = replace(state(seconds(266.7), Online()), trainers=(writing,))
+    assert gate(at) == because
+    assert gate(replace(at, trainers=(replace(writing, order=None),))) == ""
+
+
 @pytest.mark.parametrize(
     ("charge_pct", "because"), [(None, "charge not told"), (39.9, ""), (40.0, "charge_pct"), (95.0, "charge_pct")]
 )
@@ -399,9 +416,21 @@ def test_forecast_of_a_short_runtime_of_a_cut_and_of_the_latched() -> None:
     assert forecast(state(0.75), small)[0] == ("emergency_checkpoint", 705.0, "runtime_short")
     cut = forecast(state(0.75, cut_at_s=400.0))
     assert cut[-1] == ("shutdown", 200.0, "budget"), "170 s before the guard of 30 s before the cut"
+    late = forecast(state(0.75, cut_at_s=200.0))
+    assert late[-1] == ("shutdown", 100.0, "budget"), "where it no longer fits: now"
     latched = Shutdown(outage=OUTAGE, boot_id="b", latched_s=1.0, because="why")
     assert forecast(state(0.1, latched)) == [("forced power-off", None, "why")]
     assert forecast(state(0.1, replace(latched, force_at_s=140.0))) == [("forced power-off", 140.0, "why")]
+
+
+def test_the_forecast_of_a_small_battery_is_what_the_rule_says_then() -> None:
+    """A quarter of 75 s, 18.75 s, is short for it: so many seconds of what is dared with, and no 45."""
+    small = replace(POLICY, runtime_table=((1.0, 100.0),), stop_q95_s=1.0, reserve_s=0.0)
+    floor = sums.energy_for(small, 0.1875)
+    at_s = NOW_S + (0.75 - floor) * 100.0
+    assert forecast(state(0.75), small)[0] == ("emergency_checkpoint", round(at_s, 3), "runtime_short")
+    assert checkpoint(state(floor + 1e-6), small) == ""
+    assert checkpoint(state(floor - 1e-6), small) == "runtime_short"
 
 
 def test_forecast_of_the_blind() -> None:

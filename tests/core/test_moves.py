@@ -1,0 +1,211 @@
+"""What a move remembers and what lasts in a phase: the load that is awaited, who goes on, who is gone, who is told."""
+
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from play import make_policy
+
+from powerguard.core import trainers
+from powerguard.core.events import (
+    Conduct,
+    Done,
+    Failed,
+    Grade,
+    OutputSource,
+    PowerOff,
+    Reading,
+    ResumeTrainer,
+    Tick,
+    TrainerSeen,
+    TriggerCheckpoint,
+)
+from powerguard.core.machine import step
+from powerguard.core.model import (
+    Battery,
+    EmergencyCheckpoint,
+    Feed,
+    Holding,
+    OnBattery,
+    Online,
+    Outage,
+    Phase,
+    Recovery,
+    Shutdown,
+    State,
+    Step,
+    Supply,
+    Trainer,
+)
+from powerguard.core.turn import Turn
+
+POLICY = make_policy(["table=50:2000,100:1000", "trainer=a:pause:10", "boot_id=0123456789"])
+OUTAGE = Outage(id="o", since_s=0.0, grade=Grade.FULL, policy_asked=True, load_at_start=1.0)
+PAUSES = Trainer(name="a", conduct=Conduct.PAUSE, checkpoint_s=10.0)
+GOES_ON = Trainer(name="a", conduct=Conduct.CONTINUE, checkpoint_s=10.0)
+ON_BATTERY = OnBattery(outage=OUTAGE)
+HOLD = Holding(outage=OUTAGE, began_s=50.0)
+
+
+def says(at_s: float, source: str = "battery", **told: object) -> Reading:
+    return Reading(at_s=at_s, ups="ups", source="snmp", output_source=OutputSource(source), load_pct=100.0, **told)  # type: ignore[arg-type]
+
+
+def at_100(phase: Phase, *known: Trainer, left: float = 0.75, supply: Supply = Supply.BATTERY) -> State:
+    """Return a state of second 100, two readings into its supply, at full load."""
+    source = "battery" if supply is Supply.BATTERY else "utility"
+    return State(
+        phase=phase,
+        feed=Feed(supply=supply, since_s=60.0, reading=says(100.0, source), previous=says(99.0, source)),
+        battery=Battery(at_s=100.0, used=0.0, left=left, load=1.0),
+        trainers=known,
+    )
+
+
+def notes(answer: Step) -> list[str]:
+    return [note.event for note in answer.notes]
+
+
+def checkpoints(answer: Step) -> list[str]:
+    return [action.trainer for action in answer.actions if isinstance(action, TriggerCheckpoint)]
+
+
+# --- Into the emergency -------------------------------------------------------------------------------------------
+
+
+def emergency(*known: Trainer) -> EmergencyCheckpoint:
+    phase = step(POLICY, at_100(ON_BATTERY, *known, left=0.25), says(101.0)).state.phase
+    assert isinstance(phase, EmergencyCheckpoint)
+    return phase
+
+
+@pytest.mark.parametrize(("step_s", "settles_s"), [(0.0, 45.0), (15.0, 45.0), (16.0, 47.0), (40.0, 95.0)])
+def test_a_load_may_follow_the_pause_by_two_of_the_slowest_steps(step_s: float, settles_s: float) -> None:
+    """A trainer pauses between two steps: two of them and 15 s, and 45 s at least, before the load is asked again."""
+    quick = replace(PAUSES, name="quick", step_s=1.0)
+    assert emergency(quick, replace(PAUSES, step_s=step_s)).settle_by_s == 101.0 + settles_s
+    gone = replace(PAUSES, name="gone", alive=False, step_s=500.0)
+    assert emergency(quick, replace(PAUSES, step_s=step_s), gone).settle_by_s == 101.0 + settles_s
+
+
+def test_where_nobody_pauses_no_lower_load_is_awaited() -> None:
+    """An expected load would count in the commit test, and its failing to come would be an alarm that means nothing."""
+    assert emergency(GOES_ON).paused_load is None
+    assert emergency(GOES_ON, replace(PAUSES, name="b")).paused_load == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(("at_s", "id_"), [(0.0, "01234567-0"), (7.25, "01234567-72")])
+def test_an_outage_is_named_after_its_boot_and_its_tenth_of_a_second(at_s: float, id_: str) -> None:
+    phase = step(POLICY, State(), says(at_s, input_present=False)).state.phase
+    assert not isinstance(phase, Online)
+    assert phase.outage.id == id_
+
+
+def test_the_story_says_how_long_until_a_cut() -> None:
+    """The cut is in 200 s, and everything but a bare stop keeps 30 s before it clear."""
+    first = step(POLICY, at_100(ON_BATTERY, PAUSES), says(101.0, output_off_in_s=201.0))
+    told = step(POLICY, first.state, says(102.0, output_off_in_s=200.0))
+    (moved,) = (note for note in told.notes if note.event == "phase_changed")
+    assert dict(moved.numbers)["cut_in_s"] == 170.0
+
+
+def test_a_load_that_has_not_fallen_is_told_beside_the_one_that_was_expected() -> None:
+    phase = replace(HOLD, paused_load=0.4, settle_by_s=101.0)
+    durable = replace(PAUSES, durable=True, paused=True, told_pause=True)
+    answer = step(POLICY, at_100(phase, durable), says(101.0))
+    (note,) = (note for note in answer.notes if note.event == "load_not_fallen_raised")
+    assert note.because == "training was paused, the load is still 100 % (expected 40 %)"
+
+
+# --- While it lasts -----------------------------------------------------------------------------------------------
+
+
+def test_in_a_hold_who_goes_on_gets_a_checkpoint_every_minute() -> None:
+    """Its work at risk grows while everybody else stands still."""
+    spent = replace(GOES_ON, durable=True, ordered_at_s=30.0, durable_at_s=41.0)
+    assert checkpoints(step(POLICY, at_100(HOLD, spent), Tick(at_s=100.9))) == []
+    assert checkpoints(step(POLICY, at_100(HOLD, spent), Tick(at_s=101.0))) == ["a"]
+    stands = replace(spent, conduct=Conduct.PAUSE, told_pause=True, paused=True)
+    assert checkpoints(step(POLICY, at_100(HOLD, stands), Tick(at_s=101.0))) == []
+
+
+WRITING = replace(GOES_ON, checkpoint_s=500.0, order="o-1", ordered_at_s=99.0)
+
+
+@pytest.mark.parametrize(("eta_at_s", "opens"), [(110.0, True), (590.0, False)])
+def test_every_gate_asks_for_the_rest_of_a_checkpoint_that_is_still_written(eta_at_s: float, *, opens: bool) -> None:
+    """After a return in place, while a guard stands, and at boot alike: one in flight is nearly done or it is not."""
+    writing = replace(WRITING, eta_at_s=eta_at_s)
+    on_battery = at_100(ON_BATTERY, writing, left=0.4)
+    returned = step(POLICY, on_battery, says(101.0, "utility"))
+    assert isinstance(returned.state.phase, Online)
+    assert ("guard_started" in notes(returned)) is not opens
+    guarded = replace(at_100(Online(), writing, left=0.4, supply=Supply.UTILITY), rearm_checkpoint_at_s=150.0)
+    assert ("guard_ended" in notes(step(POLICY, guarded, Tick(at_s=101.0)))) is opens
+    boot = at_100(Recovery(outage=OUTAGE, began_s=50.0, clean=True), writing, left=0.4, supply=Supply.UTILITY)
+    assert ("gate_opened" in notes(step(POLICY, boot, Tick(at_s=101.0)))) is opens
+
+
+def test_a_power_off_that_has_been_ordered_waits_for_nothing_more() -> None:
+    """What was not done when its time was over is left; status must not go on saying that it is waited for."""
+    latched = Shutdown(
+        outage=OUTAGE, boot_id=POLICY.boot_id, latched_s=95.0, because="budget", waiting=("w",), prepare_by_s=100.25
+    )
+    answer = step(POLICY, at_100(latched), Tick(at_s=101.0))
+    assert [type(action) for action in answer.actions] == [PowerOff]
+    assert isinstance(answer.state.phase, Shutdown)
+    assert answer.state.phase.waiting == ()
+
+
+# --- Trainers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "stays"),
+    [("found", Online(), False), ("found", ON_BATTERY, True), ("a", Online(), True), ("a", ON_BATTERY, True)],
+)
+def test_one_that_was_only_found_is_forgotten_when_it_goes(name: str, phase: Phase, *, stays: bool) -> None:
+    """Else every job of a year would be kept; in an outage it may come again, and the settings' ones always may."""
+    others = (replace(PAUSES, name="b"), replace(PAUSES, name="c"))
+    at = Turn(POLICY, at_100(phase, others[0], replace(PAUSES, name=name), others[1]), 100.0)
+    trainers.take_in(at, TrainerSeen(at_s=100.0, trainer=name, alive=False, conduct=Conduct.PAUSE))
+    assert [t.name for t in at.state.trainers] == (["b", name, "c"] if stays else ["b", "c"])
+    assert [note.event for note in at.notes] == ["trainer_gone"]
+
+
+@pytest.mark.parametrize(("age_s", "durable_at_s"), [(40.0, 60.0), (150.0, 0.0), (math.inf, None), (math.nan, None)])
+def test_a_checkpoint_of_before_the_boot_is_as_old_as_the_boot(age_s: float, durable_at_s: float | None) -> None:
+    """No clock of ours goes back further; an age that is no number says nothing."""
+    at = Turn(POLICY, at_100(ON_BATTERY, PAUSES), 100.0)
+    seen = TrainerSeen(at_s=100.0, trainer="a", alive=True, conduct=Conduct.PAUSE, durable_age_s=age_s)
+    trainers.take_in(at, seen)
+    assert at.state.trainers[0].durable_at_s == durable_at_s
+
+
+@pytest.mark.parametrize(("known", "told", "lost"), [(40, 30, 10), (None, 30, None), (None, None, None)])
+def test_steps_are_lost_only_between_two_that_are_known(known: int | None, told: int | None, lost: int | None) -> None:
+    """An older checkpoint that stands has to name its step, and the trainer the one where it stood."""
+    flying = replace(PAUSES, order="o-1", tries=3, told_pause=True, step=known)
+    order = TriggerCheckpoint(id="o-1", by_s=200.0, trainer="a", reason="on_battery", after=Conduct.PAUSE, outage="o")
+    at = Turn(POLICY, at_100(HOLD, flying), 100.0)
+    trainers.take_in(at, Done(at_s=100.0, action=order, took_s=3.0, detail=(("step", told), ("at_paused_step", False))))
+    (note,) = (note for note in at.notes if note.event == "older_checkpoint_stands")
+    assert dict(note.numbers) == {"steps_lost": lost}
+
+
+def test_who_did_not_hear_is_told_again_once_and_then_waited_for() -> None:
+    """An order a second would pile up in front of a trainer that only needs a moment."""
+    order = ResumeTrainer(id="o-1", by_s=110.0, trainer="a", outage="o")
+    online = at_100(Online(), PAUSES, supply=Supply.UTILITY)
+    failed = step(POLICY, online, Failed(at_s=101.0, action=order, took_s=1.0, reason="refused"))
+    assert step(POLICY, failed.state, Tick(at_s=105.9)).actions == ()
+    again = step(POLICY, failed.state, Tick(at_s=106.0))
+    assert [type(action) for action in again.actions] == [ResumeTrainer]
+    assert step(POLICY, again.state, Tick(at_s=107.0)).actions == ()
+    (told,) = again.actions
+    heard = step(POLICY, again.state, Done(at_s=108.0, action=told, took_s=1.0))
+    assert heard.state.trainers[0].resume_at_s is None
