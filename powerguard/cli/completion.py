@@ -6,6 +6,8 @@ from typing import Final
 from powerguard.cli.operate import Subparsers
 
 SHELLS: Final = ("bash", "zsh", "fish")
+FILES: Final = frozenset(("--config", "--socket", "--journal", "--keep", "--conf-d", "--site"))
+"""Options whose value is a file."""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -57,7 +59,7 @@ def bash(words: dict[str, list[str]]) -> str:
 _powerguard() {{
     local current=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD-1]}} verb='' words='' word
     case $previous in
-        --config|--socket|--journal|--keep|--conf-d) mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
+        {"|".join(sorted(FILES))}) mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
     esac
     for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
         case $word in {"|".join(words)}) verb=$word; break ;; esac
@@ -89,7 +91,7 @@ _powerguard() {{
         return
     fi
     case $words[CURRENT-1] in
-        --config|--socket|--journal|--keep|--conf-d) _files; return ;;
+        {"|".join(sorted(FILES))}) _files; return ;;
     esac
     case $words[2] in
 {cases}
@@ -109,6 +111,6 @@ def fish(words: dict[str, list[str]]) -> str:
         lines.append(f"complete -c powerguard -n __fish_use_subcommand -a {verb} -d '{text}'")
         for option in options:
             what = f"-l {option[2:]}" if option.startswith("--") else f"-a {option}"
-            file = " -r -F" if option in {"--config", "--socket", "--journal", "--keep", "--conf-d"} else ""
+            file = " -r -F" if option in FILES else ""
             lines.append(f"complete -c powerguard -n '__fish_seen_subcommand_from {verb}' {what}{file}")
     return "\n".join(lines) + "\n"

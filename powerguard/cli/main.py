@@ -28,6 +28,7 @@ VERBS: Final = {
     "event": "for the hooks of apcupsd and NUT: poll at once",
     "config": "check or show the settings",
     "demo": "an outage in a minute, simulated; no settings, no root, no hardware",
+    "simulate": "outages by the thousand in a simulated world",
     "completion": "print a completion script for bash, zsh or fish",
     "version": "print the version",
 }

@@ -1,0 +1,159 @@
+"""`powerguard simulate`: outages by the thousand in a world that lies; what is imported for it, is imported late."""
+
+import argparse
+import json
+import shlex
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from powerguard.cli.operate import Subparsers
+from powerguard.cli.render import Paint
+
+if TYPE_CHECKING:
+    from powerguard.sim.world.many import Tell
+    from powerguard.sim.world.report import Options, Sample
+    from powerguard.sim.world.site import Site
+
+EX_CONFIG: Final = 78
+EX_VIOLATED: Final = 1
+_POLICIES: Final = ("powerguard", "fixed", "nut", "apcupsd", "oracle")
+_LEVELS: Final = ("core", "loop", "sockets")
+_OUTAGES: Final = {"core": 1000, "loop": 50, "sockets": 3}
+_BAR: Final = 30
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "simulate",
+        help="outages by the thousand in a simulated world",
+        description="Play outages in a seeded world in which batteries, gauges, trainers, BMCs and other daemons lie, "
+        "hang and die. Exit 0: no invariant was violated; 1: one was, and the command that plays it again is printed.",
+    )
+    parser.add_argument(
+        "--seed", type=_at_least(0), default=1, metavar="N", help="seed of the first outage (default 1)"
+    )
+    parser.add_argument(
+        "--outages",
+        type=_at_least(1),
+        default=None,
+        metavar="N",
+        help="how many (default 1000; level loop 50, level sockets 3)",
+    )
+    parser.add_argument("--site", metavar="FILE", default=None, help="the world's numbers (docs/guides/simulator.md)")
+    parser.add_argument(
+        "--faults", action=argparse.BooleanOptionalAction, default=True, help="break things (default: yes)"
+    )
+    parser.add_argument("--policy", choices=_POLICIES, default="powerguard", help="who decides (default: powerguard)")
+    parser.add_argument(
+        "--level",
+        choices=_LEVELS,
+        default="core",
+        help="how much of powerguard is real: the core (default); the loop, bulkhead and journal too, in virtual time; "
+        "or the sockets as well, in real time",
+    )
+    parser.add_argument("--jobs", type=_at_least(1), default=None, metavar="N", help="processes (default: all cores)")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.set_defaults(run=run)
+
+
+def _at_least(least: int) -> Any:  # noqa: ANN401 - a type for argparse
+    def number(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not least <= int(text) < 10**15:
+            msg = f"must be a whole number from {least} on, got {text!r}"
+            raise argparse.ArgumentTypeError(msg)
+        return int(text)
+
+    return number
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the verb."""
+    from powerguard.settings.load import SettingsError
+    from powerguard.sim.world.report import Options, report
+    from powerguard.sim.world.site import Site, load
+
+    try:
+        site = Site() if args.site is None else load(Path(args.site))
+    except SettingsError as error:
+        print(error, file=sys.stderr)
+        return EX_CONFIG
+    if args.level != "core" and args.policy != "powerguard":
+        print(f"powerguard simulate: --level {args.level} plays powerguard itself only", file=sys.stderr)
+        return 64
+    options = Options(
+        seed=args.seed,
+        outages=args.outages or _OUTAGES[args.level],
+        policy=args.policy,
+        faults=args.faults,
+        site=None if args.site is None else shlex.quote(args.site),
+        level=args.level,
+    )
+    bar = _Bar(options.outages)
+    try:
+        told = report(_play(site, options, args.jobs, bar.show), options)
+    finally:
+        bar.clear()
+    print(json.dumps(told, indent=2)) if args.json else _print(told)
+    return EX_VIOLATED if told["invariant_violations"] else 0
+
+
+def _play(site: "Site", options: "Options", jobs: int | None, tell: "Tell") -> "list[Sample]":
+    if options.level == "core":
+        from powerguard.sim.world.many import play_many
+
+        return play_many(site, options, jobs=jobs, tell=tell)
+    samples: list[Sample] = import_module("powerguard.sim.looped.run").play_many(site, options, jobs=jobs, tell=tell)
+    return samples
+
+
+class _Bar:
+    """How far it has got, on stderr, where that is a terminal."""
+
+    def __init__(self, whole: int) -> None:
+        self._whole = whole
+        self._shown = sys.stderr.isatty()
+        self._permille = -1
+
+    def show(self, done: int) -> None:
+        """Draw it anew."""
+        permille = 1000 * done // self._whole
+        if not self._shown or permille == self._permille:
+            return
+        self._permille = permille
+        full = _BAR * done // self._whole
+        bar = "#" * full + "." * (_BAR - full)
+        print(f"\r[{bar}] {done} of {self._whole}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Take it away again."""
+        if self._shown and self._permille >= 0:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _print(told: dict[str, Any]) -> None:
+    paint = Paint(sys.stdout)
+    count = told["outages"]
+
+    def share(key: str) -> str:
+        return f"{told[key]} ({100.0 * told[key] / count:.2f} %)"
+
+    faults = "with faults" if told["faults"] else "without faults"
+    site = "" if told["site"] is None else f", site {told['site']}"
+    print(f"{count} outages from seed {told['seed']}, {faults}, policy {told['policy']}, level {told['level']}{site}\n")
+    print(
+        f"  training lost beyond the oracle   {told['excess_s_mean']:.1f} s an outage, p95 {told['excess_s_p95']:.0f} s"
+    )
+    print(f"  of it done again (rollback)       {told['rollback_s_mean']:.1f} s an outage")
+    dirty, physics = share("planning_dirty"), share("physics_dirty")
+    print(f"  power lost under the host         {dirty} by planning, {physics} by physics")
+    print(f"  shut down                         {share('shutdowns')}, of these needless {share('needless')}")
+    print(f"  stranded                          {share('stranded')}")
+    if told["gate_wait_s_mean"]:
+        print(f"  not counted: waiting for charge   {told['gate_wait_s_mean']:.0f} s an outage (see the guide)")
+    for lost in told["planning_dirty_outages"][:5]:
+        print(f"\n{paint('power lost by planning', 'red')}: {lost['reproduce']}")
+    for violated in told["invariant_violations"]:
+        print(f"\n{paint('violated', 'red')}: {violated['violation']}\n  {violated['reproduce']}")
