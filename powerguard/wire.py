@@ -214,11 +214,15 @@ class LastCommitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a checkpoint would take. write_bw_p10: bytes a second in the worst tenth of the writes seen."""
+    """What a checkpoint would take. write_bw_p10: bytes a second in the worst tenth of the writes seen.
+
+    seconds: from the order to durable. stall_s: for how much of that training stands still, where it goes on beside.
+    """
 
     bytes: int | None = None
     write_bw_p10: float | None = None
     seconds: float | None = None
+    stall_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,6 +299,7 @@ class TrainerStatus:
             bytes=obj.whole("bytes", MAX_BYTES),
             write_bw_p10=obj.number("write_bw_p10", float(MAX_BYTES)),
             seconds=obj.at_most("seconds", MAX_SECONDS),
+            stall_s=obj.number("stall_s", MAX_SECONDS),
         )
 
 

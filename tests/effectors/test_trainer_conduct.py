@@ -109,6 +109,9 @@ def test_no_claim_brings_a_shutdown_nearer() -> None:
     )
     status = TrainerStatus(job="llm", estimate=Estimate(bytes=800, write_bw_p10=100.0))
     assert seen(options, status, 5.0).checkpoint_s == 10.0
+    assert seen(options, status, 5.0).stall_s is None
+    quick = TrainerStatus(job="llm", estimate=Estimate(seconds=20.0, stall_s=0.5))
+    assert seen(options, quick, 5.0).stall_s == 0.5
     assert (
         seen(options, TrainerStatus(job="llm", estimate=Estimate(bytes=800, write_bw_p10=0.0)), 5.0).checkpoint_s
         is None

@@ -321,6 +321,7 @@ def seen(options: TrainerOptions, status: TrainerStatus, at_s: float) -> Trainer
         paused=status.paused,
         durable_step=None if last is None else last.step,
         durable_age_s=None if last is None else last.age_s,
+        stall_s=None if status.estimate is None else status.estimate.stall_s,
     )
 
 
