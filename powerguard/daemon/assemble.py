@@ -18,11 +18,13 @@ import structlog
 from powerguard.clock import Clock, boot_id, boottime_s
 from powerguard.core.events import (
     Action,
+    CapPower,
     Detail,
     EnsurePolicy,
     Event,
     PauseTrainer,
     PowerOff,
+    RestorePower,
     ResumeTrainer,
     ResumeTraining,
     SyncFilesystems,
@@ -41,6 +43,7 @@ from powerguard.effectors.base import Effector
 from powerguard.effectors.bmc.effector import BmcEffector
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.filesystems import SyncEffector
+from powerguard.effectors.gpu.effector import GpuEffector
 from powerguard.effectors.host import HostEffector
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.settings.caution import warnings
@@ -97,8 +100,18 @@ def _sources(settings: Settings, clock: Clock) -> list[tuple[str, str, Source]]:
     return made
 
 
-def build(settings: Settings, hands: Hands, publish: Callable[[Event], None], *, dry_run: bool = False) -> Parts:
-    """Make the parts of a daemon. Touches nothing yet. publish: takes what trainers say of themselves."""
+def build(
+    settings: Settings,
+    hands: Hands,
+    publish: Callable[[Event], None],
+    *,
+    dry_run: bool = False,
+    is_capped: Callable[[], bool] = lambda: False,
+) -> Parts:
+    """Make the parts of a daemon. Touches nothing yet.
+
+    publish: takes what trainers say of themselves. is_capped: whether GPU power is capped, as the core remembers.
+    """
     armed = settings.mode == "armed" and not dry_run
     today = datetime.fromtimestamp(hands.wall()).astimezone().date()
     policy = make_policy(settings, boot_id=hands.boot(), today=today)
@@ -117,11 +130,15 @@ def build(settings: Settings, hands: Hands, publish: Callable[[Event], None], *,
     host = HostEffector(settings.host, armed=armed, resume=settings.resume, spawn=hands.spawn, clock=hands.clock)
     hold: Effector = trainers if armed else Recorder()
     disks = SyncEffector([*settings.checkpoint_dirs, *folders], spawn=hands.spawn, clock=hands.clock)
+    gpu = GpuEffector(settings.gpu)
+    power: Effector = gpu if armed else Recorder()
     effectors: dict[type[Action], Effector] = {
         TriggerCheckpoint: hold,
         PauseTrainer: hold,
         ResumeTrainer: hold,
         EnsurePolicy: BmcEffector(bmc, spawn=hands.spawn, clock=hands.clock, limit_s=policy.bmc_limit_s),
+        CapPower: power,
+        RestorePower: power,
         SyncFilesystems: disks if armed else Recorder(),
         PowerOff: host,
         ResumeTraining: host,
@@ -129,6 +146,8 @@ def build(settings: Settings, hands: Hands, publish: Callable[[Event], None], *,
     watchers: dict[str, Runnable] = {}
     if TriggerCheckpoint not in hands.effectors:
         watchers["trainers"] = trainers.watch
+    if CapPower not in hands.effectors and armed and settings.gpu.kind != "none":
+        watchers["gpu"] = lambda: gpu.hold(is_capped, rest)
     return Parts(
         policy=policy,
         armed=armed,
@@ -158,6 +177,9 @@ def assemble(
         if made:
             made[0].submit(event)
 
+    def is_capped() -> bool:
+        return bool(made) and made[0].state.cap is not None
+
     def reload() -> Parts:
         try:
             fresh = load(config)
@@ -167,7 +189,7 @@ def assemble(
             log.info("setting_changed", setting=key)
         if fresh.http != settings.http or fresh.control != settings.control or fresh.journal != settings.journal:
             log.warning("restart_needed", because="http, control and journal change only with a restart")
-        parts = build(fresh, hands, publish, dry_run=dry_run)
+        parts = build(fresh, hands, publish, dry_run=dry_run, is_capped=is_capped)
         accepted[:] = [fresh]
         return parts
 
@@ -179,7 +201,7 @@ def assemble(
         )
         journal = Journal(path, boot_id=hands.boot(), wall=hands.wall, retention=retention)
     loop = Loop(
-        build(settings, hands, publish, dry_run=dry_run),
+        build(settings, hands, publish, dry_run=dry_run, is_capped=is_capped),
         journal,
         clock=hands.clock,
         wall=hands.wall,

@@ -14,8 +14,11 @@ import pytest
 
 from powerguard.clock import Clock
 from powerguard.core.events import (
+    CapPower,
     EnsurePolicy,
+    PauseTrainer,
     PowerOff,
+    RestorePower,
     ResumeTrainer,
     ResumeTraining,
     SyncFilesystems,
@@ -27,6 +30,7 @@ from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Inline, Journal
 from powerguard.daemon.loop import Loop
 from powerguard.effectors.bmc.effector import BmcEffector
+from powerguard.effectors.gpu.effector import GpuEffector
 from powerguard.effectors.host import HostEffector
 from powerguard.settings.load import load
 from powerguard.settings.schema import Settings
@@ -104,7 +108,10 @@ def test_armed_is_armed(folder: Path) -> None:
     assert host._armed
     assert set(parts.effectors) == {
         TriggerCheckpoint,
+        PauseTrainer,
         ResumeTrainer,
+        CapPower,
+        RestorePower,
         EnsurePolicy,
         SyncFilesystems,
         PowerOff,
@@ -113,6 +120,21 @@ def test_armed_is_armed(folder: Path) -> None:
     recorded = build(load(write(folder, mode="armed", host="dry-run")), Hands(), lambda _: None)
     assert recorded.armed
     assert not recorded.policy.powers_off, "armed, but nobody dies: utility ends such an outage"
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "watched", "touched"),
+    [("armed", "none", False, True), ("armed", "nvml", True, True), ("dry-run", "nvml", False, False)],
+)
+def test_gpus_are_touched_where_the_settings_say_so(
+    folder: Path, mode: str, kind: str, *, watched: bool, touched: bool
+) -> None:
+    """Kind none restores too: what was capped before somebody changed the settings must not stay so."""
+    settings = Settings.model_validate({**load(write(folder, mode=mode)).model_dump(), "gpu": {"kind": kind}})
+    parts = build(settings, Hands(), lambda _: None)
+    assert ("gpu" in parts.watchers) is watched
+    assert isinstance(parts.effectors[RestorePower], GpuEffector) is touched
+    assert (parts.policy.cap_share is None) is (kind == "none")
 
 
 @pytest.mark.parametrize("mode", ["dry-run", "armed"])

@@ -1,0 +1,151 @@
+"""The effector `gpu`: has the power limits of this host's GPUs lowered on battery, and put back afterwards.
+
+The daemon has no right to set a limit. It says one word to the root helper powerguard-gpu, which can do nothing else
+(docs/guides/gpu-power.md), and does not wait for it longer than LIMIT_S: a driver that is wedged hangs for ever.
+"""
+
+import asyncio
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from powerguard.core.events import Action, CapPower, Detail, RestorePower
+from powerguard.effectors.base import EffectorError
+from powerguard.effectors.gpu.options import GPU_SOCKET, GpuOptions
+
+log = structlog.get_logger()
+
+LIMIT_S: Final = 6.0
+"""For one word. The helper itself answers within 4.4 s, whatever NVML does."""
+
+HOLD_EVERY_S: Final = 30.0
+"""How often we tell the helper that its cap is still wanted; it lifts the cap after 180 s without."""
+
+MAX_ANSWER_BYTES: Final = 65536
+NOT_LISTENING: Final = "powerguard-gpu.socket is not listening: systemctl enable --now powerguard-gpu.socket"
+
+
+class GpuEffector:
+    """Carries out CapPower and RestorePower. Twice is as good as once: what was found first is what comes back."""
+
+    def __init__(self, options: GpuOptions, *, limit_s: float = LIMIT_S) -> None:
+        """Set up, without touching anything. limit_s: for one word; a caller that cancels earlier is free to."""
+        self._options = options
+        self._limit_s = limit_s
+
+    async def carry_out(self, action: Action) -> Detail:
+        """Cap or restore. Raises EffectorError.
+
+        Detail: `gpus` (how many were capped or put back, or were so already), `watts_before` and `watts_after` (sums
+        of their limits), `failed` and `left_alone` (how many), and `because`: what there is to say of single ones.
+        A cap fails where no GPU was capped, a restore where one could not be put back; the helper tries that again.
+        """
+        match action:
+            case CapPower(share=share):
+                if self._options.kind == "none":
+                    msg = "gpu.kind is none: GPUs are left alone (set gpu.kind: nvml, see docs/guides/gpu-power.md)"
+                    raise EffectorError(msg)
+                return _detail(await self.ask({"word": "cap", "share": share}), {"capped", "kept"})
+            case RestorePower():
+                if self._options.kind == "none" and not _is_there(self._options.socket):
+                    return (("gpus", 0),)  # nothing of ours is here, so nothing was changed
+                return _detail(await self.ask({"word": "restore"}), {"restored", "kept"})
+            case _:
+                msg = f"gpu: cannot carry out {type(action).__name__}: only CapPower and RestorePower"
+                raise EffectorError(msg)
+
+    async def hold(self, wanted: Callable[[], bool], rest: Callable[[float], Any]) -> None:
+        """Keep telling the helper that the cap is wanted, for as long as it is; never returns.
+
+        wanted: what the core remembers. A daemon that is gone, or has forgotten, is silent, and the cap is lifted.
+        """
+        told = ""
+        while True:
+            because = ""
+            if wanted():
+                try:
+                    await self.ask({"word": "hold"})
+                except EffectorError as error:
+                    because = str(error)
+                    if because != told:
+                        log.warning("gpu_hold_failed", because=because, lifted_after_s=180)
+            told = because
+            await rest(HOLD_EVERY_S)
+
+    async def ask(self, word: dict[str, object]) -> dict[str, Any]:
+        """Say one word to the helper and return its answer. Raises EffectorError, also where it says no."""
+        path = self._options.socket
+        _refuse_under_test(path)
+        try:
+            async with asyncio.timeout(self._limit_s):
+                answer = await _exchange(path, json.dumps(word, allow_nan=False).encode() + b"\n")
+        except TimeoutError:
+            msg = (
+                f"{path}: no answer within {self._limit_s:g} s: powerguard-gpu or the NVIDIA driver hangs "
+                "(systemctl status 'powerguard-gpu@*'; dmesg)"
+            )
+            raise EffectorError(msg) from None
+        except OSError as error:
+            raise EffectorError(_cannot(path, error)) from error
+        except ValueError:  # the line is too long, or holds no JSON, or NaN was to be sent
+            answer = None
+        if not isinstance(answer, dict) or not isinstance(answer.get("ok"), bool):
+            msg = f"{path}: what answers is not powerguard-gpu, or it broke (journalctl -t powerguard-gpu)"
+            raise EffectorError(msg)
+        if not answer["ok"]:
+            msg = f"powerguard-gpu: {str(answer.get('error', ''))[:1000]}"
+            raise EffectorError(msg)
+        return answer
+
+
+async def _exchange(path: str, line: bytes) -> object:
+    reader, writer = await asyncio.open_unix_connection(path, limit=MAX_ANSWER_BYTES)
+    try:
+        writer.write(line)
+        await writer.drain()
+        return json.loads(await reader.readline())
+    finally:
+        writer.close()
+
+
+def _is_there(path: str) -> bool:
+    return Path(path).exists()
+
+
+def _refuse_under_test(path: str) -> None:
+    if os.environ.get("POWERGUARD_UNDER_TEST") and os.path.realpath(path) == os.path.realpath(GPU_SOCKET):
+        msg = f"gpu: refused under test: {path} changes the GPUs of this machine; set gpu.socket to a test's own"
+        raise EffectorError(msg)
+
+
+def _cannot(path: str, error: OSError) -> str:
+    if error.errno in {errno.ENOENT, errno.ECONNREFUSED}:
+        return f"{path}: {NOT_LISTENING}"
+    if error.errno in {errno.EACCES, errno.EPERM}:
+        return f"{path}: user {os.geteuid()} may not say anything here: only powerguard and root may"
+    return f"{path}: {error.strerror or error}; {NOT_LISTENING}"
+
+
+def _detail(answer: dict[str, Any], good: set[str]) -> Detail:
+    """What the journal and people read of an answer."""
+    gpus = [gpu for gpu in answer.get("gpus", []) if isinstance(gpu, dict)]
+    done = [gpu for gpu in gpus if gpu.get("did") in good]
+    rest = [gpu for gpu in gpus if gpu.get("did") not in good]
+    because = "; ".join(f"GPU {gpu.get('index')}: {gpu.get('because')}" for gpu in rest)
+    return (
+        ("gpus", len(done)),
+        ("watts_before", sum(_number(gpu.get("watts_before")) for gpu in done)),
+        ("watts_after", sum(_number(gpu.get("watts_after")) for gpu in done)),
+        ("failed", sum(gpu.get("did") in {"failed", "gone"} for gpu in rest)),
+        ("left_alone", sum(gpu.get("did") in {"left_alone", "at_minimum"} for gpu in rest)),
+        ("because", because[:1000]),
+    )
+
+
+def _number(told: object) -> float:
+    return float(told) if isinstance(told, int | float) else 0.0

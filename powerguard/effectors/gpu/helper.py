@@ -1,0 +1,452 @@
+"""powerguard-gpu: the root helper that lowers GPU power limits and puts them back, and can do nothing else.
+
+systemd starts one process for each connection to powerguard-gpu.socket, which only user powerguard can open. It reads
+one JSON line, answers with one, and ends. The words are a closed list:
+
+    {"word": "list"}                  what there is; changes nothing
+    {"word": "cap", "share": 0.6}     each limit to this share of the limit found; never above what is set now
+    {"word": "restore"}               each limit back to what was found, where it still is what we have set
+    {"word": "hold"}                  the daemon is there and wants the cap to stay
+
+People call it as root, with the same words: `powerguard-gpu list`. Only the standard library and nvidia-ml-py are
+imported. What NVML does not answer in time is told, and not waited for: this process ends in spite of its threads.
+"""
+
+import argparse
+import json
+import math
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from powerguard.clock import boottime_s
+from powerguard.effectors.gpu.limits import LEASE_S, REMEMBERED, Folder, Kept, Limits, LimitsError
+from powerguard.effectors.gpu.nvml import Gpu, Nvml, NvmlError, may_set_limits
+
+FOLDER: Final = "/run/powerguard-gpu"
+MAX_LINE_BYTES: Final = 4096
+LINE_S: Final = 2.0
+"""For the line to come: whoever connects says his word at once."""
+
+WITHIN_S: Final = 4.4
+"""For an answer. Somebody waits, for 5 s at most; NVML takes 0.1 s, more where the driver must wake its GPUs first."""
+
+UNASKED_S: Final = 75.0
+"""For the watch, on which nobody waits."""
+
+TURN_SHARE: Final = 0.25
+LOOK_SHARE: Final = 0.7
+"""Of the time for an answer: until it is our turn, and until all GPUs have been looked at; the rest is for setting."""
+
+WATCH_S: Final = 5.0
+BROKEN_S: Final = 600.0
+"""Between two complaints about a file that cannot be read."""
+
+EX_USAGE: Final = 64
+
+Answer = dict[str, Any]
+
+
+class RefusedError(Exception):
+    """Not a word of ours: what was wrong, and what would be right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """What is asked. share: for cap only. within_s: for the answer. unasked: it is the watch that restores."""
+
+    word: str
+    share: float = 1.0
+    within_s: float = WITHIN_S
+    unasked: bool = False
+
+
+# --- The words ------------------------------------------------------------------------------------------------------
+
+
+def do_list(folder: Folder, word: Word) -> Answer:
+    """Tell what there is; change nothing."""
+    by_s = boottime_s() + LOOK_SHARE * word.within_s
+    kept = folder.read()
+    nvml = Nvml.open(by_s)
+    may_set = may_set_limits()
+    gpus = [_listed(index, gpu, may_set=may_set) for index, gpu in sorted(nvml.look(by_s).items())]
+    capped_s = None if kept is None else round(boottime_s() - kept.capped_s, 1)
+    return {"ok": True, "capped": 0 if kept is None else len(kept.gpus), "capped_since_s": capped_s, "gpus": gpus}
+
+
+def _listed(index: int, gpu: Gpu | NvmlError, *, may_set: bool) -> Answer:
+    if isinstance(gpu, NvmlError):
+        return {"index": index, "settable": False, "because": str(gpu)}
+    because = "" if may_set else "not permitted: powerguard-gpu lacks CAP_SYS_ADMIN (in a container, or not root)"
+    if gpu.min_mw >= gpu.max_mw:
+        because = f"its limit cannot be changed: {_watts(gpu.min_mw):g} W is the least and the most"
+    return {
+        "index": index,
+        "uuid": gpu.uuid,
+        "name": gpu.name,
+        "limit_w": _watts(gpu.limit_mw),
+        "default_w": None if gpu.default_mw is None else _watts(gpu.default_mw),
+        "min_w": _watts(gpu.min_mw),
+        "max_w": _watts(gpu.max_mw),
+        "power_w": gpu.power_w,
+        "utilization_pct": gpu.utilization_pct,
+        "throttled": list(gpu.throttled),
+        "mig": gpu.mig,
+        "persistent": gpu.persistent,
+        "settable": not because,
+        "because": because,
+    }
+
+
+def do_cap(folder: Folder, word: Word) -> Answer:
+    """Lower the limits. What was found is in the file before the first of them is touched."""
+    began_s = boottime_s()
+    look_by_s = began_s + LOOK_SHARE * word.within_s
+    with folder.locked(began_s + TURN_SHARE * word.within_s):
+        kept = folder.read() or Limits(capped_s=0.0)
+        nvml = Nvml.open(look_by_s)
+        entries = {entry.uuid: entry for entry in kept.gpus}
+        told: dict[int, Answer] = {}
+        wanted: dict[int, int] = {}
+        for index, gpu in sorted(nvml.look(look_by_s).items()):
+            if isinstance(gpu, NvmlError):
+                told[index] = {"index": index, "did": "failed", "because": str(gpu)}
+                continue
+            entry, told[index] = _aim(gpu, entries.get(gpu.uuid), word.share)
+            if told[index]["did"] == "capped":
+                wanted[index] = round(told[index]["watts_after"] * 1000)
+            if entry is not None:
+                entries[gpu.uuid] = entry
+        if entries:
+            folder.write(Limits(capped_s=boottime_s(), gpus=tuple(entries.values())))
+        for index, reads in nvml.set_limits(wanted, began_s + word.within_s).items():
+            if isinstance(reads, NvmlError):
+                told[index] |= {"did": "failed", "because": str(reads), "watts_after": told[index]["watts_before"]}
+    answer = _answer(told)
+    if not any(gpu["did"] in {"capped", "kept"} for gpu in told.values()):
+        answer |= {"ok": False, "error": _why_none(told.values())}
+    return answer
+
+
+def _aim(gpu: Gpu, entry: Kept | None, share: float) -> tuple[Kept | None, Answer]:
+    """What is to be kept of a GPU, and what is to be done with it."""
+    now_mw = gpu.limit_mw
+    if entry is not None and not entry.is_ours(now_mw) and not entry.is_found(now_mw):
+        if not entry.gone:
+            because = f"somebody else has set {_watts(now_mw):g} W since: left alone"
+            return entry, _told(gpu, "left_alone", entry.found_mw, now_mw, because)
+        entry = None  # it was away and has come back with a limit of its own: that is what is found now
+    found_mw = now_mw if entry is None else entry.found_mw
+    # Whole watts, downwards: a fraction of a watt is what drivers round, and then nothing would read back as set.
+    target_mw = min(now_mw, max(gpu.min_mw, int(found_mw * share) // 1000 * 1000))
+    if target_mw == now_mw:
+        if entry is not None and entry.is_ours(now_mw) and not entry.is_found(now_mw):
+            return entry, _told(gpu, "kept", found_mw, now_mw, "is capped already")
+        because = f"its least limit is {_watts(gpu.min_mw):g} W" if now_mw <= gpu.min_mw else "is not above that share"
+        return entry, _told(gpu, "at_minimum", found_mw, now_mw, because)
+    before = () if entry is None else entry.set_mw
+    ours_mw = (*(limit for limit in before if limit != target_mw), target_mw)[-REMEMBERED:]
+    fresh = Kept(uuid=gpu.uuid, index=gpu.index, name=gpu.name, found_mw=found_mw, set_mw=ours_mw)
+    return fresh, _told(gpu, "capped", found_mw, target_mw)
+
+
+def _why_none(told: Sequence[Answer] | Any) -> str:  # noqa: ANN401 - a view of a dict's values
+    reasons = sorted({str(gpu["because"]) for gpu in told})
+    return f"no GPU was capped: {'; '.join(reasons)}" if reasons else "no GPU was capped: NVML counts none"
+
+
+def do_restore(folder: Folder, word: Word) -> Answer:
+    """Put back what was found, where the limit still is ours. Nothing kept: nothing to do."""
+    began_s = boottime_s()
+    look_by_s = began_s + LOOK_SHARE * word.within_s
+    with folder.locked(began_s + TURN_SHARE * word.within_s):
+        kept = folder.read()
+        if kept is None:
+            return _answer({})
+        # From here on no cap is wanted any more, whatever becomes of us: see Limits.due_s.
+        kept = replace(kept, ordered_s=kept.ordered_s or began_s)
+        if word.unasked:
+            kept = replace(kept, tries=kept.tries + 1, tried_s=began_s)
+        folder.write(kept)
+        nvml = Nvml.open(look_by_s)
+        told = _put_back(nvml, kept, nvml.look(look_by_s), began_s + word.within_s)
+        left = tuple(
+            replace(entry, gone=told[entry.uuid]["did"] == "gone")
+            for entry in kept.gpus
+            if told[entry.uuid]["did"] in {"failed", "gone"}
+        )
+        if left:
+            folder.write(replace(kept, gpus=left))
+        else:
+            folder.forget()
+    answer = _answer(told)
+    failed = [gpu for gpu in answer["gpus"] if gpu["did"] == "failed"]
+    if failed:
+        text = "; ".join(f"GPU {gpu['index']}: {gpu['because']}" for gpu in failed)
+        answer |= {"ok": False, "error": f"not all limits are back, it is tried again: {text}"}
+    return answer
+
+
+def _put_back(nvml: Nvml, kept: Limits, seen: Mapping[int, Gpu | NvmlError], by_s: float) -> dict[str, Answer]:
+    """Put limits back and return what became of each GPU, by UUID."""
+    there = {gpu.uuid: gpu for gpu in seen.values() if isinstance(gpu, Gpu)}
+    silent = next((gpu for gpu in seen.values() if isinstance(gpu, NvmlError) and not gpu.lost), None)
+    told: dict[str, Answer] = {}
+    wanted: dict[int, Kept] = {}
+    for entry in kept.gpus:
+        gpu = there.get(entry.uuid)
+        told[entry.uuid] = _missing(entry, silent) if gpu is None else _back(gpu, entry)
+        if gpu is not None and told[entry.uuid]["did"] in {"restored", "kept"}:
+            # Those that are back already, too: a call of ours that hung may still be on its way to the GPU.
+            wanted[gpu.index] = entry
+    for index, reads in nvml.set_limits({index: entry.found_mw for index, entry in wanted.items()}, by_s).items():
+        answer = told[wanted[index].uuid]
+        if isinstance(reads, NvmlError) and (answer["did"] == "restored" or reads.hangs):
+            answer |= {"did": "failed", "because": str(reads), "watts_after": answer["watts_before"]}
+    return told
+
+
+def _back(gpu: Gpu, entry: Kept) -> Answer:
+    now_mw = gpu.limit_mw
+    if entry.is_found(now_mw):
+        return _told(gpu, "kept", now_mw, now_mw, "is back already")
+    if not entry.is_ours(now_mw):
+        because = (
+            f"somebody else has set {_watts(now_mw):g} W since ({_watts(entry.found_mw):g} W was found): left alone"
+        )
+        return _told(gpu, "left_alone", now_mw, now_mw, because)
+    return _told(gpu, "restored", now_mw, entry.found_mw)
+
+
+def _missing(entry: Kept, silent: NvmlError | None) -> Answer:
+    known = {"index": entry.index, "uuid": entry.uuid, "name": entry.name}
+    if silent is not None:  # it may be the one that does not answer
+        return {**known, "did": "failed", "because": str(silent)}
+    because = f"is not there any more; {_watts(entry.found_mw):g} W was found, a reset forgets what we have set"
+    return {**known, "did": "gone", "because": because}
+
+
+def do_hold(folder: Folder, _word: Word) -> Answer:
+    """Let the cap stay for another lease; where nothing is capped, nothing happens."""
+    kept = folder.read()
+    if kept is not None:
+        folder.hold()
+    return {"ok": True, "capped": 0 if kept is None else len(kept.gpus)}
+
+
+WORDS: Final[Mapping[str, Callable[[Folder, Word], Answer]]] = {
+    "list": do_list,
+    "cap": do_cap,
+    "restore": do_restore,
+    "hold": do_hold,
+}
+
+
+def _told(gpu: Gpu, did: str, before_mw: int, after_mw: int, because: str = "") -> Answer:
+    watts = {"watts_before": _watts(before_mw), "watts_after": _watts(after_mw)}
+    return {"index": gpu.index, "uuid": gpu.uuid, "name": gpu.name, "did": did, **watts, "because": because}
+
+
+def _answer(told: Mapping[Any, Answer]) -> Answer:
+    """Put the answer together. The sums are the limits of the GPUs whose limits are known."""
+    gpus = sorted(told.values(), key=lambda gpu: int(gpu["index"]))
+    sums = {key: sum(gpu.get(key, 0.0) for gpu in gpus) for key in ("watts_before", "watts_after")}
+    return {"ok": True, **sums, "gpus": gpus}
+
+
+def _watts(milliwatts: int) -> float:
+    return milliwatts / 1000
+
+
+# --- Understanding ---------------------------------------------------------------------------------------------------
+
+
+def understand(line: bytes) -> Word:
+    """Return the word of a JSON line. Raises RefusedError."""
+    try:
+        told = json.loads(line, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict):
+        msg = 'not a word: one JSON object on one line is expected, such as {"word": "list"}'
+        raise RefusedError(msg)
+    return checked(told)
+
+
+def checked(told: Mapping[str, object]) -> Word:
+    """Return the word that was told, if it is one. Raises RefusedError."""
+    word = told.get("word")
+    if not isinstance(word, str) or word not in WORDS:
+        msg = f"unknown word; the words are {', '.join(WORDS)}"
+        raise RefusedError(msg)
+    expected = {"word", "share"} if word == "cap" else {"word"}
+    if set(told) != expected:
+        msg = f"{word} takes {' and '.join(sorted(expected - {'word'})) or 'nothing else'}"
+        raise RefusedError(msg)
+    return Word(word=word, share=_share(told["share"])) if word == "cap" else Word(word=word)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+def _share(told: object) -> float:
+    if isinstance(told, bool) or not isinstance(told, int | float) or not (math.isfinite(told) and 0 < told <= 1):
+        msg = "share must be a number above 0, at most 1, such as 0.6"
+        raise RefusedError(msg)
+    return float(told)
+
+
+def read_line(descriptor: int, by_s: float) -> bytes | None:
+    """Read one line of at most MAX_LINE_BYTES by by_s. None when nothing was said at all. Raises RefusedError."""
+    line = b""
+    while b"\n" not in line:
+        ready, _, _ = select.select([descriptor], [], [], max(by_s - boottime_s(), 0.0))
+        if not ready:
+            msg = f"no whole line within {LINE_S:g} s"
+            raise RefusedError(msg)
+        more = os.read(descriptor, MAX_LINE_BYTES + 1 - len(line))
+        if not more:
+            if line:
+                msg = "the line has no end"
+                raise RefusedError(msg)
+            return None
+        line += more
+        if len(line) > MAX_LINE_BYTES:
+            msg = f"the line is longer than {MAX_LINE_BYTES} bytes"
+            raise RefusedError(msg)
+    return line.partition(b"\n")[0]
+
+
+def carry_out(folder: Folder, word: Word) -> Answer:
+    """Do what is asked, and answer whatever happens."""
+    try:
+        _refuse_under_test(folder)
+        answer = WORDS[word.word](folder, word)
+    except (NvmlError, LimitsError, RefusedError) as error:
+        answer = {"ok": False, "error": str(error)}
+    return {"schema_version": 1, "word": word.word, **answer}
+
+
+def _refuse_under_test(folder: Folder) -> None:
+    if os.environ.get("POWERGUARD_UNDER_TEST") and folder.path == Path(FOLDER):
+        msg = "refused under test: it would change the GPUs of this machine; give --folder"
+        raise RefusedError(msg)
+
+
+# --- The ways in ----------------------------------------------------------------------------------------------------
+
+
+def serve(folder: Folder) -> int:
+    """Answer the one line that comes in on standard input."""
+    try:
+        line = read_line(sys.stdin.fileno(), boottime_s() + LINE_S)
+        if line is None:
+            return 0
+        answer = carry_out(folder, understand(line))
+    except RefusedError as error:
+        answer = {"schema_version": 1, "word": "", "ok": False, "error": str(error)}
+    _log(answer)
+    _say(answer)
+    return 0
+
+
+def watch(folder: Folder, lease_s: float) -> int:
+    """Wait until nothing is capped (0), or until the limits are due: then put them back, once, and end.
+
+    systemd starts it again for as long as the file is there (powerguard-gpu-watch.path), so each attempt is a process
+    of its own, and one that hangs in the driver is no worse than that.
+    """
+    while True:
+        try:
+            kept = folder.read()
+            held_s = folder.held_s()
+        except LimitsError as error:
+            _print(3, str(error))
+            time.sleep(BROKEN_S)
+            return 1
+        if kept is None:
+            return 0
+        left_s = kept.due_s(held_s, lease_s) - boottime_s()
+        if left_s <= 0:
+            break
+        time.sleep(min(left_s, WATCH_S))
+    if not kept.ordered_s:
+        _print(4, f"the daemon has not asked for the cap for {lease_s:g} s: putting the limits back")
+    answer = carry_out(folder, Word(word="restore", within_s=UNASKED_S, unasked=True))
+    _log(answer)
+    return 0 if answer["ok"] else 1
+
+
+def _log(answer: Answer) -> None:
+    """Tell what was changed and what went wrong, for the journal (severity as in syslog(3))."""
+    gpus = answer.get("gpus", [])
+    for gpu in gpus:
+        if gpu.get("did") in {"failed", "gone", "left_alone"}:
+            _print(4, f"{answer['word']}: GPU {gpu['index']}: {gpu['did']}: {gpu['because']}")
+    changed = [gpu for gpu in gpus if gpu.get("did") in {"capped", "restored"}]
+    for gpu in changed:
+        _print(5, f"GPU {gpu['index']} {gpu['uuid']}: {gpu['watts_before']:g} W -> {gpu['watts_after']:g} W")
+    if not answer["ok"]:
+        _print(3, f"{answer['word'] or 'refused'}: {answer['error']}")
+
+
+def _print(severity: int, text: str) -> None:
+    try:
+        sys.stderr.write(f"<{severity}>{text}\n")
+        sys.stderr.flush()
+    except OSError:
+        return  # a log that is gone must not keep limits from being put back
+
+
+def _say(answer: Answer) -> None:
+    try:
+        sys.stdout.write(json.dumps(answer, separators=(",", ":")) + "\n")
+        sys.stdout.flush()
+    except OSError:
+        return  # whoever asked has gone; what was asked is done all the same
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one word of the command line and return the exit status: 0 done, 1 not done, 64 usage."""
+    parser = argparse.ArgumentParser(prog="powerguard-gpu", description="GPU power limits, as root.")
+    parser.add_argument("word", choices=[*WORDS, "serve", "watch"])
+    parser.add_argument("share", nargs="?", type=float, help="for cap: share of the limit found, such as 0.6")
+    parser.add_argument("--folder", default=FOLDER, type=Path, help=f"where found limits are kept ({FOLDER})")
+    parser.add_argument("--lease-s", default=LEASE_S, type=float, help="for watch: how long a cap holds unasked")
+    parser.add_argument("--within-s", default=WITHIN_S, type=float, help="how long NVML may take (%(default)s)")
+    try:
+        args = parser.parse_args(arguments)
+    except SystemExit as end:
+        return EX_USAGE if end.code else 0
+    folder = Folder(args.folder)
+    if args.word == "serve":
+        return serve(folder)
+    if args.word == "watch":
+        return watch(folder, args.lease_s)
+    asked: dict[str, object] = {"word": args.word} if args.share is None else {"word": args.word, "share": args.share}
+    try:
+        word = checked(asked)
+    except RefusedError as error:
+        sys.stderr.write(f"powerguard-gpu: {error}\n")
+        return EX_USAGE
+    answer = carry_out(folder, replace(word, within_s=min(max(args.within_s, 1.0), 600.0)))
+    _say(answer)
+    return 0 if answer["ok"] else 1
+
+
+def main() -> NoReturn:
+    """Run, and end at once: a thread that hangs in the driver must not keep this process, nor its answer."""
+    status = run()
+    # Not sys.exit: the end of Python runs the library's own, which waits for the driver.
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,639 @@
+"""powerguard-gpu as a real process, behind NVIDIA's own Python bindings, against an NVML whose GPUs are files.
+
+Whatever happens to it, the limits that it found come back: that is what most of these tests are about.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerguard.clock import boot_id, boottime_s
+from powerguard.effectors.gpu.limits import LEASE_S, RETRY_S, Folder, Kept, Limits, LimitsError
+from tests.peers.nvml import HELPER, Gpus, until
+
+ROOT = Path(__file__).parents[2]
+SET = "DeviceSetPowerManagementLimit"
+LOST, NOT_PERMITTED, NOT_SUPPORTED = 15, 4, 3
+
+pytestmark = pytest.mark.peer("cc")
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> Iterator[Gpus]:
+    made = Gpus(tmp_path)
+    yield made
+    made.close()
+
+
+def did(answer: dict[str, Any]) -> list[str]:
+    return [gpu["did"] for gpu in answer["gpus"]]
+
+
+# --- What it does ---------------------------------------------------------------------------------------------------
+
+
+def test_list_tells_everything_and_changes_nothing(gpus: Gpus) -> None:
+    told = gpus.ask("list")
+    assert (told["schema_version"], told["ok"], told["capped"], len(told["gpus"])) == (1, True, 0, 2)
+    assert told["gpus"][1] == {
+        "index": 1,
+        "uuid": "GPU-00000001-0000-0000-0000-000000000000",
+        "name": "NVIDIA H100 80GB HBM3",
+        "limit_w": 700.0,
+        "default_w": 700.0,
+        "min_w": 200.0,
+        "max_w": 700.0,
+        "power_w": 650.123,
+        "utilization_pct": 98,
+        "throttled": ["power_limit"],
+        "mig": False,
+        "persistent": True,
+        "settable": os.geteuid() == 0,
+        "because": "" if os.geteuid() == 0 else told["gpus"][1]["because"],
+    }
+    assert gpus.calls(SET) == []
+    assert list(gpus.folder.iterdir()) == []
+
+
+def test_cap_and_restore(gpus: Gpus) -> None:
+    """The answer names each GPU and the watts; twice is as good as once; and nothing is left behind."""
+    gpus.put(1, "limit_mw", 500_000)
+    told = gpus.ask("cap", 0.6)
+    assert (told["ok"], did(told), told["watts_before"], told["watts_after"]) == (True, ["capped"] * 2, 1200, 720)
+    assert gpus.watts() == [420, 300]
+    again = gpus.ask("cap", 0.6)
+    assert (again["ok"], did(again), again["watts_before"], again["watts_after"]) == (True, ["kept"] * 2, 1200, 720)
+    assert gpus.ask("list")["capped"] == 2
+    back = gpus.ask("restore")
+    assert (back["ok"], did(back), back["watts_after"]) == (True, ["restored"] * 2, 1200)
+    assert gpus.watts() == [700, 500]
+    assert not gpus.limits.exists()
+    nothing = gpus.ask("restore")
+    assert (nothing["ok"], nothing["gpus"]) == (True, [])
+
+
+def test_what_was_found_is_in_the_file_before_the_first_limit_is_touched(gpus: Gpus) -> None:
+    with gpus.hanging(SET, 0), gpus.hanging(SET, 1):
+        process = gpus.start("cap", "0.6")
+        until(lambda: len(gpus.calls(SET)) == 2)
+        kept = json.loads(gpus.limits.read_text())
+        assert kept["boot_id"] == boot_id()
+        assert [(gpu["found_mw"], gpu["set_mw"]) for gpu in kept["gpus"]] == [(700_000, [420_000])] * 2
+        assert gpus.watts() == [700, 700]
+        process.kill()
+
+
+def test_no_gpu_is_set_below_what_it_allows_and_none_is_raised(gpus: Gpus) -> None:
+    """One whose least limit is above the share; one that an operator had already set lower than that."""
+    gpus.put(0, "min_mw", 600_000)
+    gpus.put(1, "limit_mw", 200_000)
+    told = gpus.ask("cap", 0.5)
+    assert (gpus.watts(), did(told)) == ([600, 200], ["capped", "at_minimum"])
+    assert gpus.ask("restore")["ok"]
+    assert gpus.watts() == [700, 200]
+    assert gpus.calls(SET) == ["0 600000", "0 700000"]
+
+
+def test_where_nothing_can_be_lowered_nothing_was_capped(gpus: Gpus) -> None:
+    for index in (0, 1):
+        gpus.put(index, "limit_mw", 200_000)
+    told = gpus.ask("cap", 0.6)
+    assert not told["ok"]
+    assert told["error"] == "no GPU was capped: its least limit is 200 W"
+    assert not gpus.limits.exists()
+
+
+def test_a_second_cap_goes_lower_but_never_up_and_never_forgets_what_was_found_first(gpus: Gpus) -> None:
+    gpus.ask("cap", 0.6)
+    assert did(gpus.ask("cap", 0.8)) == ["kept", "kept"]
+    assert gpus.watts() == [420, 420]
+    assert did(gpus.ask("cap", 0.5)) == ["capped", "capped"]
+    assert gpus.watts() == [350, 350]
+    assert gpus.ask("restore")["ok"]
+    assert gpus.watts() == [700, 700]
+
+
+def test_a_gpu_that_appears_later_is_capped_by_the_second_cap(gpus: Gpus) -> None:
+    gpus.fail("DeviceGetHandleByIndex", 999, 1)
+    first = gpus.ask("cap", 0.6)
+    assert (first["ok"], did(first)) == (True, ["capped", "failed"])
+    gpus.fail("DeviceGetHandleByIndex", 0, 1)
+    assert did(gpus.ask("cap", 0.6)) == ["kept", "capped"]
+    assert gpus.ask("restore")["ok"]
+    assert gpus.watts() == [700, 700]
+
+
+# --- Others set limits, too -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("theirs_w", [300, 600])
+def test_what_an_operator_sets_meanwhile_is_left_alone_and_told(gpus: Gpus, theirs_w: int) -> None:
+    gpus.ask("cap", 0.6)
+    gpus.put(0, "limit_mw", theirs_w * 1000)
+    assert did(gpus.ask("cap", 0.5)) == ["left_alone", "capped"]
+    back = gpus.ask("restore")
+    assert (back["ok"], did(back)) == (True, ["left_alone", "restored"])
+    assert back["gpus"][0]["because"] == (f"somebody else has set {theirs_w} W since (700 W was found): left alone")
+    assert gpus.watts() == [theirs_w, 700]
+    assert not gpus.limits.exists()
+    assert gpus.ask("cap", 0.5)["ok"], "what they set is what is found the next time"
+    assert gpus.watts() == [max(theirs_w / 2, 200), 350]
+
+
+def test_a_driver_that_rounds_is_no_operator(gpus: Gpus) -> None:
+    gpus.ask("cap", 0.6)
+    gpus.put(0, "limit_mw", 420_400)
+    assert did(gpus.ask("restore")) == ["restored", "restored"]
+    assert gpus.watts() == [700, 700]
+
+
+# --- It goes wrong --------------------------------------------------------------------------------------------------
+
+
+def test_one_gpu_that_refuses_does_not_spare_the_others(gpus: Gpus) -> None:
+    gpus.fail(SET, NOT_PERMITTED, 1)
+    told = gpus.ask("cap", 0.6)
+    assert (told["ok"], did(told), gpus.watts()) == (True, ["capped", "failed"], [420, 700])
+    assert "CAP_SYS_ADMIN" in told["gpus"][1]["because"]
+    back = gpus.ask("restore")
+    assert (back["ok"], did(back), gpus.watts()) == (True, ["restored", "kept"], [700, 700])
+    assert not gpus.limits.exists()
+
+
+def test_a_limit_that_does_not_read_back_is_a_failure(gpus: Gpus) -> None:
+    gpus.put(0, "deaf", 1)
+    told = gpus.ask("cap", 0.6)
+    assert did(told) == ["failed", "capped"]
+    assert told["gpus"][0]["because"] == "reads 700 W after 420 W was set"
+    assert gpus.ask("restore")["ok"]
+
+
+def test_where_no_gpu_can_be_capped_the_reasons_are_told(gpus: Gpus) -> None:
+    gpus.fail(SET, NOT_SUPPORTED, 0)
+    gpus.fail("DeviceGetPowerManagementLimit", LOST, 1)
+    told = gpus.ask("cap", 0.6)
+    assert not told["ok"]
+    assert "no power limit that can be set" in told["error"]
+    assert "fallen off the bus" in told["error"]
+
+
+def test_a_restore_that_fails_is_kept_and_tried_again(gpus: Gpus) -> None:
+    gpus.ask("cap", 0.6)
+    gpus.fail(SET, 999, 1)
+    told = gpus.ask("restore")
+    assert (told["ok"], did(told), gpus.watts()) == (False, ["restored", "failed"], [700, 420])
+    assert "GPU 1: nvmlDeviceSetPowerManagementLimit: Unknown Error (999)" in told["error"]
+    assert [gpu["index"] for gpu in json.loads(gpus.limits.read_text())["gpus"]] == [1]
+    gpus.fail(SET, 0, 1)
+    assert gpus.ask("restore")["ok"]
+    assert (gpus.watts(), gpus.limits.exists()) == ([700, 700], False)
+
+
+def test_a_gpu_that_falls_off_the_bus_does_not_hold_up_the_others(gpus: Gpus) -> None:
+    """It is told, and remembered in case that it comes back as it was."""
+    gpus.ask("cap", 0.6)
+    gpus.fail("DeviceGetHandleByIndex", LOST, 0)
+    told = gpus.ask("restore")
+    assert (told["ok"], did(told), gpus.watts()) == (True, ["gone", "restored"], [420, 700])
+    assert gpus.limits.exists()
+    gpus.fail("DeviceGetHandleByIndex", 0, 0)
+    assert did(gpus.ask("restore")) == ["restored"]
+    assert (gpus.watts(), gpus.limits.exists()) == ([700, 700], False)
+
+
+def test_a_gpu_that_was_reset_meanwhile_is_capped_from_what_it_has_now(gpus: Gpus) -> None:
+    """A reset forgets limits: an entry of before it must not decide for ever that "somebody else" has set this one."""
+    gpus.put(0, "limit_mw", 500_000)
+    gpus.ask("cap", 0.6)
+    gpus.fail("DeviceGetHandleByIndex", LOST, 0)
+    gpus.ask("restore")
+    gpus.fail("DeviceGetHandleByIndex", 0, 0)
+    gpus.put(0, "limit_mw", 700_000)
+    assert did(gpus.ask("cap", 0.5)) == ["capped", "capped"]
+    assert gpus.ask("restore")["ok"]
+    assert gpus.watts() == [700, 700]
+
+
+def test_a_gpu_whose_driver_hangs_is_told_in_time_and_the_others_are_capped(gpus: Gpus) -> None:
+    """The hang ends neither the answer nor the turn of the next one; and once it is over, all come back."""
+    with gpus.hanging(SET, 0):
+        began_s = time.monotonic()
+        told = gpus.ask("cap", 0.6)
+        assert time.monotonic() - began_s < 30  # 4.4 s here, and it would hang for ever
+        assert (told["ok"], did(told), gpus.watts()) == (True, ["failed", "capped"], [700, 420])
+        assert "the NVIDIA driver hangs" in told["gpus"][0]["because"]
+    gpus.fail("DeviceGetUUID", 999, 0)
+    back = gpus.ask("restore")
+    assert (back["ok"], did(back), gpus.watts()) == (False, ["failed", "restored"], [700, 700])
+    gpus.fail("DeviceGetUUID", 0, 0)
+    gpus.put(0, "limit_mw", 420_000)  # the call that hung has got through at last
+    assert gpus.ask("restore")["ok"]
+    assert gpus.watts() == [700, 700]
+
+
+def test_an_nvml_that_hangs_as_a_whole_is_told_in_time(gpus: Gpus) -> None:
+    with gpus.hanging("InitWithFlags"):
+        process = gpus.start("cap", "0.6", "--within-s", "1")
+        out, _ = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert json.loads(out)["error"].startswith("no answer within 0.")
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "words"),
+    [
+        ("InitWithFlags", 9, "modprobe nvidia"),
+        ("InitWithFlags", 18, "differ, as after an update: reboot"),
+        ("InitWithFlags", 4, "CAP_SYS_ADMIN"),
+        ("DeviceGetCount", 999, "nvmlDeviceGetCount: Unknown Error (999)"),
+    ],
+)
+def test_an_nvml_that_fails_as_a_whole_says_what_would_be_right(
+    gpus: Gpus, function: str, code: int, words: str
+) -> None:
+    gpus.fail(function, code)
+    for word, share in (("list", None), ("cap", 0.6)):
+        told = gpus.ask(word, share)
+        assert not told["ok"]
+        assert words in told["error"]
+
+
+def test_a_library_that_cannot_be_loaded_is_named(gpus: Gpus, tmp_path: Path) -> None:
+    (tmp_path / "libnvidia-ml.so.1").write_text("no library\n")
+    gpus.environment["LD_LIBRARY_PATH"] = str(tmp_path)
+    assert "libnvidia-ml.so.1 is not there" in gpus.ask("list")["error"]
+
+
+def test_without_nvidia_ml_py_it_says_so_and_needs_nothing_else(gpus: Gpus) -> None:
+    """Run without any installed package: only the standard library and our own files are there."""
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from powerguard.effectors.gpu.helper import main; main()"
+    argv = [sys.executable, "-I", "-S", "-c", code, "list", "--folder", str(gpus.folder)]
+    ended = subprocess.run(argv, env=gpus.environment, capture_output=True, text=True, check=False, timeout=30)
+    assert "pip install 'powerguard[gpu]'" in json.loads(ended.stdout)["error"], ended.stderr
+
+
+def test_a_host_without_gpus_has_nothing_to_cap(tmp_path: Path) -> None:
+    gpus = Gpus(tmp_path, count=0)
+    assert gpus.ask("list")["gpus"] == []
+    assert gpus.ask("cap", 0.6)["error"] == "no GPU was capped: NVML counts none"
+    assert gpus.ask("restore")["ok"]
+
+
+def test_mig_and_what_a_gpu_does_not_tell(gpus: Gpus) -> None:
+    """A limit is one of the whole GPU, whoever's instances it is cut into; utilization is then not told."""
+    gpus.put(0, "mig", 1)
+    for name in ("utilization_pct", "power_mw", "persistence", "default_mw"):
+        gpus.forget(0, name)
+    gpu = gpus.ask("list")["gpus"][0]
+    assert (gpu["mig"], gpu["utilization_pct"], gpu["power_w"], gpu["persistent"]) == (True, None, None, None)
+    assert did(gpus.ask("cap", 0.6)) == ["capped", "capped"]
+
+
+def test_two_at_once_take_turns_and_do_not_wait_for_ever(gpus: Gpus) -> None:
+    with gpus.hanging(SET, 0):
+        gpus.start("cap", "0.6")
+        until(lambda: len(gpus.calls(SET)) == 2)
+        told = gpus.ask("restore")
+    assert not told["ok"]
+    assert "another powerguard-gpu is still at work" in told["error"]
+
+
+# --- It is killed ---------------------------------------------------------------------------------------------------
+
+
+def test_killed_between_the_file_and_the_first_limit(gpus: Gpus) -> None:
+    with gpus.hanging(SET, 0), gpus.hanging(SET, 1):
+        gpus.kill_when(lambda: len(gpus.calls(SET)) == 2, "cap", 0.6)
+    assert (gpus.limits.exists(), gpus.watts()) == (True, [700, 700])
+    assert gpus.ask("restore")["ok"]
+    assert (gpus.watts(), gpus.limits.exists()) == ([700, 700], False)
+
+
+def test_killed_between_two_gpus(gpus: Gpus) -> None:
+    with gpus.hanging(SET, 1):
+        gpus.kill_when(lambda: gpus.watts()[0] == 420 and len(gpus.calls(SET)) == 2, "cap", 0.6)
+    assert gpus.watts() == [420, 700]
+    assert did(gpus.ask("restore")) == ["restored", "kept"]
+    assert (gpus.watts(), gpus.limits.exists()) == ([700, 700], False)
+
+
+def test_killed_between_two_gpus_and_capped_again(gpus: Gpus) -> None:
+    """The second cap must not take the first one's limit for what was found."""
+    with gpus.hanging(SET, 1):
+        gpus.kill_when(lambda: gpus.watts()[0] == 420 and len(gpus.calls(SET)) == 2, "cap", 0.6)
+    assert did(gpus.ask("cap", 0.6)) == ["kept", "capped"]
+    assert gpus.ask("restore")["ok"]
+    assert gpus.watts() == [700, 700]
+
+
+def test_killed_while_it_restores(gpus: Gpus) -> None:
+    gpus.ask("cap", 0.6)
+    with gpus.hanging(SET, 1):
+        gpus.kill_when(lambda: gpus.watts()[0] == 700 and len(gpus.calls(SET)) == 4, "restore")
+    assert gpus.watts() == [700, 420]
+    assert did(gpus.ask("restore")) == ["kept", "restored"]
+    assert (gpus.watts(), gpus.limits.exists()) == ([700, 700], False)
+
+
+def killed_at(gpus: Gpus, call: int, word: str, share: float | None = None) -> bool:
+    """Kill a helper at its n-th call of NVML. False when it makes fewer."""
+    before = calls(gpus)
+    process = gpus.start(word, *([] if share is None else [str(share)]))
+    while process.poll() is None and calls(gpus) - before < call:
+        time.sleep(0.001)
+    process.kill()
+    process.wait(timeout=5)
+    return calls(gpus) - before >= call
+
+
+def calls(gpus: Gpus) -> int:
+    path = gpus.world / "calls"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_killed_at_every_few_calls_nothing_is_ever_forgotten(tmp_path: Path) -> None:
+    """Cap, killed; cap again with another share, killed; restore, killed; restore: all is as it was found."""
+    gpus = Gpus(tmp_path, count=1)
+    (gpus.world / "slow_us").write_text("4000\n")
+    for call in (1, 5, 9, 12, 13, 14):
+        killed_at(gpus, call, "cap", 0.7)
+        killed_at(gpus, 15 - call, "cap", 0.6)
+        killed_at(gpus, call, "restore")
+        assert gpus.ask("restore")["ok"], call
+        assert (gpus.watts(), gpus.limits.exists()) == ([700], False), call
+    gpus.close()
+
+
+@pytest.mark.slow
+def test_killed_at_every_call(tmp_path: Path) -> None:
+    """The whole of the test above: every pair of calls, and two GPUs."""
+    gpus = Gpus(tmp_path)
+    (gpus.world / "slow_us").write_text("2000\n")
+    for first in range(1, 30, 2):
+        for second in range(1, 30, 3):
+            killed_at(gpus, first, "cap", 0.7)
+            killed_at(gpus, second, "cap", 0.6)
+            killed_at(gpus, first, "restore")
+            assert gpus.ask("restore")["ok"], (first, second)
+            assert (gpus.watts(), gpus.limits.exists()) == ([700, 700], False), (first, second)
+    gpus.close()
+
+
+# --- The file -------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_of_another_boot_is_removed_and_believed_in_nothing(gpus: Gpus) -> None:
+    """Limits do not survive a reboot: to "restore" them would raise what the new boot has set."""
+    gpus.ask("cap", 0.6)
+    kept = json.loads(gpus.limits.read_text())
+    gpus.limits.write_text(json.dumps({**kept, "boot_id": "of-another-boot", "schema_version": 99}))
+    told = gpus.ask("restore")
+    assert (told["ok"], told["gpus"], gpus.watts()) == (True, [], [420, 420])
+    assert not gpus.limits.exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "garbage",
+        "[]",
+        "[" * 3000,
+        '{"boot_id": "BOOT"}',
+        '{"schema_version": 1, "boot_id": "BOOT", TIMES, "gpus": [1]}',
+        '{"schema_version": 1, "boot_id": "BOOT", TIMES, "gpus": [{"uuid": "u", "found_mw": 700000, "set_mw": 1}]}',
+        '{"schema_version": 1, "boot_id": "BOOT", TIMES, "gpus": [{WHO, "found_mw": -1, "set_mw": [], "gone": false}]}',
+    ],
+)
+def test_a_file_that_makes_no_sense_stops_us_and_is_left_for_a_person(gpus: Gpus, text: str) -> None:
+    """With what was found forgotten, the next cap would take our own limit for it."""
+    text = text.replace("BOOT", boot_id()).replace("WHO", '"uuid": "u", "index": 0, "name": "n"')
+    text = text.replace("TIMES", '"capped_s": 1, "ordered_s": 0, "tries": 0, "tried_s": 0')
+    gpus.limits.write_text(text)
+    for word, share in (("cap", 0.6), ("restore", None)):
+        told = gpus.ask(word, share)
+        assert not told["ok"]
+        assert "nvidia-smi --power-limit" in told["error"]
+    assert (gpus.watts(), gpus.limits.read_text(), gpus.calls(SET)) == ([700, 700], text, [])
+
+
+def test_a_folder_that_cannot_be_written_caps_nothing(gpus: Gpus) -> None:
+    gpus.folder.rmdir()
+    told = gpus.ask("cap", 0.6)
+    assert not told["ok"]
+    assert str(gpus.folder) in told["error"]
+    assert gpus.watts() == [700, 700]
+
+
+def test_a_disk_that_is_full_caps_nothing(gpus: Gpus) -> None:
+    (gpus.folder / "limits.json.new").symlink_to("/dev/full")
+    told = gpus.ask("cap", 0.6)
+    assert not told["ok"]
+    assert gpus.watts() == [700, 700]
+
+
+# --- What it is told ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"garbage\n", "not a word"),
+        (b"\n", "not a word"),
+        (b"\xff\xfe\x00\n", "not a word"),
+        (b"[" * 4000 + b"\n", "not a word"),
+        (b"x" * 5000, "longer than 4096 bytes"),
+        (b'{"word": "list"', "no end"),
+        (b'"list"\n', "not a word"),
+        (b'{"word": "off"}\n', "the words are list, cap, restore, hold"),
+        (b'{"word": "watch"}\n', "the words are"),
+        (b'{"word": ["list"]}\n', "the words are"),
+        (b'{"word": "cap"}\n', "cap takes share"),
+        (b'{"word": "restore", "share": 0.6}\n', "restore takes nothing else"),
+        (b'{"word": "cap", "share": 0.6, "folder": "/tmp"}\n', "cap takes share"),
+        (b'{"word": "cap", "share": NaN}\n', "not a word"),
+        (b'{"word": "cap", "share": 1e999}\n', "above 0, at most 1"),
+        (b'{"word": "cap", "share": 0}\n', "above 0, at most 1"),
+        (b'{"word": "cap", "share": 1.01}\n', "above 0, at most 1"),
+        (b'{"word": "cap", "share": -0.6}\n', "above 0, at most 1"),
+        (b'{"word": "cap", "share": true}\n', "above 0, at most 1"),
+        (b'{"word": "cap", "share": "0.6"}\n', "above 0, at most 1"),
+    ],
+)
+def test_what_is_not_a_word_is_refused_before_nvml_is_touched(gpus: Gpus, line: bytes, words: str) -> None:
+    told = gpus.say(line)
+    assert not told["ok"]
+    assert words in told["error"]
+    assert calls(gpus) == 0
+
+
+def test_whoever_says_nothing_is_not_waited_for(gpus: Gpus) -> None:
+    silent = gpus.start("serve")
+    assert silent.stdout is not None
+    assert "no whole line within 2 s" in json.loads(silent.stdout.readline())["error"]
+    gone = gpus.start("serve")
+    assert gone.communicate(b"", timeout=10) == (b"", b"")
+
+
+def test_only_the_first_line_counts(gpus: Gpus) -> None:
+    assert gpus.say(b'{"word": "list"}\n{"word": "cap", "share": 0.6}\n')["word"] == "list"
+    assert gpus.watts() == [700, 700]
+
+
+def test_whoever_hangs_up_gets_his_cap_all_the_same(gpus: Gpus) -> None:
+    process = gpus.start("serve")
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdin.write(b'{"word": "cap", "share": 0.6}\n')
+    process.stdin.close()
+    assert process.wait(timeout=30) == 0
+    assert gpus.watts() == [420, 420]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["list"], 0),
+        (["cap", "0.6"], 0),
+        (["cap"], 64),
+        (["cap", "nan"], 64),
+        (["cap", "2"], 64),
+        (["cap", "much"], 64),
+        (["restore", "0.6"], 64),
+        (["off"], 64),
+        ([], 64),
+    ],
+)
+def test_the_same_words_on_the_command_line(gpus: Gpus, arguments: list[str], status: int) -> None:
+    process = gpus.start(*arguments)
+    out, log = process.communicate(timeout=30)
+    assert process.returncode == status, log
+    assert b"Traceback" not in log
+    if status == 0:
+        assert json.loads(out)["ok"]
+
+
+def test_a_test_cannot_reach_the_gpus_of_this_machine() -> None:
+    argv = [*HELPER, "cap", "0.6"]
+    ended = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
+    assert "refused under test" in json.loads(ended.stdout)["error"]
+
+
+# --- Nobody asks any more -------------------------------------------------------------------------------------------
+
+
+def test_the_watch_ends_where_nothing_is_capped(gpus: Gpus) -> None:
+    process = gpus.start("watch")
+    assert process.communicate(timeout=10) == (b"", b"")
+    assert process.returncode == 0
+
+
+def test_the_watch_restores_once_the_daemon_is_silent(gpus: Gpus) -> None:
+    """A daemon that died, was taken off, or has lost its journal asks for nothing; and yet the limits come back."""
+    gpus.ask("cap", 0.6)
+    process = gpus.start("watch", "--lease-s", "0.3")
+    _, log = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert b"has not asked for the cap for 0.3 s" in log
+    assert (gpus.watts(), gpus.limits.exists()) == ([700, 700], False)
+
+
+def test_a_daemon_that_holds_keeps_its_cap(gpus: Gpus) -> None:
+    """Also a daemon that was restarted in between: a hold is all that counts."""
+    gpus.ask("cap", 0.6)
+    lease_s = boottime_s() - json.loads(gpus.limits.read_text())["capped_s"] + 1.0
+    time.sleep(1.0)
+    assert gpus.ask("hold") == {"schema_version": 1, "word": "hold", "ok": True, "capped": 2}
+    process = gpus.start("watch", "--lease-s", str(lease_s))
+    time.sleep(0.2)
+    assert (process.poll(), gpus.watts()) == (None, [420, 420])
+    assert calls(gpus) > 0
+    assert gpus.ask("restore")["ok"]
+    assert process.wait(timeout=20) == 0
+
+
+def test_what_a_restore_left_undone_the_watch_does_however_much_is_held(gpus: Gpus) -> None:
+    """A failed restore is an order: no later hold takes it back, only a new cap does."""
+    gpus.ask("cap", 0.6)
+    gpus.fail(SET, 999, 1)
+    assert not gpus.ask("restore")["ok"]
+    gpus.ask("hold")
+    folder = Folder(gpus.folder)
+    kept = folder.read()
+    assert kept is not None
+    assert kept.due_s(folder.held_s(), LEASE_S) == kept.ordered_s + RETRY_S[0]
+    gpus.fail(SET, 0, 1)
+    folder.write(Limits(capped_s=kept.capped_s, ordered_s=kept.ordered_s - RETRY_S[0], gpus=kept.gpus))
+    assert gpus.start("watch").wait(timeout=20) == 0
+    assert (gpus.watts(), gpus.limits.exists()) == ([700, 700], False)
+
+
+def test_a_watch_that_fails_is_in_no_hurry_and_never_gives_up() -> None:
+    def due_s(ordered_s: float = 0.0, tries: int = 0, tried_s: float = 0.0) -> float:
+        limits = Limits(capped_s=100.0, ordered_s=ordered_s, tries=tries, tried_s=tried_s)
+        return limits.due_s(held_s=150.0, lease_s=LEASE_S)
+
+    assert due_s() == 150.0 + LEASE_S
+    assert due_s(ordered_s=200.0) == 215.0
+    assert due_s(ordered_s=200.0, tries=1, tried_s=215.0) == 245.0
+    assert due_s(ordered_s=200.0, tries=99, tried_s=9000.0) == 9600.0
+
+
+def test_a_hold_of_the_future_or_of_nonsense_holds_nothing(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    assert folder.held_s() == 0.0
+    for text in ("garbage", "nan", "inf", "-1", str(boottime_s() + 1000)):
+        (tmp_path / "held").write_text(text)
+        assert folder.held_s() == 0.0
+    folder.hold()
+    assert 0 <= boottime_s() - folder.held_s() < 60
+
+
+def test_the_file_tells_what_it_was_told(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    kept = Kept(uuid="GPU-1", index=3, name="H100", found_mw=700_000, set_mw=(420_000, 350_000), gone=True)
+    limits = Limits(capped_s=1.5, ordered_s=2.5, tries=3, tried_s=4.5, gpus=(kept,))
+    assert folder.read() is None
+    folder.write(limits)
+    assert folder.read() == limits
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["limits.json"]
+    folder.forget()
+    folder.forget()
+    assert folder.read() is None
+
+
+@pytest.mark.root
+def test_a_lock_that_cannot_be_had_is_told(tmp_path: Path) -> None:
+    (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(LimitsError, match="lock"), Folder(tmp_path).locked(boottime_s()):
+        pass
+
+
+# --- The examples in the documentation ------------------------------------------------------------------------------
+
+Asked = Callable[[Gpus], dict[str, Any]]
+
+
+@pytest.mark.parametrize("word", ["list", "cap", "restore"])
+def test_the_example_has_the_shape_of_the_answer(gpus: Gpus, word: str) -> None:
+    example = json.loads((ROOT / "docs" / "reference" / f"gpu-{word}.json").read_text(encoding="utf-8"))
+    if word == "restore":
+        gpus.ask("cap", 0.6)
+    answer = gpus.ask(word, 0.6 if word == "cap" else None)
+    assert shape(example) == shape(answer)
+
+
+def shape(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: shape(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return shape(value[0]) if value else None
+    return "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
