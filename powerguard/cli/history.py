@@ -1,0 +1,93 @@
+"""`powerguard history`: the outages that the journal knows; `history export`: one of them, to be replayed."""
+
+import argparse
+import json
+from typing import Any, Final
+
+from powerguard.cli.operate import Subparsers, fail
+from powerguard.cli.outages import EX_NOINPUT, UnknownOutageError, add_journal, find, journal_of
+from powerguard.cli.render import clean, duration, moment, table
+
+EX_USAGE: Final = 64
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "history",
+        help="the outages that the journal knows",
+        description="List the outages that the journal knows, the newest first; with the daemon down, too. "
+        "Exit 64: no such outage; 66: the journal cannot be read.",
+    )
+    parser.add_argument("--limit", type=int, metavar="N", default=20, help="how many (20)")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    add_journal(parser)
+    parser.set_defaults(run=run)
+    verbs = parser.add_subparsers(dest="history_verb", metavar="VERB")
+    export = verbs.add_parser(
+        "export",
+        help="an outage as JSON lines, for `powerguard replay`",
+        description="Print an outage as JSON lines, everything in it that a replay needs. No secret is in it and no "
+        "address of the web; --anonymize replaces names, network addresses and paths as well.",
+    )
+    export.add_argument("outage", metavar="OUTAGE", help="its id or how it begins, last, or all")
+    export.add_argument("--anonymize", action="store_true", help="replace names, addresses and paths, consistently")
+    export.add_argument("--journal", metavar="FILE", default=argparse.SUPPRESS, help="journal to read")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the verb."""
+    from powerguard.daemon.journal import JournalError, read_only
+
+    try:
+        with read_only(journal_of(args)) as db:
+            return _export(args, db) if args.history_verb == "export" else _list(args, db)
+    except UnknownOutageError as error:
+        return fail(args, "history", str(error), EX_USAGE)
+    except JournalError as error:
+        return fail(args, "history", str(error), EX_NOINPUT)
+
+
+def _export(args: argparse.Namespace, db: Any) -> int:  # noqa: ANN401 - sqlite3 is imported by who needs it
+    from powerguard.daemon.journal import history
+    from powerguard.daemon.journal.export import lines
+    from powerguard.daemon.status import VERSION
+
+    everything = args.outage == "all"
+    names = [each.id for each in reversed(history(db, 1_000_000))] if everything else [find(db, args.outage).id]
+    for name in names:
+        for line in lines(db, name, version=VERSION, anonymize=args.anonymize):
+            print(json.dumps(line, separators=(",", ":")))
+    return 0
+
+
+def _list(args: argparse.Namespace, db: Any) -> int:  # noqa: ANN401 - as above
+    from powerguard.daemon.journal import history
+
+    records = history(db, max(1, args.limit))
+    told = [
+        {
+            "outage": each.id,
+            "started_at": each.started_wall,
+            "ended_at": each.ended_wall,
+            "outcome": each.outcome or None,
+            "lasted_s": None if each.ended_wall is None else round(each.ended_wall - each.started_wall, 3),
+            "on_battery_s": each.figures.get("on_battery_s"),
+            "checkpoint_s": each.figures.get("checkpoint_s"),
+        }
+        for each in records
+    ]
+    if args.json:
+        print(json.dumps({"schema_version": 1, "object": "history", "outages": told}, indent=2))
+        return 0
+    rows = [
+        (
+            moment(each.started_wall),
+            "runs" if each.ended_wall is None else duration(each.ended_wall - each.started_wall),
+            clean(each.outcome or "-"),
+            clean(each.id),
+        )
+        for each in records
+    ]
+    print("\n".join(table([("began", "lasted", "outcome", "outage"), *rows], indent="")))
+    return 0

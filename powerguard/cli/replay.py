@@ -1,0 +1,278 @@
+"""`powerguard replay FILE`: a recorded outage through today's decisions."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from powerguard.cli.main import CONFIG
+from powerguard.cli.operate import Subparsers, fail
+from powerguard.cli.render import Paint, clean, duration, table
+from powerguard.cli.words import PHASES, mark, order, sentence
+
+if TYPE_CHECKING:
+    from powerguard.core.model import Policy, TrainerPolicy
+    from powerguard.sim.replay import Difference, Mark, Replayed
+    from powerguard.sim.replay_file import Wanted
+
+EX_USAGE: Final = 64
+EX_DATA: Final = 65
+"""sysexits.h: the file is not what it should be."""
+EX_CONFIG: Final = 78
+SEED_S: Final = 60.0
+_COLOURS: Final = {"warning": "yellow", "error": "red"}
+_TOLD_BY_NOTES: Final = frozenset({"TriggerCheckpoint", "PowerOff", "CapPower", "PollNow"})
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "replay",
+        help="a recorded outage through today's decisions",
+        description="Feed a recorded outage to today's decisions, and tell when each phase would have begun and why. "
+        "FILE is what `powerguard history export` printed, or CSV with the columns t_s,ups,source,output_source,"
+        "runtime_s,charge_pct,load_pct and any further field of a reading (empty: not told). Exit 0: told, and with "
+        "--diff the same as was done; 1: --diff, and not the same; 65: the file cannot be replayed.",
+    )
+    parser.add_argument("file", metavar="FILE", help="export of the journal, or CSV")
+    parser.add_argument("--config", dest="settings_file", metavar="FILE", default=None, help="decide by these settings")
+    parser.add_argument("--table", metavar="LOAD:S,...", help="runtime table, such as 50:540,75:360,100:240")
+    parser.add_argument(
+        "--trainer",
+        action="append",
+        metavar="NAME:CONDUCT:S",
+        help="a trainer: pause, exit or continue, and how long a checkpoint takes; may be repeated",
+    )
+    parser.add_argument("--ups", metavar="NAME", default="", help="whose readings count, where there are several")
+    parser.add_argument("--outage", metavar="ID", default=None, help="only this one of the file's outages")
+    parser.add_argument("--obedient", action="store_true", help="every order succeeds, whatever the recording says")
+    parser.add_argument("--diff", action="store_true", help="set it against what was done")
+    parser.add_argument("--tolerance", metavar="S", type=float, default=1.5, help="as good as the same time (1.5 s: a poll)")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the verb."""
+    from powerguard.settings.load import SettingsError
+    from powerguard.sim.replay import compare, replay
+    from powerguard.sim.replay_file import ReplayFileError, load
+
+    try:
+        wanted, assumed, by = _wanted(args)
+        recordings = load(args.file, wanted)
+    except SettingsError as error:
+        return fail(args, "replay", "; ".join(error.problems), EX_CONFIG)
+    except ReplayFileError as error:
+        return fail(args, "replay", str(error), EX_DATA)
+    except ValueError as error:
+        return fail(args, "replay", str(error), EX_USAGE)
+    if args.outage is not None:
+        recordings = tuple(each for each in recordings if each.name.startswith(args.outage))
+        if not recordings:
+            return fail(args, "replay", f"{args.file}: no outage {args.outage!r} in it", EX_USAGE)
+    if args.diff and not all(each.marks for each in recordings):
+        why = f"{args.file}: it does not say what was done; --diff needs an export of the journal"
+        return fail(args, "replay", why, EX_USAGE)
+    told = [replay(each, obedient=args.obedient) for each in recordings]
+    diffs = [compare(each, tolerance_s=args.tolerance) if args.diff else None for each in told]
+    same = all(difference.verdict == "same" for diff in diffs for difference in diff or ())
+    by = by or ("as recorded" if all(each.legs[0].state is not None for each in recordings) else "defaults")
+    shown = assumed if by != "as recorded" else []
+    if args.json:
+        outages = [_object(each, diff) for each, diff in zip(told, diffs, strict=True)]
+        head = {"schema_version": 1, "object": "replay", "file": args.file, "settings": by, "assumed": shown}
+        print(json.dumps({**head, "same": same if args.diff else None, "outages": outages}, indent=2))
+    else:
+        paint = Paint()
+        print(f"{clean(args.file)}, decided by today's rules; settings: {clean(by)}")
+        print("".join(f"  {line}\n" for line in shown), end="")
+        for each, diff in zip(told, diffs, strict=True):
+            print("\n" + "\n".join(_story(each, paint)))
+            if diff is not None:
+                print("\n" + "\n".join(_side_by_side(each, diff, paint)))
+    return 0 if same else 1
+
+
+# --- Options ----------------------------------------------------------------------------------------------------------
+
+
+def _wanted(args: argparse.Namespace) -> "tuple[Wanted, list[str], str]":
+    """Return what to decide by, what is assumed, and where the settings come from ("": see the file)."""
+    from powerguard.core.model import Policy, TrainerPolicy
+    from powerguard.sim.replay_file import Wanted
+
+    table_ = None if args.table is None else _table(args.table)
+    trainers = None if args.trainer is None else tuple(_trainer(text) for text in args.trainer)
+    path = args.settings_file or (args.config if args.config != CONFIG else None)
+    policy = None if path is None else _settings(Path(path))
+    default = Policy(boot_id="replay", ups="", trainers=(TrainerPolicy(name="trainer", checkpoint_s=SEED_S),))
+    wanted = Wanted(policy=policy, default=default, table=table_, trainers=trainers, ups=args.ups)
+    return wanted, _assumed(wanted.change(policy or default)), path or ""
+
+
+def _settings(path: Path) -> "Policy":
+    from datetime import UTC, datetime
+
+    from powerguard.settings.load import load
+    from powerguard.settings.policy import policy
+
+    return policy(load(path), boot_id="replay", today=datetime.now(UTC).date())
+
+
+def _assumed(policy: "Policy") -> list[str]:
+    points = ", ".join(f"{100 * load:g} %: {seconds:g} s" for load, seconds in policy.runtime_table)
+    trainers = ", ".join(
+        f"{each.name} ({each.conduct}, checkpoint {each.checkpoint_s:g} s)" for each in policy.trainers
+    )
+    battery = f"health {policy.health:g}, margin {policy.margin:g}"
+    return [
+        f"runtime table: {points or 'none: what the UPS reports on utility counts'}",
+        f"battery: {battery}; stop {policy.stop_q95_s:g} s, reserve {policy.reserve_s:g} s",
+        f"trainers: {clean(trainers) or 'none'}",
+    ]
+
+
+def _table(text: str) -> tuple[tuple[float, float], ...]:
+    points = []
+    for pair in text.split(","):
+        load, _, seconds = pair.partition(":")
+        try:
+            point = float(load) / 100.0, float(seconds)
+        except ValueError:
+            point = 0.0, 0.0
+        if not (0.0 < point[0] <= 2.0 and 0.0 < point[1] <= 1e6):
+            message = f"--table: {pair!r} is no LOAD:SECONDS (such as 75:360)"
+            raise ValueError(message)
+        points.append(point)
+    if len({load for load, _ in points}) < len(points):
+        message = "--table: a load twice"
+        raise ValueError(message)
+    return tuple(sorted(points))
+
+
+def _trainer(text: str) -> "TrainerPolicy":
+    from powerguard.core.events import Conduct
+    from powerguard.core.model import TrainerPolicy
+
+    name, _, rest = text.partition(":")
+    conduct, _, seconds = rest.partition(":")
+    try:
+        checkpoint_s = float(seconds)
+    except ValueError:
+        checkpoint_s = 0.0
+    if not name or conduct not in tuple(Conduct) or not 0.0 < checkpoint_s <= 1e5:
+        message = f"--trainer: {text!r} is no NAME:CONDUCT:SECONDS (such as llm:pause:20; or exit, continue)"
+        raise ValueError(message)
+    most_s = max(600.0, checkpoint_s)
+    return TrainerPolicy(name=name, conduct=Conduct(conduct), checkpoint_s=checkpoint_s, max_checkpoint_s=most_s)
+
+
+# --- Telling ----------------------------------------------------------------------------------------------------------
+
+
+def after(seconds: float) -> str:
+    """Return a time from the outage's start as people say it."""
+    text = duration(seconds)
+    return text if text.startswith("-") else f"+{text}"
+
+
+def _story(told: "Replayed", paint: Paint) -> list[str]:
+    recording, zero_s = told.recording, told.recording.zero_s
+    head = f"{recording.name}: {told.readings} readings; +0 s is t_s {told.began_s - zero_s:g}"
+    if told.repeated:
+        head += f"; {told.repeated} polls between them were answered by what lies between"
+    lines = [paint(clean(head), "bold"), *(f"{paint('!', 'yellow')} {clean(text)}" for text in told.told)]
+    rows = []
+    for each in told.lines:
+        when = after(each.t_s - told.began_s)
+        if each.note is not None:
+            text = sentence(each.note.event, each.note.because, dict(each.note.numbers))
+            rows.append((when, paint(clean(text), _COLOURS.get(each.note.level, ""))))
+        elif type(each.action).__name__ not in _TOLD_BY_NOTES:
+            whom = str(getattr(each.action, "trainer", ""))
+            rows.append((when, f"order: {clean(order(type(each.action).__name__, whom))}"))
+    lines += table(rows)
+    lines.append(f"It ends at {after(told.ended_s - told.began_s)}: {PHASES[told.phase]}.")
+    for step in told.forecast:
+        when = "at a time not known" if step.at_s is None else f"at {after(step.at_s - told.began_s)}"
+        lines.append(f"  next, had nothing changed: {PHASES.get(step.action, step.action)} {when} ({step.because})")
+    return lines
+
+
+def _side_by_side(told: "Replayed", diff: "tuple[Difference, ...]", paint: Paint) -> list[str]:
+    def at(mark_: "Mark | None") -> str:
+        return "-" if mark_ is None else f"{mark_.t_s - told.began_s:+.1f} s"
+
+    rows = [("what", "was", "is now", "")]
+    for each in diff:
+        what = each.was or each.now
+        verdict = each.verdict
+        if each.by_s is not None and verdict != "same":
+            verdict = f"{verdict} by {abs(each.by_s):.1f} s"
+        shown = paint(verdict, "" if verdict == "same" else "yellow")
+        rows.append(
+            ("?" if what is None else clean(mark(what.kind, what.what, what.whom)), at(each.was), at(each.now), shown)
+        )
+    changed = sum(1 for each in diff if each.verdict != "same")
+    lines = table(rows)
+    lines.append(
+        "Today's decisions are the same."
+        if not changed
+        else f"{changed} of {len(diff)} are not the same. The readings are as recorded: what another decision would have "
+        "done to the battery is not in them."
+    )
+    return lines
+
+
+def _object(told: "Replayed", diff: "tuple[Difference, ...] | None") -> dict[str, Any]:
+    zero_s = told.recording.zero_s
+
+    def at(t_s: float) -> dict[str, float]:
+        return {"t_s": round(t_s - zero_s, 3), "after_s": round(t_s - told.began_s, 3)}
+
+    def mark_of(mark_: "Mark") -> dict[str, Any]:
+        return {"kind": mark_.kind, "what": mark_.what, "whom": mark_.whom}
+
+    return {
+        "name": told.recording.name,
+        "complete": told.recording.complete,
+        "readings": told.readings,
+        "repeated_polls": told.repeated,
+        "began_t_s": round(told.began_s - zero_s, 3),
+        "ended": {**at(told.ended_s), "phase": told.phase},
+        "remarks": list(told.told),
+        "marks": [{**at(each.t_s), **mark_of(each), "because": each.because} for each in told.marks],
+        "notes": [
+            {
+                **at(each.t_s),
+                "event": each.note.event,
+                "level": each.note.level,
+                "because": each.note.because,
+                "text": sentence(each.note.event, each.note.because, dict(each.note.numbers)),
+                "numbers": dict(each.note.numbers),
+            }
+            for each in told.lines
+            if each.note is not None
+        ],
+        "forecast": [
+            {
+                "action": each.action,
+                "after_s": None if each.at_s is None else round(each.at_s - told.began_s, 3),
+                "because": each.because,
+            }
+            for each in told.forecast
+        ],
+        "diff": None
+        if diff is None
+        else [
+            {
+                "verdict": each.verdict,
+                **mark_of(each.was or each.now),  # type: ignore[arg-type]  # one of the two is there
+                "was_after_s": None if each.was is None else round(each.was.t_s - told.began_s, 3),
+                "now_after_s": None if each.now is None else round(each.now.t_s - told.began_s, 3),
+                "by_s": None if each.by_s is None else round(each.by_s, 3),
+            }
+            for each in diff
+        ],
+    }

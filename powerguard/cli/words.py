@@ -1,0 +1,338 @@
+"""What powerguard did and why, in words for operators: one sentence for each note of the core. Stdlib only.
+
+`explain` and `replay` tell with it. The numbers come from the note itself: nothing is computed here that was not so.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from powerguard.cli.render import duration
+
+Numbers = Mapping[str, Any]
+_Sentence = Callable[[str, Numbers], str]
+
+WITNESSES: Final = {
+    "second_reading": "a second reading says so too",
+    "on_battery_s": "the UPS counts its seconds on battery",
+    "input_present": "the UPS finds its input dead",
+    "alarms": "an alarm of the UPS says so too",
+    "charge_pct": "its charge falls",
+    "battery": "it stays so",
+}
+PHASES: Final = {
+    "online": "online",
+    "on_battery": "on battery",
+    "emergency_checkpoint": "pause and checkpoint",
+    "holding": "hold",
+    "shutdown": "power-off",
+    "recovery": "return",
+}
+ORDERS: Final = {
+    "TriggerCheckpoint": "checkpoint",
+    "ResumeTrainer": "let it go on",
+    "PauseTrainer": "pause",
+    "CapPower": "lower GPU power",
+    "RestorePower": "restore GPU power",
+    "EnsurePolicy": "BMC: power on when AC returns",
+    "SyncFilesystems": "sync the checkpoint filesystems",
+    "PowerOff": "power the host off",
+    "ResumeTraining": "start training",
+}
+OUTCOMES: Final = {
+    "ridden_through": "ridden through: training never stopped",
+    "resumed_in_place": "held and resumed in place: no reboot",
+    "clean_shutdown": "powered off in order, and back",
+    "dirty": "the host went down before it was powered off in order",
+    "rehearsed": "rehearsed only (dry-run): nothing was powered off",
+    "lost": "its end was never journalled",
+    "": "still running",
+}
+
+
+def sentence(event: str, because: str, numbers: Numbers) -> str:
+    """Return what a note says. An event that has no words yet is told by its name, with its reason."""
+    made = _SENTENCES.get(event)
+    if made is not None:
+        return made(because, numbers)
+    name, _, what = event.rpartition("_")
+    if what == "raised":
+        return f"alarm: {because}"
+    if what == "cleared":
+        return f"over: {name.replace('_', ' ')} ({because})"
+    return f"{event.replace('_', ' ')}: {because}"
+
+
+def has_words(event: str) -> bool:
+    """Say whether a note is told in words of its own."""
+    return event in _SENTENCES or event.endswith(("_raised", "_cleared"))
+
+
+def order(kind: str, whom: str = "") -> str:
+    """Return what an order is called."""
+    return ORDERS.get(kind, kind) + (f" ({whom})" if whom else "")
+
+
+def mark(kind: str, what: str, whom: str = "") -> str:
+    """Return what a mark of a replay is called: a phase that begins, or an order."""
+    return f"phase: {PHASES.get(what, what)}" if kind == "phase" else f"order: {order(what, whom)}"
+
+
+# --- Phases -----------------------------------------------------------------------------------------------------------
+
+
+def _seconds(numbers: Numbers, name: str) -> float | None:
+    value = numbers.get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _for(numbers: Numbers, name: str) -> str:
+    return duration(_seconds(numbers, name))
+
+
+def _phase_changed(because: str, numbers: Numbers) -> str:
+    new, old = numbers.get("new"), numbers.get("old")
+    match new:
+        case "on_battery" if old == "online":
+            return f"the UPS runs on battery: {WITNESSES.get(because, because)}. {_left(numbers)}"
+        case "on_battery":
+            return f"the shutdown was called off ({because}): training goes on, on battery"
+        case "emergency_checkpoint":
+            return f"training was told to pause and checkpoint, because {_why_checkpoint(because, numbers)}"
+        case "holding":
+            return (
+                f"{because}: nothing can be lost any more. Training waits, paused; at this load the battery lasts "
+                f"{_for(numbers, 'reff_now_s')} more, of which the stop needs {_for(numbers, 'stop_s')}"
+            )
+        case "shutdown":
+            return f"the commit point: the host is powered off, because {_why_commit(because, numbers)}"
+        case "online":
+            return _why_online(because, numbers)
+        case _:
+            return f"{PHASES.get(str(new), str(new))}: {because}"
+
+
+def _left(numbers: Numbers) -> str:
+    reff_s = _seconds(numbers, "reff_now_s")
+    if reff_s is None:
+        return "Nobody knows how long the battery lasts"
+    paused = _for(numbers, "reff_paused_s")
+    need_s = (_seconds(numbers, "checkpoint_s") or 0.0) + (_seconds(numbers, "stop_s") or 0.0)
+    return (
+        f"It lasts {duration(reff_s)} more at this load and {paused} with training paused (margins taken off); "
+        f"checkpoint and stop need {duration(need_s)}"
+    )
+
+
+def _why_checkpoint(because: str, numbers: Numbers) -> str:
+    match because:
+        case "budget":
+            paused_s = _seconds(numbers, "reff_paused_s")
+            needs = f"checkpoint {_for(numbers, 'checkpoint_s')} + stop {_for(numbers, 'stop_s')}"
+            quarters = duration(None if paused_s is None else 0.75 * paused_s)
+            return (
+                f"three quarters of the runtime with training paused ({duration(paused_s)}, so {quarters}) had come "
+                f"down to what was still needed ({needs})"
+            )
+        case "runtime_short":
+            return f"at this load the battery would have lasted only {_for(numbers, 'reff_now_s')} more"
+        case "low_battery":
+            return "the UPS calls its battery low"
+        case "blind":
+            return "nobody knows how long the battery lasts: neither the UPS nor the settings say"
+        case "power_off_at" | "countdown":
+            return f"the UPS is going to cut its output{_cut(numbers)}"
+        case "fsd":
+            return f"a forced shutdown (FSD) was ordered at the UPS{_cut(numbers)}"
+        case _:
+            return because
+
+
+def _cut(numbers: Numbers) -> str:
+    cut_s = _seconds(numbers, "cut_in_s")
+    return "" if cut_s is None else f": what has to be done must be done in {duration(cut_s)}"
+
+
+def _why_commit(because: str, numbers: Numbers) -> str:
+    reff_s, stop_s = _seconds(numbers, "reff_now_s"), _seconds(numbers, "stop_s")
+    stop = f"a {numbers.get('grade')} stop takes {duration(stop_s)}"
+    match because:
+        case "budget" if reff_s is not None and stop_s is not None and reff_s > stop_s + 1.0:
+            return (
+                f"at this load the battery lasts {duration(reff_s)} more, too little for the stop as it was planned; "
+                f"{stop}"
+            )
+        case "budget":
+            return f"at this load the battery lasts only {duration(reff_s)} more, and {stop}"
+        case "power_off_at":
+            return f"the UPS is going to cut its output{_cut(numbers)}, and {stop}"
+        case "power_off_at permits no hold":
+            return "the UPS is going to cut its output: what is ordered to end permits no hold"
+        case "blind: low_battery":
+            return "nobody knows how long the battery lasts, and the UPS calls it low"
+        case "blind: charge_pct":
+            return "nobody knows how long the battery lasts, and its charge is 40 % or less"
+        case "blind: blind_s":
+            return "nobody knows how long the battery lasts, and the time that the settings allow (blind_s) is over"
+        case _:
+            return because
+
+
+def _why_online(because: str, numbers: Numbers) -> str:
+    match numbers.get("cause"):
+        case "utility back":
+            return "utility is back before anything had to be done: training never noticed"
+        case "utility stable":
+            return f"{because}: the outage is over, training goes on where it stood"
+        case "training resumed":
+            return f"the outage is over: {because}"
+        case _:
+            return f"the outage is over ({because})"
+
+
+# --- All the others ---------------------------------------------------------------------------------------------------
+
+
+def _outage_began(because: str, numbers: Numbers) -> str:
+    told = [
+        f"charge {numbers['charge_pct']:.0f} %" if _seconds(numbers, "charge_pct") is not None else "",
+        f"load {numbers['load_pct']:.0f} %" if _seconds(numbers, "load_pct") is not None else "",
+        f"reported runtime {_for(numbers, 'runtime_s')}" if _seconds(numbers, "runtime_s") is not None else "",
+    ]
+    shown = ", ".join(each for each in told if each) or "it tells nothing more"
+    why = {
+        "countdown": "the UPS counts down to cut its output",
+        "fsd": "a forced shutdown (FSD) was ordered at the UPS",
+    }.get(because, f"two witnesses say battery ({WITNESSES.get(because, because)})")
+    return f"an outage began: {why}; the UPS says {shown}"
+
+
+def _outage_ended(_: str, numbers: Numbers) -> str:
+    outcome = str(numbers.get("outcome", ""))
+    return f"the outage ended after {_for(numbers, 'lasted_s')}: {OUTCOMES.get(outcome, outcome)}"
+
+
+def _checkpoint_ordered(because: str, numbers: Numbers) -> str:
+    after = {"pause": ", then to stay paused", "exit": ", then to exit", "continue": ", while it trains on"}
+    why = {"on_battery": "", "operator": " (an operator asked)"}.get(because, f" ({because.replace('_', ' ')})")
+    then = after.get(str(numbers.get("after")), "")
+    return f"{numbers.get('trainer')} was asked for a checkpoint{then}{why}; it has {_for(numbers, 'limit_s')} for it"
+
+
+def _checkpoint_durable(because: str, numbers: Numbers) -> str:
+    step = "" if numbers.get("step") is None else f" of step {numbers['step']}"
+    took = "" if _seconds(numbers, "took_s") is None else f" after {_for(numbers, 'took_s')}"
+    return f"the checkpoint{step} of {numbers.get('trainer')} is durable{took} ({because})"
+
+
+def _power_off_ordered(because: str, numbers: Numbers) -> str:
+    forced = _for(numbers, "force_after_s")
+    return f"the power-off was ordered ({because}): orderly, and by force after {forced}"
+
+
+def _source_lost(because: str, numbers: Numbers) -> str:
+    return f"the UPS does not answer any more ({because}): {numbers.get('conduct')}"
+
+
+def _grade_lowered(because: str, numbers: Numbers) -> str:
+    return f"only a {numbers.get('new')} stop is planned now instead of a {numbers.get('old')} one, {because}"
+
+
+def _host_returned(because: str, numbers: Numbers) -> str:
+    return f"the host is back after {_for(numbers, 'away_s')} ({because})"
+
+
+def _continued(because: str, numbers: Numbers) -> str:
+    phase = PHASES.get(str(numbers.get("phase")), str(numbers.get("phase")))
+    return f"{because} after {_for(numbers, 'away_s')} away; the outage goes on where it was: {phase}"
+
+
+def _withdrawn(because: str, numbers: Numbers) -> str:
+    left = f"the battery lasts {_for(numbers, 'reff_s')}, the stop needs {_for(numbers, 'stop_s')}"
+    return f"the power-off was near and is not any more: {because} ({left})"
+
+
+def _older(because: str, numbers: Numbers) -> str:
+    lost = numbers.get("steps_lost")
+    steps = "" if lost is None else f"; {lost} steps would be lost"
+    return f"an older checkpoint stands, because {because}{steps}"
+
+
+def _policy(because: str, numbers: Numbers) -> str:
+    if numbers.get("verified") is True:
+        return f"the BMC will power the host on when AC returns ({because}: {numbers.get('policy', 'set')})"
+    return f"the BMC does not confirm that it will power the host on when AC returns ({because})"
+
+
+def _who(text: str) -> _Sentence:
+    """Make a sentence that names the operator and the reason."""
+
+    def told(because: str, numbers: Numbers) -> str:
+        who = numbers.get("who")
+        by = f" by {who}" if who and str(who) not in because else ""
+        return f"{text}{by} ({because})"
+
+    return told
+
+
+def _plain(text: str) -> _Sentence:
+    """Make a sentence whose reason stands behind it."""
+    return lambda because, _: f"{text} ({because})"
+
+
+def _of(text: str) -> _Sentence:
+    """Make a sentence that begins with the trainer's name."""
+    return lambda because, numbers: f"{numbers.get('trainer')} {text} ({because})"
+
+
+_GATE: Final[dict[str, str]] = {
+    "budget": "the charge would survive a second outage",
+    "charge_pct": "the battery is charged enough",
+    "charge not told": "the UPS does not tell its charge, and nothing speaks against it",
+}
+_SENTENCES: Final[dict[str, _Sentence]] = {
+    "action_failed": lambda b, n: f"it failed to {ORDERS.get(str(n.get('action')), str(n.get('action')))}: {b}",
+    "battery_low": lambda _, n: f"the UPS calls its battery low, twice; it reports {_for(n, 'runtime_s')}",
+    "battery_replaced": _who("a new battery was put in"),
+    "checkpoint_deferred": _of("has to wait with its checkpoint"),
+    "checkpoint_durable": _checkpoint_durable,
+    "checkpoint_ordered": _checkpoint_ordered,
+    "checkpoint_requested": _who("a checkpoint was asked for"),
+    "commit_withdrawn": _withdrawn,
+    "drill_began": lambda b, n: f"a drill was begun by {b}: {n.get('scopes')}",
+    "drill_ended": lambda b, n: f"the drill ended, {n.get('result')}, after {_for(n, 'lasted_s')} ({b})",
+    "drill_left_behind": lambda b, n: f"the drill could not put back {n.get('what')} ({b})",
+    "drill_refused": _who("a drill was refused"),
+    "drill_stage": lambda b, _: f"drill: {b.replace('_', ' ')}",
+    "drill_undoing": _plain("drill: everything is put back"),
+    "foreign_stop_seen": lambda b, _: f"{b}: the return is armed while there is time",
+    "gate_forced": lambda b, _: f"training may go on blindly: {b}",
+    "gate_opened": lambda b, _: f"training may start: {_GATE.get(b, b)}",
+    "gpu_cap_ordered": lambda b, n: f"GPU power was ordered down to {100 * (_seconds(n, 'share') or 0):.0f} % ({b})",
+    "gpu_power_capped": _plain("GPU power is lowered"),
+    "gpu_power_restored": _plain("GPU power is as it was before"),
+    "grade_lowered": _grade_lowered,
+    "guard_ended": lambda b, _: f"no more checkpoints every minute: {b}",
+    "guard_started": lambda b, _: f"a checkpoint every minute from now on: {b}",
+    "host_returned": _host_returned,
+    "maintenance_ended": _who("maintenance ended"),
+    "maintenance_set": _who("maintenance was set: no power-off"),
+    "older_checkpoint_stands": _older,
+    "outage_began": _outage_began,
+    "outage_continued": _continued,
+    "outage_ended": _outage_ended,
+    "phase_changed": _phase_changed,
+    "policy_verified": _policy,
+    "power_off_accepted": _plain("the power-off is under way"),
+    "power_off_cancelled": lambda b, _: f"the UPS does not cut its output after all: {b}",
+    "power_off_hastened": lambda b, n: f"the host is powered off by force in {_for(n, 'force_after_s')} already: {b}",
+    "power_off_ordered": _power_off_ordered,
+    "power_off_rehearsed": _plain("drill: here the host would have been powered off"),
+    "power_off_repeated": lambda b, n: f"the power-off was ordered again, with {_for(n, 'force_after_s')} left: {b}",
+    "precaution_ordered": _of("was asked for a checkpoint as a precaution, training going on"),
+    "resume_failed": lambda b, n: f"{b} in {n.get('tries')} tries: a person must start it",
+    "shutdown_aborted": _who("the shutdown was called off"),
+    "source_lost": _source_lost,
+    "source_recovered": lambda b, n: f"{b} again after {_for(n, 'lost_s')}",
+    "trainer_appeared": _of("was seen for the first time"),
+    "trainer_gone": _of("is not there any more"),
+}

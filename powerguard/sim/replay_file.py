@@ -1,0 +1,489 @@
+"""What `powerguard replay` reads: the journal's export (JSON lines), or a table of readings (CSV).
+
+A file that somebody sent in may hold anything. Every mistake is told with file, line and, where there is one, column;
+nothing is read that is longer than it may be.
+"""
+
+import csv
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, dataclass, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import BinaryIO, Final, cast
+
+from powerguard.core.events import Action, CheckpointProgress, Done, Event, Failed, OutputSource, Reading, SourceFailed
+from powerguard.core.model import Policy, State, TrainerPolicy
+from powerguard.core.plain import KIND, PlainError, from_plain
+from powerguard.core.trainers import after_reload
+from powerguard.sim.replay import Deed, Leg, Mark, Recording, coarseness_s, mark_of, with_losses
+
+MAX_LINE_BYTES: Final = 4 << 20
+"""The longest line there is holds a state: some ten kilobytes."""
+MAX_LINES: Final = 1_000_000
+MAX_SPAN_S: Final = 7 * 86400.0
+MAX_T_S: Final = 4e9
+"""Unix time is allowed as a clock."""
+SCHEMA_VERSION: Final = 1
+NEEDED: Final = ("t_s", "output_source")
+_NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?")
+_BOOLS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+_FINE_S: Final = 1.5
+
+
+class ReplayFileError(Exception):
+    """The file cannot be replayed: file:line:column, what was found, and what would be right."""
+
+    def __init__(self, path: str, message: str, line: int = 0, column: int = 0) -> None:
+        place = path + (f":{line}" if line else "") + (f":{column}" if column else "")
+        super().__init__(f"{place}: {message}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the caller asks for. policy: of the settings; None: as recorded, else the default.
+
+    table, trainers: take the place of the policy's own, whichever it is; None: they do not. ups: whose readings count;
+    "": the only one there is.
+    """
+
+    policy: Policy | None
+    default: Policy
+    table: tuple[tuple[float, float], ...] | None = None
+    trainers: tuple[TrainerPolicy, ...] | None = None
+    ups: str = ""
+
+    def change(self, policy: Policy) -> Policy:
+        """Return the policy with what the options say in place."""
+        if self.table is not None:
+            policy = replace(policy, runtime_table=self.table)
+        return policy if self.trainers is None else replace(policy, trainers=self.trainers)
+
+
+def load(path: str, wanted: Wanted) -> tuple[Recording, ...]:
+    """Read a file; several outages, one after the other, are several recordings. Raises ReplayFileError."""
+    try:
+        with Path(path).open("rb") as file:
+            lines = _lines(path, file)
+            first = next(lines, None)
+            if first is None:
+                raise ReplayFileError(path, "empty (expected the journal's export, or CSV with a header)")
+            both = _chain(first, lines)
+            return _load_export(path, both, wanted) if first[1].startswith("{") else _load_table(path, both, wanted)
+    except OSError as error:
+        raise ReplayFileError(path, error.strerror or str(error)) from error
+
+
+def _chain(first: tuple[int, str], rest: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    yield first
+    yield from rest
+
+
+def _lines(path: str, file: BinaryIO) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are neither blank nor comments, with their numbers."""
+    number = 0
+    while raw := file.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(raw) > MAX_LINE_BYTES:
+            raise ReplayFileError(path, f"longer than {MAX_LINE_BYTES >> 20} MiB: no line of a recording is", number)
+        if number > MAX_LINES:
+            raise ReplayFileError(path, f"more than {MAX_LINES} lines; cut it to the outage", number)
+        if (at := raw.find(b"\0")) >= 0:
+            raise ReplayFileError(path, "a NUL byte: this is no text file", number, at + 1)
+        try:
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise ReplayFileError(path, "not UTF-8: this is no text file", number, error.start + 1) from error
+        line = line.rstrip("\r\n")
+        if line.strip() and not line.startswith("#"):
+            yield number, line
+
+
+# --- CSV --------------------------------------------------------------------------------------------------------------
+
+
+def _decoders() -> dict[str, Callable[[str], object]]:
+    """How each field of a Reading is read, by its type."""
+    told: dict[str, Callable[[str], object]] = {}
+    for each in fields(Reading):
+        kind = str(each.type)
+        if each.name in ("at_s", "provenance"):
+            continue
+        if "float" in kind:
+            told[each.name] = _number
+        elif "bool" in kind:
+            told[each.name] = _bool
+        elif "tuple" in kind:
+            told[each.name] = _names
+        elif "OutputSource" in kind:
+            told[each.name] = _source
+        else:
+            told[each.name] = _text
+    return told
+
+
+def _number(text: str) -> float:
+    if not _NUMBER.fullmatch(text) or not math.isfinite(float(text)):
+        message = f"expected a finite decimal number, found {text!r:.40} (empty: not told)"
+        raise ValueError(message)
+    return float(text)
+
+
+def _bool(text: str) -> bool:
+    known = _BOOLS.get(text.lower())
+    if known is None:
+        message = f"expected true or false, found {text!r:.40} (empty: not told)"
+        raise ValueError(message)
+    return known
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split("|") if part.strip())
+
+
+def _text(text: str) -> str:
+    return text
+
+
+def _source(text: str) -> OutputSource:
+    try:
+        return OutputSource(text.lower())
+    except ValueError:
+        near = get_close_matches(text.lower(), tuple(OutputSource), n=1)
+        hint = f" (did you mean {near[0]}?)" if near else f" (one of {', '.join(OutputSource)})"
+        message = f"unknown output_source {text!r:.40}{hint}"
+        raise ValueError(message) from None
+
+
+COLUMNS: Final = {"t_s": _number} | _decoders()
+_DEFAULTS: Final = {each.name: each.default for each in fields(Reading) if each.default is not MISSING}
+
+
+class _Table:
+    """Reads one CSV, line by line."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._names: list[str] = []
+        self._last_s: float | None = None
+        self._first_s = 0.0
+        self._seen: dict[tuple[str, str], float] = {}
+        self.shift_s = 0.0
+
+    def cells(self, number: int, line: str) -> list[str]:
+        try:
+            (row,) = csv.reader([line], strict=True)
+        except (csv.Error, ValueError) as error:
+            raise ReplayFileError(self._path, f"no CSV: {error}", number) from error
+        return [cell.strip() for cell in row]
+
+    def header(self, number: int, line: str) -> None:
+        names = [name.lower() for name in self.cells(number, line)]
+        if len(names) == 1 and (";" in line or "\t" in line):
+            raise ReplayFileError(self._path, "the columns are separated by something else than ','", number)
+        for column, name in enumerate(names, start=1):
+            if name not in COLUMNS:
+                near = get_close_matches(name, COLUMNS, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(COLUMNS)}"
+                raise ReplayFileError(self._path, f"unknown column {name!r:.40} ({hint})", number, column)
+            if name in names[: column - 1]:
+                raise ReplayFileError(self._path, f"column {name} twice", number, column)
+        missing = [name for name in NEEDED if name not in names]
+        if missing:
+            raise ReplayFileError(self._path, f"no column {missing[0]} (needed are {' and '.join(NEEDED)})", number)
+        self._names = names
+
+    def reading(self, number: int, line: str) -> Reading:
+        cells = self.cells(number, line)
+        if len(cells) != len(self._names):
+            message = f"{len(cells)} columns, the header has {len(self._names)}"
+            raise ReplayFileError(self._path, message, number)
+        values: dict[str, object] = {"ups": "ups", "source": "csv"}
+        for column, (name, cell) in enumerate(zip(self._names, cells, strict=True), start=1):
+            if not cell:
+                if name in NEEDED:
+                    raise ReplayFileError(self._path, f"{name} is empty", number, column)
+                continue
+            try:
+                values[name] = COLUMNS[name](cell)
+            except ValueError as error:
+                raise ReplayFileError(self._path, f"{name}: {error}", number, column) from error
+        t_s = cast("float", values.pop("t_s"))
+        self._check_time(number, t_s, (str(values["ups"]), str(values["source"])))
+        return Reading(at_s=t_s + self.shift_s, **values)  # type: ignore[arg-type]  # read by the type of each field
+
+    def _check_time(self, number: int, t_s: float, whose: tuple[str, str]) -> None:
+        column = self._names.index("t_s") + 1
+        if abs(t_s) > MAX_T_S:
+            raise ReplayFileError(self._path, f"t_s: {t_s:g} is no time in seconds", number, column)
+        if self._last_s is None:
+            self._first_s = t_s
+            self.shift_s = max(0.0, -t_s)
+        elif t_s < self._last_s:
+            message = f"t_s runs backwards: {t_s:g} after {self._last_s:g}; sort the rows"
+            raise ReplayFileError(self._path, message, number, column)
+        if t_s - self._first_s > MAX_SPAN_S:
+            message = f"t_s: more than {MAX_SPAN_S / 86400:g} days after the first row; cut the file to the outage"
+            raise ReplayFileError(self._path, message, number, column)
+        if self._seen.get(whose) == t_s:
+            raise ReplayFileError(self._path, f"two readings of {whose[0]} by {whose[1]} at {t_s:g}", number, column)
+        self._last_s = self._seen[whose] = t_s
+
+
+def _load_table(path: str, lines: Iterator[tuple[int, str]], wanted: Wanted) -> tuple[Recording, ...]:
+    table = _Table(path)
+    number, line = next(lines)
+    table.header(number, line)
+    events = tuple(table.reading(number, line) for number, line in lines)
+    if not events:
+        raise ReplayFileError(path, "a header and no readings", number)
+    told: list[str] = []
+    policy = wanted.change(wanted.default if wanted.policy is None else wanted.policy)
+    policy = replace(policy, ups=_whose(path, events, wanted.ups or policy.ups, told))
+    policy, heard = _coarse(policy, events, told)
+    first_s = events[0].at_s
+    leg = Leg(at_s=first_s, policy=policy, events=heard)
+    return (Recording(name=Path(path).name, legs=(leg,), zero_s=table.shift_s, told=tuple(told)),)
+
+
+def _whose(path: str, events: tuple[Reading, ...], wanted: str, told: list[str]) -> str:
+    names = list(dict.fromkeys(event.ups for event in events))
+    if wanted in names:
+        if len(names) > 1:
+            told.append(
+                f"readings of {', '.join(n for n in names if n != wanted)} are left aside: the feed is {wanted}"
+            )
+        return wanted
+    if len(names) == 1:
+        return names[0]
+    found = f"readings of {', '.join(names[:8])}"
+    raise ReplayFileError(path, f"{found}, and none of {wanted!r}; say --ups NAME" if wanted else f"{found}; say --ups")
+
+
+def _coarse(policy: Policy, events: tuple[Event, ...], told: list[str]) -> tuple[Policy, tuple[Event, ...]]:
+    """A recording that is slower than a daemon polls: a reading stays fresh for three of its own steps."""
+    every_s = coarseness_s([event for event in events if isinstance(event, Reading) and event.ups == policy.ups])
+    if every_s > _FINE_S:
+        told.append(f"a reading every {every_s:g} s: what happens between them is not known to that second")
+    stale_s = max(policy.stale_s, 3 * every_s)
+    if not any(isinstance(event, SourceFailed) for event in events):
+        events = with_losses(events, ups=policy.ups, every_s=max(every_s, policy.stale_s / 3))
+    return replace(policy, stale_s=stale_s), events
+
+
+# --- The journal's export ---------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Life:
+    """One life of the daemon, while it is being read. wall: what the wall clock said at zero of this boot."""
+
+    boot: int
+    at_s: float | None = None
+    wall: float | None = None
+    policy: Policy | None = None
+    state: State | None = None
+    restored: bool = False
+    events: list[Event] | None = None
+
+
+class _Outage:
+    """Gathers one outage's lines."""
+
+    def __init__(self, path: str, meta: dict[str, object]) -> None:
+        self._path = path
+        self.meta = meta
+        self.lives: list[_Life] = []
+        self._walls: dict[int, float] = {}
+        self._orders: dict[str, Deed] = {}
+        self._where: dict[str, int] = {}
+        self._marks: list[tuple[int, Mark]] = []
+        self.told: list[str] = []
+        self.ended = False
+
+    def take(self, number: int, line: dict[str, object]) -> None:
+        """Enter one line. Raises PlainError, ValueError with what is wrong in it."""
+        kind = line.get("kind")
+        if kind == "end":
+            self.ended = True
+            return
+        if kind == "gap":
+            self.told.append("the journal could not keep every step of it")
+            return
+        if kind not in ("start", "reading", "event", "note", "action", "outcome"):
+            return  # A newer version's: it says more, not something else.
+        boot, at_s = _whole(line, "boot"), _seconds(line, "at_s")
+        if kind == "start":
+            policy = from_plain(line.get("policy"), Policy)
+            state = from_plain(line.get("state"), State)
+            wall = _seconds(line, "at") - at_s
+            restored = line.get("restored") is True
+            life = _Life(boot, at_s=at_s, wall=wall, policy=policy, state=state, restored=restored, events=[])
+            self.lives.append(life)
+        elif kind == "reading":
+            plain = {name: value for name, value in line.items() if name not in ("kind", "boot")}
+            self._hear(boot, from_plain(plain | {KIND: "Reading"}, Reading), number)
+        elif kind == "event":
+            self._hear(boot, cast("Event", from_plain(line.get("event"), Event)), number)
+        else:
+            self._walls.setdefault(boot, _seconds(line, "at") - at_s)
+            self._done(kind, boot, at_s, line)
+
+    def _hear(self, boot: int, event: Event, number: int) -> None:
+        if not self.lives or self.lives[-1].boot != boot:
+            self.lives.append(_Life(boot, at_s=event.at_s, events=[]))
+        life = self.lives[-1]
+        life.events = [] if life.events is None else life.events
+        if life.events and event.at_s < life.events[-1].at_s - 1.0:
+            raise ReplayFileError(
+                self._path, f"time runs backwards: {event.at_s:g} after {life.events[-1].at_s:g}", number
+            )
+        if life.events and event.at_s - life.events[0].at_s > MAX_SPAN_S:
+            raise ReplayFileError(self._path, f"longer than {MAX_SPAN_S / 86400:g} days", number)
+        life.events.append(event)
+
+    def _done(self, kind: str, boot: int, at_s: float, line: dict[str, object]) -> None:
+        if kind == "note":
+            numbers = line.get("numbers")
+            new = numbers.get("new") if isinstance(numbers, dict) else None
+            if line.get("event") == "phase_changed" and isinstance(new, str):
+                because = str(line.get("because", ""))
+                self._marks.append((boot, Mark(t_s=at_s, kind="phase", what=new, because=because)))
+        elif kind == "action":
+            action = from_plain(line.get("action"), Action)
+            mark = mark_of(at_s, action)
+            if mark is not None and action.id not in self._orders:
+                self._marks.append((boot, mark))
+                self._orders[action.id] = Deed(action=action, at_s=at_s)
+                self._where[action.id] = boot
+        else:
+            outcome = from_plain(line.get("outcome"), Done | Failed)
+            if isinstance(outcome, Done | Failed) and (deed := self._orders.get(outcome.action.id)) is not None:
+                same_boot = self._where[outcome.action.id] == boot
+                self._orders[outcome.action.id] = replace(deed, outcome=outcome if same_boot else None)
+
+    def recording(self, wanted: Wanted) -> Recording:
+        """Return what was gathered. Raises ReplayFileError."""
+        lives = [life for life in self.lives if life.events or life.state is not None]
+        if not any(isinstance(event, Reading) for life in lives for event in life.events or ()):
+            raise ReplayFileError(self._path, f"outage {self.meta.get('outage')}: no readings in it")
+        zero = self._wall(lives[0]) or 0.0
+        legs = tuple(self._leg(life, zero, wanted) for life in lives)
+        shifts = {life.boot: leg.shift_s for life, leg in zip(lives, legs, strict=True)}
+        known = [(boot, mark) for boot, mark in self._marks if boot in shifts or boot in self._walls]
+        marks = [
+            replace(mark, t_s=mark.t_s + shifts.get(boot, self._walls.get(boot, zero) - zero)) for boot, mark in known
+        ]
+        started = self.meta.get("started_at_s")
+        if not self.ended:
+            self.told.append("the file ends before the export did: it has been cut off")
+        if self.meta.get("complete") is not True:
+            self.told.append("the journal did not keep every reading of this outage: times may differ by some seconds")
+        return Recording(
+            name=str(self.meta.get("outage", "?")),
+            legs=legs,
+            deeds=tuple(_with_progress(deed, lives) for deed in self._orders.values()),
+            marks=tuple(marks),
+            began_s=float(started) if isinstance(started, int | float) else None,
+            complete=self.meta.get("complete") is True,
+            told=tuple(self.told),
+        )
+
+    def _wall(self, life: _Life) -> float | None:
+        return self._walls.get(life.boot) if life.wall is None else life.wall
+
+    def _leg(self, life: _Life, zero: float, wanted: Wanted) -> Leg:
+        events = tuple(sorted(life.events or (), key=lambda event: event.at_s))
+        policy = wanted.policy or life.policy
+        if policy is None:
+            policy = wanted.default
+            self.told.append("the settings of then are not in the file: defaults and options stand in")
+        policy = wanted.change(policy)
+        readings = tuple(event for event in events if isinstance(event, Reading))
+        if readings:
+            names = {reading.ups for reading in readings}
+            known = (
+                life.policy.ups if life.policy is not None and life.policy.ups in names else wanted.ups or policy.ups
+            )
+            policy = replace(policy, ups=_whose(self._path, readings, known, []))
+        boots = self.meta.get("boots")
+        listed = boots if isinstance(boots, list) else []
+        boot_id = str(listed[life.boot]) if 0 <= life.boot < len(listed) else f"boot-{life.boot}"
+        state = life.state
+        if life.policy is not None and state is not None and policy is not life.policy:
+            trainers = after_reload(life.policy, policy, state.trainers, state.learned)
+            state = replace(state, trainers=trainers)
+        policy = replace(policy, boot_id=policy.boot_id if life.policy is policy else boot_id)
+        if life.policy is None:
+            policy, events = _coarse(policy, events, self.told)
+        wall = self._wall(life)
+        first_s = events[0].at_s if events else 0.0
+        return Leg(
+            at_s=first_s if life.at_s is None else life.at_s,
+            policy=policy,
+            state=state,
+            restored=life.restored,
+            shift_s=0.0 if wall is None else wall - zero,
+            events=events,
+        )
+
+
+def _with_progress(deed: Deed, lives: list[_Life]) -> Deed:
+    told = tuple(
+        event
+        for life in lives
+        for event in life.events or ()
+        if isinstance(event, CheckpointProgress) and event.action_id == deed.action.id
+    )
+    return replace(deed, progress=told)
+
+
+def _whole(line: dict[str, object], name: str) -> int:
+    value = line.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1000:
+        message = f"{name}: expected a small whole number, found {value!r:.40}"
+        raise ValueError(message)
+    return value
+
+
+def _seconds(line: dict[str, object], name: str) -> float:
+    value = line.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not -MAX_T_S <= value <= MAX_T_S:
+        message = f"{name}: expected a time in seconds, found {value!r:.40}"
+        raise ValueError(message)
+    return float(value)
+
+
+def _refuse(text: str) -> object:
+    message = f"{text} is no number"
+    raise ValueError(message)
+
+
+def _load_export(path: str, lines: Iterator[tuple[int, str]], wanted: Wanted) -> tuple[Recording, ...]:
+    outages: list[_Outage] = []
+    for number, text in lines:
+        try:
+            line = json.loads(text, parse_constant=_refuse)
+        except json.JSONDecodeError as error:
+            raise ReplayFileError(path, f"no JSON: {error.msg}", number, error.colno) from error
+        except (ValueError, RecursionError) as error:
+            raise ReplayFileError(path, f"no JSON: {error}", number) from error
+        if not isinstance(line, dict):
+            raise ReplayFileError(path, "expected one JSON object a line", number)
+        if line.get("kind") == "meta":
+            version = line.get("schema_version")
+            if not isinstance(version, int) or version > SCHEMA_VERSION:
+                message = f"schema_version {version!r:.20}: this powerguard reads {SCHEMA_VERSION}; upgrade it"
+                raise ReplayFileError(path, message, number)
+            outages.append(_Outage(path, line))
+            continue
+        if not outages:
+            message = "expected a line with kind meta first (is this `powerguard history export`?)"
+            raise ReplayFileError(path, message, number)
+        try:
+            outages[-1].take(number, line)
+        except (PlainError, ValueError) as error:
+            raise ReplayFileError(path, str(error), number) from error
+    return tuple(outage.recording(wanted) for outage in outages)
