@@ -39,6 +39,10 @@ LIMIT_S: Final = 20.0
 BMC_LIMIT_S: Final = 5.0
 _AS_ROOT: Final = "run doctor as root or as powerguard"
 _AS_DAEMON: Final = "see `powerguard status`: the daemon asks it"
+DRILL_DAYS: Final = 90
+_MEASURE: Final = "let a drill or a self-test discharge at least a quarter of it (docs/guides/battery.md)"
+OLD_MEASUREMENT_S: Final = 9 * 30.44 * 86400.0
+"""Of 12 months for which a measured health counts: the last quarter is the time to measure it anew."""
 SMALL_DISK_BYTES: Final = 500_000_000
 FULL_DISK_BYTES: Final = 20_000_000
 _REMOTE: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "ceph", "glusterfs", "fuse.sshfs", "9p", "lustre", "beegfs"})
@@ -350,4 +354,36 @@ def _daemon(args: argparse.Namespace) -> list[Finding]:
     for reason in told["reasons"]:
         verdict: Verdict = "FAIL" if reason["severity"] == "error" and reason["name"] != "dry_run" else "WARN"
         found.append(Finding(f"daemon.{reason['name']}", verdict, str(reason["text"]), str(reason["fix"])))
+    with contextlib.suppress(DownError, RefusedError):  # told above, or a daemon that knows no drills yet
+        found.append(drill_finding(get(args, "/api/v1/drill")["last"]))
+    with contextlib.suppress(DownError, RefusedError):  # likewise
+        found += [health_finding(ups["name"], ups["health"]) for ups in get(args, "/api/v1/battery")["ups"]]
     return found
+
+
+def health_finding(name: str, health: dict[str, Any]) -> Finding:
+    """A presumed health costs training time, and a measurement that expires unnoticed becomes one."""
+    name, text = f"battery.{name}", f"health counts as {100 * health['share']:.0f} %: {health['because']}"
+    measured = health["measured"]
+    if measured is None or measured["expired"]:
+        return Finding(name, "WARN", text, _MEASURE)
+    if measured["age_s"] > OLD_MEASUREMENT_S:
+        months = measured["age_s"] / (30.44 * 86400.0)
+        return Finding(name, "WARN", f"{text} ({months:.0f} months ago; it expires after 12)", _MEASURE)
+    return Finding(name, "PASS", text)
+
+
+def drill_finding(last: dict[str, Any] | None) -> Finding:
+    """What was never rehearsed, or not lately, or in vain, is a promise. last: the report of the last drill."""
+    fix = "powerguard drill"
+    if last is None:
+        return Finding("drill", "WARN", "there was no drill yet: nothing here has been rehearsed", fix)
+    days = last["age_s"] / 86400.0
+    told = f"the last drill was {days:.0f} days ago: {last['result']}"
+    if last["result"] == "recorded":
+        return Finding("drill", "WARN", f"{told}: in dry-run nobody was asked, so nothing is proved", fix)
+    if last["result"] != "passed":
+        return Finding("drill", "WARN", f"{told}: {last['because']}", fix)
+    if days > DRILL_DAYS:
+        return Finding("drill", "WARN", f"{told} (older than {DRILL_DAYS} days)", fix)
+    return Finding("drill", "PASS", told)

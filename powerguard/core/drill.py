@@ -12,6 +12,7 @@ measures what happens.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from powerguard.core import budget as sums
@@ -329,7 +330,11 @@ def _will_pause(turn: Turn, trainer: Trainer) -> None:
 
 def _record_power_off(turn: Turn) -> None:
     """The one thing that a drill never does: what would have been ordered is written down."""
-    now = plan.outage_budget(turn.policy, turn.state, turn.now_s)
+    state, drill = turn.state, turn.state.drill
+    if drill is not None and drill.load is not None:
+        # Training goes on again, and the load that was read last may still be a paused one.
+        state = replace(state, battery=replace(state.battery, load=drill.load))
+    now = plan.outage_budget(turn.policy, state, turn.now_s)
     figures: dict[str, Scalar] = {
         "power_off_grade": now.grade.value,
         "power_off_force_after_s": round(sums.force_after_s(turn.policy, now.grade), 3),

@@ -9,12 +9,13 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from powerguard.core.drill import RESULTS
 from powerguard.core.events import Done, SyncFilesystems
 from powerguard.core.model import Battery, Cap, Feed, State
 from powerguard.daemon.families import LIFETIME, SECTIONS
 from powerguard.daemon.metrics import OPENMETRICS, TEXT, reference, registry, scrape
 from powerguard.daemon.port import Daemon
-from tests.daemon.watched import DAY_S, NOW_S, PHASES, WALL_S, reading, scene, taught
+from tests.daemon.watched import DAY_S, NOW_S, PHASES, WALL_S, drilled, reading, running_drill, scene, taught
 from tests.peers import require
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
@@ -168,6 +169,19 @@ def test_a_cap_that_stands_is_seen() -> None:
     assert value(daemon, "gpu_cap_active") == 1
 
 
+def test_a_drill_is_told_by_its_moment_and_its_result() -> None:
+    """Nothing before the first; then when it ended and how, and whether one runs."""
+    assert value(scene(), "drill_last_timestamp_seconds") is None
+    assert value(scene(), "drill_result", {"result": "passed"}) is None
+    assert value(scene(), "drill_running") == 0
+    daemon = drilled("failed", age_s=3 * DAY_S)
+    assert value(daemon, "drill_last_timestamp_seconds") == WALL_S - 3 * DAY_S
+    assert value(daemon, "drill_duration_seconds") == 87.3
+    told = {result: value(daemon, "drill_result", {"result": result}) for result in RESULTS}
+    assert told == {"passed": 0, "failed": 1, "interrupted": 0, "recorded": 0}
+    assert value(running_drill(), "drill_running") == 1
+
+
 def test_histogram_is_cumulative() -> None:
     """Every bucket holds all that took no longer; count and sum agree with it."""
     daemon = scene()
@@ -198,6 +212,7 @@ def test_reference_is_made_from_the_table() -> None:
 def test_every_family_is_there() -> None:
     """A family that no scene ever shows would be a promise that nobody kept."""
     seen = {name for phase in PHASES for make in (scene, taught) for name, _ in scraped(make(phase))}
+    seen |= {name for name, _ in scraped(drilled())}
     absent_here = {"maintenance_until_timestamp_seconds", "ups_output_off_seconds"}
     absent_here |= {
         "ups_output_power_watts",

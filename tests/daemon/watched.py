@@ -5,9 +5,10 @@ from dataclasses import dataclass, field, replace
 
 from powerguard.clock import Clock
 from powerguard.core.events import Conduct, Event, Grade, OutputSource, Reading
-from powerguard.core.learned import BatteryModel, Discharge, Drop, Health, Learned, Need, TauPoint
+from powerguard.core.learned import BatteryModel, Discharge, DrillReport, Drop, Health, Learned, Need, TauPoint
 from powerguard.core.model import (
     Battery,
+    Drill,
     EmergencyCheckpoint,
     Feed,
     Holding,
@@ -235,4 +236,65 @@ def taught(name: str = "online") -> Watched:
     trainer = replace(daemon.state.trainers[0], checkpoint_s=19.0 * 1.125, told_s=25.0)
     daemon.state = replace(daemon.state, battery=battery, learned=learned, trainers=(trainer,))
     daemon.policy = fold(replace(daemon.policy, runtime_table=()), learned)
+    return daemon
+
+
+def drilled(result: str = "passed", age_s: float = 5 * DAY_S) -> Watched:
+    """Return the same daemon after a drill; `running_drill` is one in its middle."""
+    daemon = taught()
+    told = DrillReport(
+        id="6f1d2c3b-drill-48000",
+        at_s=NOW_S - age_s,
+        scopes=("full",),
+        result=result,
+        because="every stage was carried out" if result == "passed" else "checkpoint: llm: disk full",
+        who="root",
+        lasted_s=87.3,
+        figures=(
+            ("skipped_cap", "the settings cap no GPU power"),
+            ("load_before", 0.62),
+            ("load_paused_expected", 0.372),
+            ("runtime_paused_expected_s", 742.1),
+            ("checkpoint_expected_s", 21.375),
+            ("checkpoint_s.llm", 18.2),
+            ("checkpoint_verified.llm", True),
+            ("checkpoint_s", 18.4),
+            ("load_paused", 0.26),
+            ("drop_paused", 0.36),
+            ("drop_paused_w", 1944.0),
+            ("resume_s", 0.6),
+            ("policy", "always-on"),
+            ("policy_verified", True),
+            ("sync_s", 0.031),
+            ("power_off_grade", "full"),
+            ("power_off_force_after_s", 60.0),
+            ("stop_s", 120.0),
+            ("runtime_paused_s", 1010.4),
+            ("fits", True),
+        ),
+    )
+    daemon.state = replace(daemon.state, learned=replace(daemon.state.learned, drill=told))
+    return daemon
+
+
+def running_drill() -> Watched:
+    """Return a daemon that keeps training paused and waits for the load to settle."""
+    daemon = drilled()
+    drill = Drill(
+        id="6f1d2c3b-drill-49900",
+        began_s=NOW_S - 42.0,
+        who="root",
+        scopes=("full",),
+        witness="simulated",
+        stage="pause",
+        stage_at_s=NOW_S - 6.0,
+        stage_by_s=NOW_S + 39.0,
+        stages=("resume", "policy", "sync", "record"),
+        told=("llm",),
+        paused=("llm",),
+        load=0.62,
+        figures=(("load_before", 0.62), ("checkpoint_expected_s", 21.375), ("checkpoint_s", 18.4)),
+    )
+    paused = replace(daemon.state.trainers[0], paused=True, told_pause=True)
+    daemon.state = replace(daemon.state, drill=drill, trainers=(paused,))
     return daemon
