@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import grp
 import logging
 import os
@@ -9,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import structlog
 from pydantic import BaseModel
