@@ -33,7 +33,19 @@ from powerguard.core.events import (
 )
 from powerguard.core.learned import Drop, Health, Need
 from powerguard.core.machine import step
-from powerguard.core.model import Battery, Holding, OnBattery, Online, Policy, Recovery, State, Step, TrainerPolicy
+from powerguard.core.model import (
+    Battery,
+    Holding,
+    OnBattery,
+    Online,
+    Policy,
+    Recovery,
+    Shutdown,
+    State,
+    Step,
+    Supply,
+    TrainerPolicy,
+)
 from powerguard.core.plain import from_plain, to_plain
 from powerguard.core.recovery import Stored, restore
 from powerguard.sim.world.host import Answer
@@ -45,9 +57,9 @@ from powerguard.sim.world.world import SOURCE, UPS, World
 
 TRAINER = "llm"
 POLL_S = 1.0
-CALM_POLL_S = 2.0
-"""While the next thing to do is more than CALM_S away: time that nobody needs to see passes in larger steps."""
-CALM_S = 20.0
+CALM_POLL_S = 4.0
+"""While nothing happens and the next thing to do is more than CALM_S away: time that nobody needs to see."""
+CALM_S = 30.0
 SNAPSHOT_S = 5.0
 """The journal keeps every answer that orders or tells something, and otherwise the state this often."""
 _MISSES = 3
@@ -128,7 +140,7 @@ class Guarded:
         self._missed = 0
         self._kills = [kill for kill in world.scene.kills if kill[0] > world.now_s]
         self._back_s: float | None = None
-        self._foreseen_s = self._busy_s = -math.inf
+        self._foreseen_s = self._busy_s = self._turned_s = -math.inf
 
     # --- As the engine sees it ---------------------------------------------------------------------------------------
 
@@ -199,14 +211,31 @@ class Guarded:
         if now_s >= self._poll_s:
             self._watch()
             self._read()
-            self._poll_s += CALM_POLL_S if self._is_calm() else POLL_S
+            self._poll_s += POLL_S if self._missed else self._pause_s()
         self._plan()
 
+    def _pause_s(self) -> float:
+        """Return the time to the next reading: some seconds where one in between would show nothing new."""
+        world, now_s = self.world, self.world.now_s
+        happens_s = min(world.next_edge_s, world.next_order_s)
+        waits = any(not isinstance(action, TriggerCheckpoint) for action in self._open.values())
+        if happens_s < now_s + CALM_POLL_S or waits or not self._is_calm():
+            return POLL_S
+        return CALM_POLL_S
+
     def _is_calm(self) -> bool:
-        """The core itself foresees nothing for a while, and nobody owes it an answer."""
+        """The core itself foresees nothing for a while."""
         state, now_s = self._state, self.world.now_s
-        if self._open or not isinstance(state.phase, OnBattery | Holding) or self.world.scene.order is not None:
-            return False
+        match state.phase:
+            case Shutdown():
+                return state.phase.ordered
+            case Online() | Recovery():
+                settle_s = CALM_S if state.cap is not None else 0.5 * CALM_S
+                return state.feed.supply is Supply.UTILITY and now_s - self._turned_s > settle_s
+            case OnBattery() | Holding() if self.world.scene.order is None and self.world.utility is False:
+                pass
+            case _:
+                return False
         if now_s >= self._foreseen_s:
             self._foreseen_s = now_s + CALM_S / 2
             budget = plan.outage_budget(self._policy, state, now_s + self._offset_s)
@@ -228,7 +257,10 @@ class Guarded:
         world = self.world
         if world.answers():
             self._missed = 0
+            was = self._state.feed.supply
             self._send(world.reading(self._offset_s))
+            if self._state.feed.supply is not was:
+                self._turned_s = world.now_s
             return
         self._missed += 1
         at_s = world.now_s + self._offset_s

@@ -126,7 +126,7 @@ class Host:
             return Answer(after_s=0.1, failure="connection refused")
         if self._dies:
             self._dies = False
-            self._die()
+            self._die(at_s)
             return Answer(after_s=0.3, failure="connection reset by peer")
         chance, trainer = self._checkpoints, self._site.trainer
         takes_s = trainer.checkpoint_median_s * chance.lognormvariate(0.0, trainer.checkpoint_spread)
@@ -255,9 +255,17 @@ class Host:
     def _durable(self, progress_s: float) -> None:
         self._durable_s = max(self._durable_s, progress_s)
 
-    def _die(self) -> None:
+    def _die(self, at_s: float) -> None:
         self.trainer_alive = self.training = self.paused = False
+        self._pauses += 1
         self._lose()
+        self._later(at_s + self._site.trainer.restart_s, self._reborn)
+
+    def _reborn(self) -> None:
+        """Whoever supervises the job (systemd, Slurm) starts it again; it knows of no outage."""
+        if self.power is Power.UP and not self.trainer_alive:
+            self.trainer_alive = self.training = True
+            self.paused = False
 
     def _killed(self) -> None:
         self.training = False

@@ -126,6 +126,7 @@ class TrainerSite(Options):
     local_every_s: float = Field(default=300.0, gt=0.0, le=1e6, description="It saves by itself this often.")
     step_s: Seconds = Field(default=0.5, description="Length of a training step.")
     stall_s: Seconds = Field(default=0.5, description="For how long a checkpoint beside training holds it up.")
+    restart_s: Seconds = Field(default=60.0, description="Until it trains again after it has died, by its supervisor.")
     pause_late_s: Seconds = Field(default=0.0, description="It pauses this much later than it should.")
     never_pauses_share: Share = Field(default=0.0, description="Trainers that promise to pause and do not.")
 

@@ -68,7 +68,7 @@ class World:
     @property
     def next_event_s(self) -> float:
         """When something next happens by itself; inf: never."""
-        return min(self.next_edge_s, self.host.next_change_s, self.lost_at_s, self._on_at_s, self._order_s)
+        return min(self.next_edge_s, self.host.next_change_s, self.lost_at_s, self._on_at_s, self.next_order_s)
 
     def advance(self, to_s: float) -> None:
         """Play physics up to to_s."""
@@ -88,7 +88,7 @@ class World:
         now_s = self.now_s
         while now_s >= self.next_edge_s:
             self._turn(utility=self._edges[self._edge][1])
-        if now_s >= self._order_s:
+        if now_s >= self.next_order_s:
             self._obey()
         if self.output and (now_s >= self._off_at_s or (not self.utility and self.pack.dead)):
             self._lose_output()
@@ -122,7 +122,8 @@ class World:
     # --- Others on this UPS ------------------------------------------------------------------------------------------
 
     @property
-    def _order_s(self) -> float:
+    def next_order_s(self) -> float:
+        """When somebody else orders the output off; inf: nobody will."""
         return math.inf if self._ordered or self.scene.order is None else self.scene.order.at_s
 
     def _obey(self) -> None:
