@@ -165,13 +165,15 @@ def verified_step(root: Path) -> int | None:
     return saved.step
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a TCP port of this host that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def _write_secret(path: Path, secret: str) -> None:
+def write_secret(path: Path, secret: str) -> None:
+    """Write a secret that only this user can read."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(secret)
@@ -190,7 +192,7 @@ def _write_settings(folder: Path, agent: SnmpAgent, bmc: SimBmc, battery: Batter
         "trainer_sockets": None,
         "checkpoint_dirs": [str(folder / "checkpoints")],
         "bmc": {"kind": "ipmi-lan", "host": bmc.host, "port": bmc.port, "user": "powerguard", "password": password},
-        "http": {"port": _free_port()},
+        "http": {"port": free_port()},
         "control": {"socket": str(folder / "powerguard.sock")},
         "journal": {"path": str(folder / "journal.sqlite")},
     }
@@ -245,8 +247,8 @@ async def _world(folder: Path) -> AsyncIterator[LiveStage]:
     battery = Battery(runtime=((0.36, 150.0), (0.60, 60.0)), health=0.6, recharge_s=36.0)
     ups = SimUps(battery, clock=boottime_s, load=load, low_battery_s=4.0, gauge=1.0 / 0.6)
     password = secrets.token_hex(8)
-    _write_secret(folder / "community", "public")
-    _write_secret(folder / "bmc-password", password)
+    write_secret(folder / "community", "public")
+    write_secret(folder / "bmc-password", password)
     (folder / "checkpoints").mkdir(exist_ok=True)
     async with SnmpAgent(ups.apc_table) as agent, SimBmc("powerguard", password) as bmc:
         stage = LiveStage(folder, ups, bmc)
@@ -257,16 +259,17 @@ async def _world(folder: Path) -> AsyncIterator[LiveStage]:
             toy = ["--socket", str(folder / "toy.sock"), "--dir", str(folder / "checkpoints")]
             padding = ["--mb", "24", "--mb-per-s", "8"]
             await stage.start("trainer", sys.executable, "-P", "-m", "powerguard.sim.toy_trainer", *toy, *padding)
-            await _until(stage, lambda: stage.step is not None, "the trainer to train")
+            await until(stage, lambda: stage.step is not None, "the trainer to train")
             await stage.start("daemon", sys.executable, "-P", "-m", "powerguard", "run", "--config", str(config))
-            await _until(stage, lambda: _watches(folder / "powerguard.sock"), "the daemon to watch the UPS")
+            await until(stage, lambda: watches(folder / "powerguard.sock"), "the daemon to watch the UPS")
             yield stage
         finally:
             following.cancel()
             await stage.stop()
 
 
-async def _until(stage: LiveStage, reached: Any, what: str) -> None:  # noqa: ANN401 - a predicate, plain or not
+async def until(stage: LiveStage, reached: Any, what: str) -> None:  # noqa: ANN401 - a predicate, plain or not
+    """Wait until it is so. Raises StoryError after _READY_S, or when a process of this world has died."""
     try:
         async with asyncio.timeout(_READY_S):
             while True:
@@ -280,7 +283,7 @@ async def _until(stage: LiveStage, reached: Any, what: str) -> None:  # noqa: AN
         raise StoryError(msg) from None
 
 
-async def _watches(path: Path) -> bool:
+async def watches(path: Path) -> bool:
     """Say whether the daemon has had a reading and knows its trainer, as its admin socket tells it."""
     connector = aiohttp.UnixConnector(path=str(path))
     with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError):

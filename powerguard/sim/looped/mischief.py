@@ -1,0 +1,155 @@
+"""What breaks around the daemon, drawn beforehand: peers that hang, lie and refuse, disks, clocks, people, kill -9.
+
+`world.scene` draws what is wrong with batteries, gauges and trainers; here is what only the real loop, bulkhead and
+journal can meet.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+
+from powerguard.sim.world.streams import stream
+
+
+class Manner(StrEnum):
+    """How somebody answers an order."""
+
+    WELL = "well"
+    LATE = "late"
+    """Well, but only after seconds."""
+    REFUSE = "refuse"
+    HANG = "hang"
+    BREAK = "break"
+    """It raises what nobody expects."""
+    STRAY = "stray"
+    """It hangs, and swallows its cancellation."""
+    LIE = "lie"
+    """It says that it did what it did not."""
+
+
+class Moment(StrEnum):
+    """Where a process can be killed: between any two turns of its loop, and around whatever it does to the world."""
+
+    TURN = "turn"
+    WRITE_BEGINS = "write_begins"
+    WRITE_ENDED = "write_ended"
+    ACTION_BEGINS = "action_begins"
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """kill -9 at the count-th such moment of a life; away_s: until the daemon runs again."""
+
+    moment: Moment
+    count: int
+    away_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mischief:
+    """What breaks in one outage. Times are seconds since the first cut.
+
+    kills: one for each life, in order; lives after the last end well. crash: the host dies of itself then, and boots.
+    lies: moments at which one single reading says battery. wall_steps: (when, by how much). hung: the disk of the
+    journal; full: it takes nothing. manners: by word of the peer, its answers in order; WELL after the last.
+    words: (when, what) of an operator: "abort", "maintenance", "checkpoint", "stop" (SIGTERM).
+    """
+
+    kills: tuple[Kill, ...] = ()
+    crash_s: float | None = None
+    lies: tuple[float, ...] = ()
+    wall_steps: tuple[tuple[float, float], ...] = ()
+    hung: tuple[tuple[float, float], ...] = ()
+    full: tuple[tuple[float, float], ...] = ()
+    manners: tuple[tuple[str, tuple[Manner, ...]], ...] = ()
+    words: tuple[tuple[float, str], ...] = ()
+
+    def manner_of(self, peer: str, call: int) -> Manner:
+        """Return how this peer answers its call-th order (from 0)."""
+        for name, manners in self.manners:
+            if name == peer and call < len(manners):
+                return manners[call]
+        return Manner.WELL
+
+    @property
+    def people(self) -> bool:
+        """Somebody meddles with the decision."""
+        return any(word in ("abort", "maintenance") for _, word in self.words)
+
+
+PEERS: tuple[tuple[str, tuple[Manner, ...]], ...] = (
+    ("bmc", (Manner.LATE, Manner.REFUSE, Manner.HANG, Manner.BREAK, Manner.STRAY, Manner.LIE)),
+    ("disks", (Manner.LATE, Manner.REFUSE, Manner.HANG, Manner.STRAY)),
+    ("host", (Manner.REFUSE, Manner.HANG, Manner.BREAK)),
+    ("resume", (Manner.REFUSE, Manner.HANG, Manner.BREAK)),
+    ("start", (Manner.REFUSE, Manner.HANG)),
+    ("gpu", (Manner.REFUSE, Manner.HANG, Manner.LATE)),
+    ("checkpoint", (Manner.BREAK, Manner.REFUSE)),
+)
+"""Who may answer how, by the peer's word."""
+
+_KILLED, _CRASHED, _LIED, _STEPPED, _DISK, _PEERS, _PEOPLE = 0.35, 0.02, 0.10, 0.10, 0.10, 0.30, 0.08
+
+
+def draw(seed: int, *, faults: bool) -> Mischief:
+    """Draw what breaks in one outage; without faults nothing does."""
+    if not faults:
+        return Mischief()
+    disk = stream(seed, "loop disk")
+    windows = _windows(disk) if disk.random() < _DISK else ()
+    is_full = disk.random() < 0.5
+    crash = stream(seed, "loop crash")
+    return Mischief(
+        kills=_kills(stream(seed, "loop kills")),
+        crash_s=crash.uniform(1.0, 900.0) if crash.random() < _CRASHED else None,
+        lies=_lies(stream(seed, "loop lies")),
+        wall_steps=_wall_steps(stream(seed, "loop wall")),
+        hung=() if is_full else windows,
+        full=windows if is_full else (),
+        manners=_manners(stream(seed, "loop peers")),
+        words=_words(stream(seed, "loop people")),
+    )
+
+
+def _kills(chance: Random) -> tuple[Kill, ...]:
+    if chance.random() >= _KILLED:
+        return ()
+    kills = []
+    for _ in range(chance.randint(1, 4)):
+        moment = chance.choice(tuple(Moment))
+        # Turns come by thousands, writes and actions by dozens: early ones of each are where the story is.
+        most = {Moment.TURN: 8000, Moment.WRITE_BEGINS: 60, Moment.WRITE_ENDED: 60, Moment.ACTION_BEGINS: 12}[moment]
+        count = 1 + int(most * chance.random() ** 2)
+        kills.append(Kill(moment, count, chance.choice((0.5, 2.0, 5.0, 15.0))))
+    return tuple(kills)
+
+
+def _lies(chance: Random) -> tuple[float, ...]:
+    return (chance.uniform(-20.0, -8.0),) if chance.random() < _LIED else ()
+
+
+def _wall_steps(chance: Random) -> tuple[tuple[float, float], ...]:
+    if chance.random() >= _STEPPED:
+        return ()
+    by = (-1e6, -3600.0, -60.0, 60.0, 3600.0, 1e6)
+    return tuple((chance.uniform(-10.0, 900.0), float(chance.choice(by))) for _ in range(chance.randint(1, 3)))
+
+
+def _windows(chance: Random) -> tuple[tuple[float, float], ...]:
+    begin_s = chance.uniform(-5.0, 600.0)
+    return ((begin_s, begin_s + chance.choice((0.3, 2.0, 20.0, 300.0))),)
+
+
+def _manners(chance: Random) -> tuple[tuple[str, tuple[Manner, ...]], ...]:
+    found = []
+    for peer, manners in PEERS:
+        if chance.random() < _PEERS:
+            choices = (Manner.WELL, *manners)
+            found.append((peer, tuple(chance.choice(choices) for _ in range(chance.randint(1, 4)))))
+    return tuple(found)
+
+
+def _words(chance: Random) -> tuple[tuple[float, str], ...]:
+    if chance.random() >= _PEOPLE:
+        return ()
+    return ((chance.uniform(-5.0, 900.0), chance.choice(("abort", "maintenance", "checkpoint", "stop"))),)

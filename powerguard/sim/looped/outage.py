@@ -1,0 +1,268 @@
+"""One outage at the loop level: lives of the daemon, boots of the host, until it trains again or cannot."""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from powerguard.core.learned import BatteryModel, Drop, Health, Learned
+from powerguard.core.model import Battery, State
+from powerguard.core.plain import to_plain
+from powerguard.daemon.journal import JournalError, Loaded, read_all, read_only
+from powerguard.daemon.journal.recording import dump
+from powerguard.daemon.journal.records import Snapshot
+from powerguard.daemon.journal.store import Batch, Store
+from powerguard.settings.schema import Settings
+from powerguard.sim.looped.life import EPOCH_S, TRAINER, Life
+from powerguard.sim.looped.mischief import Mischief
+from powerguard.sim.looped.mischief import draw as draw_mischief
+from powerguard.sim.looped.witness import Violation, Witness
+from powerguard.sim.world.host import Answer, Power
+from powerguard.sim.world.scene import Scene
+from powerguard.sim.world.scene import draw as draw_scene
+from powerguard.sim.world.site import Site
+from powerguard.sim.world.streams import stream
+from powerguard.sim.world.world import UPS, World
+
+BEGIN_S = -40.0
+_BOOTED_S = 100_000.0
+_LOOK_S = 20.0
+_PATIENCE_S = 6 * 3600.0
+_MOST_LIVES = 60
+_DRILLED = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """How one outage went. how: "finished", or why not. dirty: power was lost so often under a host that was up.
+
+    lost_s: of training; waited_s: of that, for the battery to charge.
+    """
+
+    seed: int
+    how: str
+    violations: tuple[Violation, ...]
+    lives: int
+    boots: int
+    latches: int
+    holds: int
+    dirty: int
+    planning_dirty: bool
+    stranded: bool
+    rollback_s: float
+    lost_s: float
+    waited_s: float
+
+
+def settings_of(scene: Scene, site: Site) -> Settings:
+    """Return the settings that this host's operator has written."""
+    budget: dict[str, object] = {"recharge_h": site.ups.recharge_h}
+    if site.drill.done:
+        budget["health"] = round(min(1.0, max(0.2, scene.measured_health)), 3)
+    return Settings.model_validate(
+        {
+            "mode": "armed",
+            "ups": {
+                UPS: {
+                    "sources": [{"kind": "snmp", "host": "127.0.0.1", "version": "2c"}],
+                    "runtime_table": dict(site.ups.runtime_table),
+                }
+            },
+            "host": {"kind": "systemd"},
+            "gpu": {"kind": "nvml"},
+            "budget": budget,
+            "trainers": [{"name": TRAINER, "url": "unix:/nowhere/toy.sock", "checkpoint_s": scene.trainer.estimate_s}],
+            "trainer_sockets": None,
+        }
+    )
+
+
+def _remembered(scene: Scene, site: Site) -> State | None:
+    """What an earlier boot has learned in a drill, where this host had one."""
+    drilled = site.drill.done or stream(scene.seed, "loop drill").random() < _DRILLED
+    if not drilled:
+        return None
+    host, at_s = site.host, 0.0
+    cap = Drop(before=host.load, after=host.load * host.capped_load, at_s=at_s, speed=host.capped_speed)
+    pause = Drop(before=host.load, after=host.load * host.paused_load, at_s=at_s)
+    health = Health(share=scene.measured_health, error=0.03, depth=0.4, at_s=at_s, how="drill (simulated)")
+    return State(
+        battery=Battery(health=scene.measured_health, model=BatteryModel(health=health)),
+        learned=Learned(pauses=((TRAINER, pause),), cap=cap),
+    )
+
+
+class Outage:
+    """Plays one seed."""
+
+    def __init__(self, seed: int, site: Site, *, faults: bool, folder: Path) -> None:
+        """folder: empty, for the journals."""
+        self.scene = draw_scene(seed, site, faults=faults)
+        self.mischief: Mischief = draw_mischief(seed, faults=faults)
+        self.site = site
+        self.world = World(self.scene, site, began_s=BEGIN_S)
+        self.witness = Witness(self.world, self.mischief)
+        self.settings = settings_of(self.scene, site)
+        self.boots = 1
+        self.lives = 0
+        self.stranded = False
+        self._folder = folder
+        self._offset_s = _BOOTED_S - BEGIN_S
+        self._wall_error_s = 0.0
+        self._calls: dict[str, int] = {}
+        self._checkpoints: dict[str, tuple[float, Answer]] = {}
+        self._words = sorted(self.mischief.words)
+        self._path = folder / "journal-0.sqlite"
+
+    def play(self) -> Told:
+        """Play it to its end."""
+        remembered = _remembered(self.scene, self.site)
+        if remembered is not None:
+            self._seed(remembered)
+        how = "too many lives"
+        until_s = self.scene.end_s + _PATIENCE_S
+        while self.lives < _MOST_LIVES:
+            life = self._life()
+            how = life.run(until_s)
+            if how in ("finished", "late"):
+                break
+            if how == "stopped":
+                life.keep_journal()
+            self._path = life.kept
+            self.lives += 1
+            if not self._next(how, life):
+                how = "dark"
+                break
+        if how != "finished":
+            self.witness.broke("never_ended", f"the story is not over ({how})")
+        else:
+            self._look_back()
+        return self._told(how)
+
+    def _seed(self, state: State) -> None:
+        store = Store(self._path)
+        at_s = _BOOTED_S - 10.0
+        snapshot = Snapshot(boot_id="b000-sim", at_s=at_s, wall=EPOCH_S - 1000.0, state=dump(to_plain(state)))
+        store.write(Batch(snapshot=snapshot))
+        store.close()
+
+    def _life(self) -> Life:
+        kills = self.mischief.kills
+        return Life(
+            world=self.world,
+            mischief=self.mischief,
+            witness=self.witness,
+            settings=self.settings,
+            path=self._path,
+            boot=f"b{self.boots:03d}-sim",
+            offset_s=self._offset_s,
+            wall_error_s=self._wall_error_s,
+            kill=kills[self.lives] if self.lives < len(kills) else None,
+            stored=self._stored(),
+            calls=self._calls,
+            checkpoints=self._checkpoints,
+            words=self._words,
+            serial=self.lives,
+        )
+
+    def _stored(self) -> Loaded | None:
+        try:
+            with read_only(self._path) as db:
+                return read_all(db)[0]
+        except JournalError:
+            return None
+
+    def _next(self, how: str, life: Life) -> bool:
+        """Go on to where a daemon runs again; False where none ever will."""
+        world = self.world
+        if how == "died":
+            kills = self.mischief.kills
+            world.advance(world.now_s + kills[life.serial].away_s)
+        elif how == "stopped":
+            world.advance(world.now_s + 2.0)
+        return world.host.power is Power.UP or self._boot()
+
+    def _boot(self) -> bool:
+        """Let time pass until the host is up again, and its daemon runs."""
+        world = self.world
+        latest_s = max(world.now_s, self.scene.end_s) + _PATIENCE_S
+        while world.now_s < latest_s:
+            if world.stranded:
+                self.stranded = True
+                world.press_button()
+            if world.host.power is Power.UP:
+                up_s = world.now_s
+                world.advance(up_s + self.site.host.boot_s)
+                if world.host.power is Power.UP:
+                    break
+            elif world.host.power is Power.DARK and world.output and world.utility:
+                world.host.switch_on(world.now_s)  # A crash: the power was there all the time.
+            else:
+                world.advance(world.now_s + _LOOK_S)
+        else:
+            return False
+        self.boots += 1
+        self._offset_s = 30.0 - world.now_s
+        self._wall_error_s = self.scene.wall_error_s
+        self._checkpoints.clear()
+        return True
+
+    def _look_back(self) -> None:
+        """See what is left behind."""
+        host, stored = self.world.host, self._stored()
+        self.witness.ended(
+            training=host.training,
+            reachable=host.trainer_alive and host.power is Power.UP,
+            capped=host.capped,
+            open_outage="" if stored is None or stored.outage is None else stored.outage.id,
+            in_flight=() if stored is None else stored.in_flight,
+        )
+
+    def _told(self, how: str) -> Told:
+        host = self.world.host
+        return Told(
+            seed=self.scene.seed,
+            how=how,
+            violations=tuple(self.witness.violations),
+            lives=self.lives + 1,
+            boots=self.boots,
+            latches=self.witness.latches,
+            holds=self.witness.holds,
+            dirty=len(host.dirty_at_s),
+            planning_dirty=bool(host.dirty_at_s) and self._was_avoidable(),
+            stranded=self.stranded,
+            rollback_s=host.rollback_s,
+            lost_s=max(0.0, self.world.now_s - BEGIN_S - host.progress_s),
+            waited_s=self.witness.waited_s,
+        )
+
+    def _was_avoidable(self) -> bool:
+        """Say whether nothing excuses a loss of power under a running host: no bad cell, nobody who meddles."""
+        scene, mischief = self.scene, self.mischief
+        trainer = scene.trainer
+        return not (
+            scene.dies_at
+            or scene.order is not None
+            or scene.silences
+            or scene.gauge.silent
+            or scene.charge < 0.95
+            or trainer.never_pauses
+            or trainer.pause_late_s
+            or mischief.kills
+            or mischief.people
+            or mischief.crash_s is not None
+            or mischief.words
+        )
+
+
+def play(seed: int, site: Site, *, faults: bool) -> Told:
+    """Play one outage, with its journal on a file system in memory where there is one."""
+    memory = Path("/dev/shm")  # noqa: S108 - a folder of our own in it
+    where = str(memory) if memory.is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="pg-sim-", dir=where) as folder:
+        return Outage(seed, quick(site), faults=faults, folder=Path(folder)).play()
+
+
+def quick(site: Site) -> Site:
+    """Return the site with a battery that charges in minutes: a story must not wait for hours of utility."""
+    ups = site.ups.model_copy(update={"recharge_h": min(site.ups.recharge_h, 0.25)})
+    return site.model_copy(update={"ups": ups})

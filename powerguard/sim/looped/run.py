@@ -1,0 +1,82 @@
+"""Many outages at the loop and at the socket level, as the core level plays them: `powerguard simulate --level`."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import Final
+
+from powerguard.sim.looped import outage, wired
+from powerguard.sim.world.many import Tell
+from powerguard.sim.world.oracle import best
+from powerguard.sim.world.report import Options, Sample
+from powerguard.sim.world.scene import draw
+from powerguard.sim.world.site import Site
+
+_CHUNK: Final = 10
+_MOST_CHUNK: Final = 50
+
+
+def play_many(site: Site, options: Options, *, jobs: int | None = None, tell: Tell = lambda _: None) -> list[Sample]:
+    """Play all outages of a run at options.level ("loop" or "sockets"). The samples come in no order.
+
+    jobs: processes, or at the socket level outages at a time; None: as many as there are cores.
+    """
+    if options.level == "sockets":
+        return wired.play_many(options, at_once=jobs, tell=tell)
+    jobs = min(jobs or len(os.sched_getaffinity(0)), max(1, options.outages // _CHUNK))
+    samples: list[Sample] = []
+    if jobs == 1:
+        for seed in range(options.seed, options.seed + options.outages):
+            samples.append(one(seed, site, faults=options.faults))
+            tell(len(samples))
+        return samples
+    # A fresh interpreter for each: nothing of whoever calls us (threads, event loops) is copied into it.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_let_the_parent_be_interrupted) as pool:
+        running = [pool.submit(_play_chunk, site, seeds, faults=options.faults) for seeds in _chunks(options, jobs)]
+        try:
+            for done in as_completed(running):
+                samples += done.result()
+                tell(len(samples))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return samples
+
+
+def one(seed: int, site: Site, *, faults: bool) -> Sample:
+    """Play one outage at the loop level, and set it against the best plan in hindsight."""
+    told = outage.play(seed, site, faults=faults)
+    quick = outage.quick(site)
+    least_s = best(draw(seed, quick, faults=faults), quick).loss_s
+    loss_s = max(0.0, told.lost_s - told.waited_s)
+    return Sample(
+        seed=seed,
+        excess_s=loss_s - least_s,
+        loss_s=loss_s,
+        rollback_s=told.rollback_s,
+        planning_dirty=told.planning_dirty,
+        physics_dirty=told.dirty > 0 and not told.planning_dirty,
+        shutdown=told.latches > 0,
+        needless=False,
+        stranded=told.stranded,
+        gate_wait_s=told.waited_s,
+        violations=tuple(f"{violation.name}: {violation.what}" for violation in told.violations),
+    )
+
+
+def _chunks(options: Options, jobs: int) -> Iterator[range]:
+    size = min(_MOST_CHUNK, max(1, options.outages // (4 * jobs)))
+    end = options.seed + options.outages
+    for begin in range(options.seed, end, size):
+        yield range(begin, min(begin + size, end))
+
+
+def _play_chunk(site: Site, seeds: range, *, faults: bool) -> list[Sample]:
+    return [one(seed, site, faults=faults) for seed in seeds]
+
+
+def _let_the_parent_be_interrupted() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

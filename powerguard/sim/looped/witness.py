@@ -1,0 +1,237 @@
+"""Who watches the daemon: every invariant, and what was seen that broke one.
+
+It looks at three things: what the effectors were told and when, the daemon's state between any two turns of its loop,
+and the truth of the world, which the daemon does not know.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from powerguard.core import budget as sums
+from powerguard.core.events import Action, Conduct, PowerOff, ResumeTrainer, ResumeTraining, TriggerCheckpoint
+from powerguard.core.model import EmergencyCheckpoint, Holding, OnBattery, Online, Policy, Recovery, Shutdown, State
+from powerguard.core.table import phase_name
+from powerguard.daemon.journal import Loaded
+from powerguard.sim.looped.mischief import Mischief
+from powerguard.sim.world.world import World
+
+NEWS_S = 4.0
+"""How long the daemon may not know of a change: a poll that waits, an answer on its way, a journal that hangs."""
+ORDER_S = 7.5
+"""From the latch to the word that powers off: five seconds for the BMC, the bulkhead's grace, a hung disk."""
+AGAIN_S = 13.0
+"""From a word that was not heard to the next one."""
+_CLOCK_S = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """An invariant that was broken: its name, and what was seen."""
+
+    name: str
+    what: str
+
+
+class Witness:
+    """Watches one outage over all lives and boots of its daemon.
+
+    waited_s: for how long, with utility there, training waited after a return for the battery to charge.
+    """
+
+    def __init__(self, world: World, mischief: Mischief) -> None:
+        """Nothing seen yet."""
+        self.violations: list[Violation] = []
+        self.latches = 0
+        self.holds = 0
+        self.waited_s = 0.0
+        self._world, self._mischief = world, mischief
+        self._policy: Policy | None = None
+        self._state: State | None = None
+        self._ids: set[str] = set()
+        self._all_ids: set[str] = set()
+        self._may_repeat: set[str] = set()
+        self._boot = ""
+        self._life_s = -math.inf
+        self._offset_s = 0.0
+        self._deadlines: dict[str, float] = {}
+        self._off_at_s = -math.inf
+        self._off_after_latch = False
+        self._looked_s = -math.inf
+        self._stable_s = 10.0
+
+    def broke(self, name: str, what: str) -> None:
+        """Note a broken invariant, each once."""
+        if all(other.name != name for other in self.violations):
+            self.violations.append(Violation(name, f"at {self._world.now_s:.3f} s: {what}"))
+
+    # --- The truth --------------------------------------------------------------------------------------------------
+
+    def _since_s(self, *, utility: bool) -> float | None:
+        """For how long utility has really been there, or gone; None where it is the other way round."""
+        now_s, since_s = self._world.now_s, math.inf
+        for cut in self._world.scene.cuts:
+            if cut.begin_s <= now_s < cut.end_s:
+                return None if utility else now_s - cut.begin_s
+            if cut.end_s <= now_s:
+                since_s = now_s - cut.end_s
+        return since_s if utility else None
+
+    def _was_told(self, for_s: float) -> bool:
+        """Say whether the source has answered throughout the last for_s."""
+        now_s = self._world.now_s
+        return all(end_s < now_s - for_s or begin_s > now_s for begin_s, end_s in self._world.scene.silences)
+
+    def _is_ordered_off(self, state: State) -> bool:
+        return sums.power_off_at_s(state.feed) is not None or self._world.scene.order is not None
+
+    # --- What the daemon does ---------------------------------------------------------------------------------------
+
+    def began(self, policy: Policy, stored: Loaded | None, *, boot: str, offset_s: float) -> None:
+        """A life begins. stored: what the one before has left."""
+        self._policy, self._state = policy, None
+        self._boot, self._offset_s = boot, offset_s
+        self._stable_s, self._looked_s = policy.utility_stable_s, self._world.now_s
+        self._life_s = self._world.now_s
+        self._ids = set()
+        self._off_after_latch = False
+        in_flight = set() if stored is None else {action.id for action in stored.in_flight}
+        self._may_repeat = in_flight
+
+    def restored(self, stored: Loaded | None, state: State) -> None:
+        """The daemon has taken up what it found: nothing of it may be lost or changed."""
+        if stored is None or stored.state is None:
+            return
+        old, new = stored.state.phase, state.phase
+        if (stored.state.battery.used or 0.0) > (state.battery.used or 0.0) + 1e-9:
+            self.broke("used_forgotten", f"{stored.state.battery.used} was used, {state.battery.used} after the start")
+        if stored.boot_id != self._boot:
+            if isinstance(old, Online) != isinstance(new, Online) or not isinstance(new, Online | Recovery):
+                self.broke("boot_misread", f"{phase_name(old)} became {phase_name(new)} at boot")
+            elif not isinstance(old, Online) and not isinstance(new, Online) and old.outage.id != new.outage.id:
+                self.broke("outage_changed", f"{old.outage.id} became {new.outage.id} at boot")
+            return
+        if type(old) is not type(new):
+            self.broke("phase_forgotten", f"{phase_name(old)} became {phase_name(new)} at a restart")
+        elif not isinstance(old, Online) and not isinstance(new, Online):
+            if old.outage.id != new.outage.id or old.outage.since_s != new.outage.since_s:
+                self.broke("outage_changed", f"{old.outage.id} became {new.outage.id} at a restart")
+            if isinstance(old, Shutdown) and isinstance(new, Shutdown):
+                was, now = (old.latched_s, old.force_at_s), (new.latched_s, new.force_at_s)
+                if was != now:
+                    self.broke("deadline_moved", f"latch and deadline {was} became {now} at a restart")
+        if stored.state.cap is not None and state.cap is None:
+            self.broke("cap_forgotten", "GPU power was capped, and after the restart nobody knows it")
+
+    def heard(self, action: Action, state: State, *, journalled: bool) -> None:
+        """An effector was given an order."""
+        kind = type(action).__name__
+        if not journalled:
+            self.broke("action_before_journal", f"{kind} {action.id} started, and the journal does not hold it")
+        if action.id in self._ids:
+            self.broke("ordered_twice", f"{kind} {action.id} was started twice in one life")
+        elif action.id in self._all_ids and action.id not in self._may_repeat:
+            self.broke("repeated_after_outcome", f"{kind} {action.id} had its outcome in the journal, and was repeated")
+        self._ids.add(action.id)
+        self._all_ids.add(action.id)
+        if isinstance(action, PowerOff):
+            self._power_off(action, state)
+        elif isinstance(action, TriggerCheckpoint) and action.after is not Conduct.CONTINUE:
+            self._paused(state)
+        elif isinstance(action, ResumeTrainer | ResumeTraining):
+            self._resumed(kind, state)
+
+    def _power_off(self, action: PowerOff, state: State) -> None:
+        phase, now_s = state.phase, self._world.now_s
+        if not isinstance(phase, Shutdown) or phase.boot_id != self._boot:
+            self.broke("power_off_without_latch", f"the power-off was ordered in {phase_name(phase)}")
+            return
+        deadline_s = now_s + action.force_after_s
+        first_s = self._deadlines.setdefault(f"{self._boot}/{action.outage}", deadline_s)
+        if deadline_s > max(first_s, now_s) + _CLOCK_S:
+            self.broke("deadline_moved", f"forced at {first_s:.1f} s first, then at {deadline_s:.1f} s")
+        assert self._policy is not None  # noqa: S101 - a life has begun before it orders anything
+        latched_s = phase.latched_s - self._offset_s
+        latest_s = latched_s + sums.stop_s(self._policy, action.grade, reserve_s=0.0)
+        if deadline_s > max(latest_s, now_s + 3.0) + _CLOCK_S:
+            self.broke("deadline_late", f"forced at {deadline_s:.1f} s, latched at {latched_s:.1f} s as {action.grade}")
+        self._off_at_s = now_s
+        self._off_after_latch = True
+
+    def _paused(self, state: State) -> None:
+        utility_s = self._since_s(utility=True)
+        if utility_s is not None and utility_s > 600.0 and not self._is_ordered_off(state):
+            self.broke("paused_on_utility", "training was paused, and utility had never been gone")
+
+    def _resumed(self, kind: str, state: State) -> None:
+        phase, now_s = state.phase, self._world.now_s + self._offset_s
+        if isinstance(phase, EmergencyCheckpoint | Holding):
+            since_s = max(phase.began_s, self._life_s + self._offset_s)
+            if now_s - since_s > NEWS_S:
+                self.broke("resumed_in_hold", f"{kind} while {phase_name(phase)}")
+        gone_s = self._since_s(utility=False)
+        told = gone_s is not None and gone_s > NEWS_S and self._was_told(gone_s + NEWS_S)
+        if isinstance(phase, Recovery) and told:
+            self.broke("resumed_on_battery", f"{kind} {gone_s:.1f} s after utility had gone again")
+
+    # --- What the daemon is -----------------------------------------------------------------------------------------
+
+    def turn(self, state: State) -> None:
+        """Look at the daemon between two turns of its loop."""
+        old, self._state = self._state, state
+        phase = state.phase
+        if isinstance(phase, Recovery) and (self._since_s(utility=True) or 0.0) > self._stable_s:
+            self.waited_s += max(0.0, self._world.now_s - self._looked_s)
+        self._looked_s = self._world.now_s
+        if old is not None and type(old.phase) is not type(phase):
+            self._moved(old, state)
+        if isinstance(phase, Shutdown):
+            self._latched(phase)
+
+    def _moved(self, old: State, state: State) -> None:
+        before, phase = old.phase, state.phase
+        if isinstance(before, Shutdown):
+            self.broke("latch_undone", f"the latch became {phase_name(phase)} in the same boot")
+        if isinstance(before, Online) and isinstance(phase, OnBattery | EmergencyCheckpoint):
+            utility_s = self._since_s(utility=True)
+            if utility_s is not None and utility_s > NEWS_S and not self._is_ordered_off(state):
+                self.broke("outage_without_cut", f"{phase_name(phase)}, with utility for {utility_s:.1f} s")
+        elif not isinstance(before, Online) and not isinstance(phase, Online) and before.outage.id != phase.outage.id:
+            self.broke("outage_changed", f"{before.outage.id} became {phase.outage.id}")
+        if isinstance(phase, Holding):
+            self.holds += 1
+        if isinstance(phase, Shutdown):
+            self._latch(state)
+
+    def _latch(self, state: State) -> None:
+        self.latches += 1
+        self._off_after_latch = False
+        utility_s = self._since_s(utility=True)
+        if utility_s is None or utility_s <= NEWS_S or self._is_ordered_off(state):
+            return
+        if self._was_told(utility_s + NEWS_S):
+            self.broke("latched_on_utility", f"latched {utility_s:.1f} s after utility was back")
+
+    def _latched(self, phase: Shutdown) -> None:
+        now_s = self._world.now_s
+        since_s = max(phase.latched_s - self._offset_s, self._life_s)
+        if not self._off_after_latch and now_s - since_s > ORDER_S:
+            self.broke("power_off_late", f"latched {now_s - since_s:.1f} s ago, and the power-off is not ordered")
+        elif self._off_after_latch and not phase.ordered and now_s - max(self._off_at_s, self._life_s) > AGAIN_S:
+            self.broke("power_off_not_repeated", "the power-off was not heard, and is not ordered again")
+
+    # --- How it ends ------------------------------------------------------------------------------------------------
+
+    def ended(
+        self, *, training: bool, reachable: bool, capped: bool, open_outage: str, in_flight: Sequence[Action]
+    ) -> None:
+        """Everything is over, and utility is there. in_flight: as the journal has it."""
+        if reachable and not training:
+            self.broke("left_paused", "utility is back, and training still stands")
+        if capped:
+            self.broke("left_capped", "utility is back, and GPU power is still capped")
+        if open_outage:
+            self.broke("outage_left_open", f"{open_outage} has no end in the journal")
+        left = [type(action).__name__ for action in in_flight if action.id in self._ids]
+        if left:
+            self.broke("left_running", f"without an outcome: {', '.join(left)}")
