@@ -23,17 +23,11 @@ _PHASES: Final = {
 
 def last_known(path: str = JOURNAL) -> tuple[dict[str, Any] | None, str]:
     """Return phase, boot, moment and outage as last written, and "" or why they cannot be had. Never raises."""
-    try:
-        if not Path(path).exists():
-            return None, f"{path}: no journal here"
-        with contextlib.closing(_open(path)) as db:
-            row = db.execute("SELECT boot_id, wall, state FROM snapshot").fetchone()
-    except (sqlite3.Error, OSError) as error:
-        return None, f"{path}: {error}"
+    row, trouble = _snapshot(path)
     if row is None:
-        return None, f"{path}: the journal is empty"
+        return None, trouble
     try:
-        phase = json.loads(row[2])["phase"]
+        phase = json.loads(row[3])["phase"]
         name = _PHASES[phase["kind"]]
     except (ValueError, KeyError, TypeError, RecursionError):
         return None, f"{path}: the last state cannot be read"
@@ -41,9 +35,56 @@ def last_known(path: str = JOURNAL) -> tuple[dict[str, Any] | None, str]:
     return {
         "phase": name,
         "boot_id": str(row[0]),
-        "at": row[1],
+        "at": row[2],
         "outage": str(outage["id"]) if isinstance(outage, dict) and "id" in outage else None,
     }, ""
+
+
+def last_battery(path: str = JOURNAL) -> tuple[dict[str, Any] | None, str]:
+    """Return what was learned of the battery as last written, and "" or why it cannot be had. Never raises."""
+    row, trouble = _snapshot(path)
+    if row is None:
+        return None, trouble
+    try:
+        at_s, wall = float(row[1]), float(row[2])
+        battery = json.loads(row[3])["battery"]
+        model = battery.get("model") or {}
+        health = model.get("health")
+        return {
+            "at": wall,
+            "health": battery.get("health"),
+            "measured": None if health is None else _measured(health, wall - at_s),
+            "points": [
+                {
+                    "load_pct": round(100.0 * point["load"], 3),
+                    "runtime_s": point["tau_s"],
+                    "at": wall - at_s + point["at_s"],
+                }
+                for point in model.get("points") or ()
+            ],
+            "recharge_s": model.get("recharge_s"),
+            "used": battery.get("used"),
+            "left": battery.get("left"),
+        }, ""
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None, f"{path}: the last state cannot be read"
+
+
+def _measured(health: dict[str, Any], shift_s: float) -> dict[str, Any]:
+    kept = {name: health[name] for name in ("share", "error", "depth", "how")}
+    return {**kept, "at": shift_s + health["at_s"]}
+
+
+def _snapshot(path: str) -> tuple[tuple[Any, ...] | None, str]:
+    """Return boot, its clock, wall time and state as last written, and "" or why they cannot be had."""
+    try:
+        if not Path(path).exists():
+            return None, f"{path}: no journal here"
+        with contextlib.closing(_open(path)) as db:
+            row = db.execute("SELECT boot_id, at_s, wall, state FROM snapshot").fetchone()
+    except (sqlite3.Error, OSError) as error:
+        return None, f"{path}: {error}"
+    return (tuple(row), "") if row is not None else (None, f"{path}: the journal is empty")
 
 
 def _open(path: str) -> sqlite3.Connection:

@@ -193,6 +193,9 @@ def _supply(told: dict[str, Any]) -> list[tuple[str, str]]:
         if ups["output_off_in_s"] is not None:
             flags.append(f"output off in {duration(ups['output_off_in_s'])}")
         rows.append((clean(ups["name"]), ", ".join(parts) + ("; " + ", ".join(flags) if flags else "")))
+        battery = told.get("battery")
+        if battery is not None:
+            rows.append(("", f"health {number(100 * battery['health'], '%')}: {clean(battery['because'])}"))
     return rows
 
 

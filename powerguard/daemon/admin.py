@@ -11,6 +11,7 @@ import json
 import math
 import os
 import pwd
+import re
 import socket
 import stat
 import struct
@@ -51,6 +52,7 @@ MODE: Final = 0o660
 MAX_MAINTENANCE_S: Final = 7 * 86400.0
 """Maintenance that nobody ends must end by itself: a host that is never protected again is worse than an alarm."""
 
+_MONTH: Final = re.compile(r"20[0-9]{2}-(0[1-9]|1[0-2])")
 _SO_PEERGROUPS: Final = 59
 """socket(7), Linux 4.13; Python has no name for it. The same number on every architecture but PA-RISC and SPARC."""
 
@@ -150,6 +152,46 @@ class Admin:
             return error_json("no trainer is alive (see trainers in `powerguard status`)", 409)
         self._daemon.submit(CheckpointNow(at_s=self._daemon.clock(), who=who.name))
         return self._accepted("checkpoint", who, trainers=trainers)
+
+    def battery_replaced(self, who: Peer, body: Mapping[str, object]) -> Answer:
+        """Forget what was learned of the old battery; refused while the one that is in carries the load."""
+        policy, state = self._daemon.policy, self._daemon.state
+        ups, installed = _text(body, "ups"), _text(body, "installed")
+        if installed and not _MONTH.fullmatch(installed):
+            msg = f"installed: {installed!r} is no year and month (write it as 2026-11)"
+            raise _BadRequestError(msg)
+        if ups not in ("", policy.ups):
+            return error_json(f"ups: {ups} is not known here: {policy.ups} feeds this host", 409)
+        if not isinstance(state.phase, Online) or state.feed.supply is Supply.BATTERY:
+            return error_json(f"phase {phase_name(state.phase)}, on battery: ask again when that is over", 409)
+        if state.drill is not None:
+            return error_json("a drill runs, and measures the battery that is in: ask again when it is over", 409)
+        self._daemon.submit(BatteryReplaced(at_s=self._daemon.clock(), who=who.name))
+        presumed: Json = {"health": policy.health, "origin": policy.health_from}
+        return self._accepted("battery-replaced", who, ups=policy.ups, installed=installed, presumed=presumed)
+
+    def drill(self, who: Peer, body: Mapping[str, object]) -> Answer:
+        """Begin a drill; refused, with the reason, where that would not be safe."""
+        scopes, witness = _drill_words(body)
+        now_s = self._daemon.clock()
+        refused = refusal(self._daemon.policy, self._daemon.state, now_s, scopes, witness)
+        if refused:
+            return error_json(refused, 409)
+        self._daemon.submit(StartDrill(at_s=now_s, who=who.name, scopes=scopes, witness=witness))
+        return self._accepted("drill", who, scopes=list(scopes), witness=witness)
+
+    def drill_stop(self, who: Peer, body: Mapping[str, object]) -> Answer:
+        """End the drill that runs; everything is put back."""
+        if self._daemon.state.drill is None:
+            return error_json("no drill runs", 409)
+        reason = _text(body, "reason")
+        self._daemon.submit(StopDrill(at_s=self._daemon.clock(), who=who.name, reason=reason))
+        return self._accepted("drill_stop", who, reason=reason)
+
+    def drill_plan(self, _: Peer, body: Mapping[str, object]) -> Answer:
+        """Say what a drill would do, and whether it may begin now; changes nothing."""
+        scopes, witness = _drill_words(body)
+        return as_json(drill_plan(self._daemon, scopes, witness))
 
     def event(self, who: Peer, body: Mapping[str, object]) -> Answer:
         """Take a hint from a hook: poll at once. `owned`: this daemon will see to the shutdown itself."""

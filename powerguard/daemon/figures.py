@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from powerguard.clock import Clock
-from powerguard.core.events import Detail, Note, Scalar
+from powerguard.core.events import Detail, Event, Measured, Note, Scalar
 from powerguard.core.model import Online, Recovery, State, Step, Supply
 from powerguard.daemon.journal import Journal, OutageRecord
 from powerguard.daemon.port import LastOutage
@@ -14,6 +14,8 @@ class _Daemon(Protocol):
     clock: Clock
 
     def wall(self) -> float: ...
+
+    def submit(self, event: Event) -> None: ...
 
 
 class Figures:
@@ -68,6 +70,7 @@ class Figures:
                     self._open["checkpoint_step"] = values.get("step")
                 case "outage_ended":
                     self._ended(daemon, note, answer.state)
+                    self._resumed(daemon, answer.notes, now_s)
                 case _:
                     pass
         if self.outcome(answer) == "lost":
@@ -111,6 +114,12 @@ class Figures:
             checkpoint_s=_number(self._open.get("checkpoint_s")),
             recovery_s=_number(self._open.get("recovery_s")),
         )
+
+    def _resumed(self, daemon: _Daemon, notes: Sequence[Note], now_s: float) -> None:
+        """Training was started after a return: how long that took, the wait for utility and charge included."""
+        began_s = self._at.pop("returned", None)
+        if began_s is not None and all(note.event != "resume_failed" for note in notes):
+            daemon.submit(Measured(at_s=now_s, need="resume", seconds=now_s - began_s))
 
     def outcome(self, answer: Step) -> str:
         """Return how the outage ended with this step, else "". lost: it was open and the state knows nothing of it."""

@@ -1,0 +1,289 @@
+"""`powerguard battery`: what was learned of the battery, how far it may be believed, and that a new one is in."""
+
+import argparse
+import json
+import re
+import sys
+import time
+from typing import Any, Final
+
+from powerguard.cli.client import DownError, RefusedError, add_options, get, post
+from powerguard.cli.last_known import JOURNAL, last_battery
+from powerguard.cli.operate import EX_DOWN, EX_REFUSED, Subparsers, fail
+from powerguard.cli.render import Paint, clean, duration, moment, number, table
+
+EX_USAGE: Final = 64
+_MONTH: Final = re.compile(r"20[0-9]{2}-(0[1-9]|1[0-2])")
+_NEEDS: Final = {
+    "checkpoint": "a checkpoint to durable",
+    "stop": "the host's stop",
+    "boot": "kernel start to recovery",
+    "resume": "recovery to training",
+}
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "battery",
+        help="what was learned of the battery; tell that it was replaced",
+        description="Show what was learned of the battery, or tell that a new one is in.",
+    )
+    verbs = parser.add_subparsers(dest="battery_verb", metavar="show|replaced", required=True)
+    show = verbs.add_parser(
+        "show",
+        help="health, runtime by load, recharge, load drops and needs, each with its origin",
+        description="Show health, runtime by load, recharge, load drops and needs, each with its origin and age. "
+        "Exit 0: told; 4: the daemon is down (then: what the journal last knew).",
+    )
+    show.add_argument("--journal", metavar="FILE", default=JOURNAL, help=f"read when the daemon is down ({JOURNAL})")
+    add_options(show, reads=True)
+    replaced = verbs.add_parser(
+        "replaced",
+        help="a new battery is in: forget what the old one has taught",
+        description="Forget what was learned of the old battery. Asks first. Exit 0: taken; 1: refused, or you said "
+        "no; 4: the daemon is down.",
+    )
+    replaced.add_argument("--ups", metavar="NAME", default="", help="which one (default: the one that feeds this host)")
+    replaced.add_argument(
+        "--installed", type=_month, default=None, metavar="YYYY-MM", help="when it was put in (default: this month)"
+    )
+    replaced.add_argument("--yes", action="store_true", help="do not ask")
+    add_options(replaced)
+    for each in (show, replaced):
+        each.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.set_defaults(run=run)
+
+
+def _month(text: str) -> str:
+    if not _MONTH.fullmatch(text):
+        msg = f"{text!r} is no year and month (write it as 2026-11)"
+        raise argparse.ArgumentTypeError(msg)
+    if text > _this_month():
+        msg = f"{text} is in the future"
+        raise argparse.ArgumentTypeError(msg)
+    return text
+
+
+def _this_month() -> str:
+    return time.strftime("%Y-%m")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the verb."""
+    return _show(args) if args.battery_verb == "show" else _replaced(args)
+
+
+# --- show -------------------------------------------------------------------------------------------------------------
+
+
+def _show(args: argparse.Namespace) -> int:
+    try:
+        told = get(args, "/api/v1/battery")
+    except DownError as error:
+        return _down(args, str(error))
+    except RefusedError as error:
+        return fail(args, "battery show", str(error), EX_DOWN)
+    print(json.dumps(told, indent=2) if args.json else "\n".join(describe(told, Paint())))
+    return 0
+
+
+def _down(args: argparse.Namespace, why: str) -> int:
+    known, trouble = (None, "not asked: another host's") if args.url else last_battery(args.journal)
+    if args.json:
+        down = {"schema_version": 1, "object": "battery", "reachable": False, "error": why, "last_known": known}
+        print(json.dumps(down, indent=2))
+        return EX_DOWN
+    paint = Paint()
+    print(f"powerguard: {paint('DOWN', 'red')}: {clean(why)}")
+    if known is None:
+        print(f"  Last known battery: none ({clean(trouble)})")
+        return EX_DOWN
+    print(f"  Last known battery, written {moment(known['at'])}:")
+    measured = known["measured"]
+    health = "presumed" if measured is None else _measurement(measured)
+    rows = [("health", f"{_percent(known['health'])}: {health}"), ("energy", _energy(known))]
+    rows += [("runtime", f"{duration(p['runtime_s'])} at {number(p['load_pct'], '%')}") for p in known["points"]]
+    if known["recharge_s"] is not None:
+        rows.append(("recharge", f"{duration(known['recharge_s'])} from empty to full, learned"))
+    print("\n".join(table(rows, indent="    ")))
+    return EX_DOWN
+
+
+def describe(told: dict[str, Any], paint: Paint) -> list[str]:
+    """Return what was learned as lines."""
+    lines: list[str] = []
+    for ups in told["ups"]:
+        lines += [clean(ups["name"]), *table(_ups(ups, paint))]
+    lines += ["load drops", *table(_drops(told["load_drops"]))]
+    lines += ["needs", *table(_needs(told["needs"]))]
+    return lines
+
+
+def _ups(ups: dict[str, Any], paint: Paint) -> list[tuple[str, str]]:
+    health, recharge, reported = ups["health"], ups["recharge"], ups["reported"]
+    is_measured = health["origin"] == "measured"
+    share = paint(_percent(health["share"]), "green" if is_measured else "yellow")
+    rows = [("health", f"{share}: {clean(health['because'])}")]
+    measured = health["measured"]
+    if measured is not None and not measured["expired"]:
+        rows.append(("", f"measured {duration(measured['age_s'])} ago, expires {_day(measured['expires_at'])}"))
+    at_now = health["to_measure"]["at_load_now_s"]
+    lasts = "" if at_now is None else f": about {duration(at_now)} at the load of now"
+    least = _percent(health["to_measure"]["least_depth"])
+    rows.append(("", f"a new measurement needs a discharge of at least {least} of a new battery{lasts}"))
+    rows += _points(ups["runtime"])
+    origin = {"learned": "learned", "settings": "settings"}.get(recharge["origin"], clean(recharge["origin"]))
+    rows.append(("recharge", f"{duration(recharge['full_s'])} from empty to full ({origin})"))
+    rows.append(("energy", _energy(ups["energy"])))
+    rows.append(("reported", _reported(reported)))
+    rows += _discharge(ups["discharge"], paint)
+    when = "not told" if ups["replaced_at"] is None else _day(ups["replaced_at"])
+    rows.append(("replaced", when))
+    return rows
+
+
+def _points(runtime: dict[str, Any]) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for point in runtime["points"]:
+        when = "" if point["at"] is None else f" {_day(point['at'])}"
+        aside = "" if point["counts"] else ", told beside it: does not count"
+        origin = f"{clean(point['origin'])}{when}{aside}"
+        text = f"{duration(point['runtime_s'])} at {number(point['load_pct'], '%')} ({origin})"
+        rows.append(("" if rows else "runtime", text))
+    return rows or [("runtime", "nobody knows it: no runtime_table, and the UPS has reported none")]
+
+
+def _energy(energy: dict[str, Any]) -> str:
+    return f"{_percent(energy['used'])} used, {_percent(energy['left'])} of a new battery left"
+
+
+def _reported(reported: dict[str, Any]) -> str:
+    told, over = reported["runtime_s"], reported["over_report"]
+    if told is None:
+        return "the UPS reports no runtime"
+    text = f"{duration(told)}: an upper bound only; our own account has {duration(reported['account_s'])}"
+    if over is None:
+        return text
+    word = "more" if over >= 0 else "less"
+    return f"{text}: the UPS promises {_percent(abs(over))} {word}"
+
+
+def _discharge(discharge: dict[str, Any] | None, paint: Paint) -> list[tuple[str, str]]:
+    if discharge is None:
+        return []
+    text = f"since {moment(discharge['since_at'])}, {_percent(discharge['depth'])} deep so far"
+    if discharge["slope"] is not None:
+        text += f"; the reported runtime falls by {discharge['slope']:.1f} s a second"
+    return [("discharge", paint(text, "red" if discharge["steep"] else ""))]
+
+
+def _drops(drops: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [
+        (clean(drop["trainer"]), f"pauses: load {_fall(drop)}, seen {_day(drop['at'])}") for drop in drops["pauses"]
+    ]
+    if not rows:
+        share = _percent(drops["presumed_paused_share"])
+        rows.append(("pause", f"never seen: {share} of the load is presumed to stay (budget.paused_load)"))
+    cap = drops["cap"]
+    if cap is None:
+        rows.append(("GPU cap", "never measured: a drill does"))
+    else:
+        text = f"load {_fall(cap)}, training at {_percent(cap['speed'])} of its speed, seen {_day(cap['at'])}"
+        rows.append(("GPU cap", text))
+    return rows
+
+
+def _fall(drop: dict[str, Any]) -> str:
+    return f"{number(drop['before_pct'], '%')} -> {number(drop['after_pct'], '%')}"
+
+
+def _needs(needs: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    rows = []
+    for need in needs:
+        of = clean(need["need"])
+        name = f"{of} {clean(need['name'])}".rstrip()
+        count = f"{need['samples']} measured" if need["samples"] != 1 else "measured once"
+        text = f"q95 {duration(need['q95_s'])}, median {duration(need['median_s'])}, {count}"
+        rows.append((name, f"{text} ({_NEEDS.get(of, of)})"))
+    return rows or [("none", "nothing was measured yet: the settings and the trainers' own estimates count")]
+
+
+def _measurement(measured: dict[str, Any]) -> str:
+    error = f"+-{100 * measured['error']:.0f} points" if isinstance(measured["error"], int | float) else "+-?"
+    share, depth = _percent(measured["share"]), _percent(measured["depth"])
+    return f"measured {_day(measured['at'])}: {share} {error}, {depth} deep, by the {clean(measured['how'])}"
+
+
+def _percent(share: Any) -> str:  # noqa: ANN401 - any value of a JSON object
+    if not isinstance(share, int | float) or isinstance(share, bool):
+        return "?"
+    return f"{100 * share:.0f} %"
+
+
+def _day(unix_s: float | None) -> str:
+    return moment(unix_s)[:10]
+
+
+# --- replaced ---------------------------------------------------------------------------------------------------------
+
+
+def _replaced(args: argparse.Namespace) -> int:
+    verb = "battery replaced"
+    try:
+        told = get(args, "/api/v1/battery")
+        found = [ups for ups in told["ups"] if args.ups in ("", ups["name"])]
+        if not found:
+            names = ", ".join(clean(ups["name"]) for ups in told["ups"])
+            return fail(
+                args, verb, f"refused: {clean(args.ups)} is not known here: {names} feeds this host", EX_REFUSED
+            )
+        ups = found[0]
+        installed = args.installed or _this_month()
+        print("\n".join(_what_goes(ups, installed)), file=sys.stderr)
+        if not args.yes:
+            if not sys.stdin.isatty():
+                return fail(args, verb, "nobody here to ask: say --yes", EX_USAGE)
+            if not _agreed():
+                return fail(args, verb, "nothing was changed", EX_REFUSED)
+        answer = post(args, "battery-replaced", {"ups": ups["name"], "installed": installed})
+    except DownError as error:
+        return fail(args, verb, str(error), EX_DOWN)
+    except RefusedError as error:
+        return fail(args, verb, f"refused: {error}", EX_REFUSED)
+    if args.json:
+        print(json.dumps(answer, indent=2))
+    else:
+        print("\n".join(_taken(answer, installed)))
+    return 0
+
+
+def _what_goes(ups: dict[str, Any], installed: str) -> list[str]:
+    """Say what is forgotten, so that who mistakes the host or the UPS can still say no."""
+    name, health = clean(ups["name"]), ups["health"]
+    learned = [point for point in ups["runtime"]["points"] if point["origin"] == "learned"]
+    lines = [f"{name}: a new battery, put in {installed}. What was learned of the old one is forgotten:"]
+    gone = []
+    if health["measured"] is not None:
+        gone.append(("health", _measurement(health["measured"])))
+    if learned:
+        loads = ", ".join(number(point["load_pct"], "%") for point in learned)
+        gone.append(("runtime", f"learned at a load of {loads}"))
+    if ups["discharge"] is not None:
+        gone.append(("discharge", "the one that runs"))
+    lines += table(gone or [("nothing", "nothing was measured of it")])
+    return [*lines, "What was learned of loads, checkpoints and stops is kept, and so is the recharge time."]
+
+
+def _agreed() -> bool:
+    print("Forget it? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _taken(answer: dict[str, Any], installed: str) -> list[str]:
+    presumed = answer["presumed"]
+    lines = [f"taken: its health counts as {_percent(presumed['health'])} until a discharge measures it"]
+    setting = f'ups.{clean(answer["ups"])}.battery_installed: "{installed}"'
+    old = presumed["origin"] == "battery_old"
+    why = "it still names the old battery, which counts for less" if old else "so that its age is known"
+    return [*lines, f"now set {setting} in the settings ({why}), and `systemctl reload powerguard`"]

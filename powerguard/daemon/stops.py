@@ -1,0 +1,241 @@
+"""What the last power-off and this boot have shown: how long the host took to stop, and to boot.
+
+Nobody is there to measure a stop: its end is the last word of the boot that went, in the system journal. It is looked
+up once, by the first daemon of the boot that follows, well off the way of its recovery; and it counts only where it
+can be believed. What is left out is a sample less; what is made up would be a host lost.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import structlog
+
+from powerguard.clock import Clock
+from powerguard.core.events import Event, Grade, Measured, PowerOff
+from powerguard.core.model import Policy
+from powerguard.core.plain import PlainError, from_plain
+from powerguard.daemon.journal import Journal, Line
+from powerguard.effectors.child import Spawn
+
+log = structlog.get_logger()
+
+LOOK_LIMIT_S: Final = 20.0
+"""journalctl opens every file of the journal, on a disk that is busy with a boot."""
+TAIL_S: Final = 5.0
+"""Added to a stop: after journald's last word file systems are unmounted and the firmware cuts the power. Nothing can
+write down how long that takes."""
+LATEST_S: Final = 60.0
+"""A last word this long after the deadline of the power-off is not of that stop."""
+DOUBT_S: Final = 5.0
+"""Wall clock and monotonic clock of the boot that went may differ by this much over one stop."""
+_CUT_S: Final = 3.0
+_OUTAGES: Final = 3
+_JOURNAL_STOPPED: Final = "d93fb3c9c24d451a97cea615ce59c00b"
+"""SD_MESSAGE_JOURNAL_STOP of systemd's sd-messages.h: journald was ended in order, after every unit."""
+
+
+class Host(Protocol):
+    """What is asked of the daemon."""
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of this boot."""
+        ...
+
+    @property
+    def policy(self) -> Policy:
+        """What the settings decide."""
+        ...
+
+    @property
+    def boot_id(self) -> str:
+        """Name of this boot."""
+        ...
+
+    @property
+    def journal(self) -> Journal:
+        """Our own journal."""
+        ...
+
+    @property
+    def started_at_s(self) -> float:
+        """When this daemon started."""
+        ...
+
+    def submit(self, event: Event) -> None:
+        """Hand one event to the loop."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoweredOff:
+    """The power-off that we have ordered in the boot that went.
+
+    boot_id, latched_at_s, latched_wall_s: the commit, by both clocks. grade, force_s: of the order; force_s counts
+    from the commit to the forced power-off.
+    """
+
+    boot_id: str
+    latched_at_s: float
+    latched_wall_s: float
+    grade: Grade
+    force_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastWord:
+    """The last entry of a boot in the system journal, by both clocks. stopped: journald was ended in order."""
+
+    wall_s: float
+    monotonic_s: float
+    stopped: bool
+
+
+async def measure(host: Host, spawn: Spawn) -> None:
+    """Feed what this boot's return has shown, once; then there is nothing more to do in this boot."""
+    story = await _story(host)
+    returned = next((line for line in reversed(story) if _is_return(line, host)), None)
+    if returned is None:
+        _not_measured("this daemon has not brought the host back from an outage")
+    else:
+        _submit(host, "boot", returned.at_s)
+        order = powered_off(story[: story.index(returned)], returned)
+        if isinstance(order, str):
+            _not_measured(order)
+        else:
+            seconds = took_s(order, await last_word(order.boot_id, spawn))
+            if isinstance(seconds, str):
+                _not_measured(seconds)
+            else:
+                _submit(host, "stop", seconds)
+    await asyncio.Event().wait()
+
+
+def _submit(host: Host, need: str, seconds: float) -> None:
+    log.info("need_measured", need=need, seconds=round(seconds, 3))
+    host.submit(Measured(at_s=host.clock(), need=need, seconds=seconds))
+
+
+def _not_measured(because: str) -> None:
+    log.debug("stop_not_measured", because=because)
+
+
+# --- Our own journal --------------------------------------------------------------------------------------------------
+
+
+async def _story(host: Host) -> tuple[Line, ...]:
+    """Return the lines of the outage that this daemon has come back from; nothing where there was none."""
+    for record in await host.journal.history(_OUTAGES):
+        found = await host.journal.outage(record.id)
+        if found is not None and any(_is_return(line, host) for line in found[1]):
+            return found[1]
+    return ()
+
+
+def _is_return(line: Line, host: Host) -> bool:
+    """The note of this daemon's own start, and not of an earlier one in the same boot: each stop counts once."""
+    return line.event == "host_returned" and line.boot_id == host.boot_id and line.at_s >= host.started_at_s
+
+
+def powered_off(before: Sequence[Line], returned: Line) -> PoweredOff | str:
+    """Find the power-off that ended the boot that went, or say why there is none. before: what led to `returned`."""
+    if returned.because != "powered off by us":
+        return returned.because
+    boot_id = next((line.boot_id for line in reversed(before) if line.boot_id != returned.boot_id), "")
+    gone = [line for line in before if line.boot_id == boot_id]
+    latch = next((line for line in reversed(gone) if line.event == "phase_changed" and _is_latch(line)), None)
+    orders = [line for line in gone if line.kind == "action" and line.event == "PowerOff"]
+    if latch is None or not orders:
+        return "the commit is no longer in the journal"
+    if len(orders) > 1:
+        return "the power-off was ordered more than once: which one ended the host, nobody knows"
+    if not any(_was_accepted(line, orders[0]) for line in gone):
+        return "the power-off was never accepted"
+    try:
+        order = from_plain(orders[0].payload, PowerOff)
+    except PlainError as error:
+        return f"the order cannot be read: {error}"
+    return PoweredOff(
+        boot_id=boot_id,
+        latched_at_s=latch.at_s,
+        latched_wall_s=latch.wall,
+        grade=order.grade,
+        force_s=orders[0].at_s - latch.at_s + order.force_after_s,
+    )
+
+
+def _is_latch(line: Line) -> bool:
+    return _pairs(line.payload.get("numbers")).get("new") == "shutdown"
+
+
+def _was_accepted(line: Line, order: Line) -> bool:
+    """Accepted, and not only recorded, as in dry-run."""
+    if line.kind != "outcome" or line.event != "Done" or line.action != order.action:
+        return False
+    return _pairs(line.payload.get("detail")).get("dry_run") is not True
+
+
+def _pairs(value: object) -> Mapping[str, object]:
+    pairs = value if isinstance(value, list) else []
+    return {str(pair[0]): pair[1] for pair in pairs if isinstance(pair, list) and len(pair) == 2}
+
+
+# --- The system's journal ---------------------------------------------------------------------------------------------
+
+
+async def last_word(boot_id: str, spawn: Spawn) -> LastWord | str:
+    """Ask journald for the last entry of a boot, or say why it cannot be had. Never raises for what it finds."""
+    name = boot_id.replace("-", "")
+    if not re.fullmatch(r"[0-9a-f]{32}", name):
+        return f"{boot_id!r} is not the name of a boot"
+    # By name and not as -1: between the two boots there may have been a third, such as a rescue system's.
+    argv = ["journalctl", "--boot", name, "--lines", "1", "--output", "json", "--output-fields", "_BOOT_ID,MESSAGE_ID"]
+    try:
+        ended = await spawn([*argv, "--no-pager", "--quiet"], limit_s=LOOK_LIMIT_S)
+    except OSError as error:
+        return f"journalctl: {error.strerror or error}"
+    if ended.timed_out:
+        return f"journalctl: no answer within {LOOK_LIMIT_S:g} s"
+    if ended.returncode != 0 or not ended.stdout.strip():
+        told = ended.stderr.decode(errors="replace").strip().splitlines()
+        return f"journalctl: {told[0][:200] if told else 'it knows nothing of that boot (is /var/log/journal kept?)'}"
+    return parse(ended.stdout, name)
+
+
+def parse(raw: bytes, boot: str) -> LastWord | str:
+    """Read the one line of `journalctl -o json`; boot: whose entry it must be, 32 hexadecimal digits."""
+    try:
+        entry = json.loads(raw)
+        wall_us, monotonic_us = int(entry["__REALTIME_TIMESTAMP"]), int(entry["__MONOTONIC_TIMESTAMP"])
+        whose, message_id = entry["_BOOT_ID"], entry.get("MESSAGE_ID")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return "journalctl: answers, but not with one entry"
+    if whose != boot:
+        return "journalctl: answers with another boot's entry"
+    return LastWord(wall_s=wall_us / 1e6, monotonic_s=monotonic_us / 1e6, stopped=message_id == _JOURNAL_STOPPED)
+
+
+def took_s(order: PoweredOff, last: LastWord | str) -> float | str:
+    """Seconds from the commit to the end of the host, or why they cannot be told.
+
+    A stop that the deadline has cut took at least what it was given; where it was given all there is, that counts.
+    One that ended in any other way than in order (the battery ran out, a panic) says nothing.
+    """
+    if isinstance(last, str):
+        return last
+    by_wall_s, by_clock_s = last.wall_s - order.latched_wall_s, last.monotonic_s - order.latched_at_s
+    if abs(by_wall_s - by_clock_s) > DOUBT_S:
+        return f"two clocks say {by_wall_s:.1f} s and {by_clock_s:.1f} s: one was set, or the host has slept"
+    if not 0.0 <= by_wall_s <= order.force_s + LATEST_S:
+        return f"{by_wall_s:.1f} s after the commit is not the end of that stop"
+    if order.grade is Grade.BARE:
+        return "a bare stop is not the host's own"
+    if last.stopped:
+        return by_clock_s + TAIL_S
+    if order.grade is Grade.FULL and by_clock_s >= order.force_s - _CUT_S:
+        return max(by_clock_s, order.force_s)
+    return f"the log breaks off {by_clock_s:.1f} s after the commit: that stop did not end in order"

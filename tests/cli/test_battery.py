@@ -1,0 +1,330 @@
+"""`powerguard battery`: what is told of a battery, by whom, and what it takes to have it forgotten."""
+
+import asyncio
+import json
+import os
+import pty
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerguard.cli.battery import describe
+from powerguard.cli.checks import OLD_MEASUREMENT_S, health_finding
+from powerguard.cli.render import Paint
+from powerguard.core.events import BatteryReplaced
+from powerguard.core.machine import step
+from powerguard.core.model import Battery, Drill, Feed, State
+from powerguard.daemon.admin import admin_server
+from powerguard.daemon.http import http_server
+from powerguard.daemon.journal import Entry, Journal
+from powerguard.daemon.learned import battery_view
+from tests.cli.test_commands import Ended, powerguard
+from tests.daemon.watched import BOOT, DAY_S, HEALTH, NOW_S, PHASES, WALL_S, Watched, reading, scene, taught
+
+Make = Callable[..., Watched]
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    made = tempfile.mkdtemp(dir="/tmp", prefix="pg ")
+    yield Path(made)
+    shutil.rmtree(made)
+
+
+@asynccontextmanager
+async def served(daemon: Watched, folder: Path) -> AsyncIterator[str]:
+    async with admin_server(daemon, path=f"{folder}/s.sock") as path:
+        yield path
+
+
+def view(daemon: Watched) -> dict[str, Any]:
+    return dict(json.loads(json.dumps(battery_view(daemon), allow_nan=False)))
+
+
+def text(daemon: Watched) -> str:
+    return "\n".join(describe(view(daemon), Paint()))
+
+
+def example(name: str) -> dict[str, Any]:
+    return dict(json.loads((REFERENCE / f"{name}.json").read_text(encoding="utf-8")))
+
+
+# --- The object -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "make"), [("battery", taught), ("battery-presumed", scene)])
+def test_examples_in_the_reference_are_true(name: str, make: Make) -> None:
+    """The documented objects are what the code makes; `tests/daemon/watched.py` is their world."""
+    assert example(name) == view(make())
+
+
+@pytest.mark.parametrize("make", [scene, taught])
+@pytest.mark.parametrize("phase", PHASES)
+def test_every_phase_is_plain_json_of_one_shape(phase: str, make: Make) -> None:
+    told = view(make(phase))
+    assert (told["phase"], list(told)) == (phase, list(example("battery")))
+    assert [list(ups) for ups in told["ups"]] == [list(ups) for ups in example("battery")["ups"]]
+
+
+def test_a_daemon_that_knows_nothing_yet() -> None:
+    """No reading, no table: every figure that would be invented is null, and it can be shown all the same."""
+    daemon = scene()
+    daemon.state = State(feed=Feed(), battery=Battery())
+    daemon.policy = replace(daemon.policy, runtime_table=())
+    (ups,) = view(daemon)["ups"]
+    assert (ups["runtime"], ups["reported"]["runtime_s"]) == ({"origin": "unknown", "points": []}, None)
+    assert ups["reported"]["over_report"] is None
+    assert ups["health"]["to_measure"] == {"least_depth": 0.25, "at_load_now_s": None}
+    told = text(daemon)
+    assert "nobody knows it" in told
+    assert "the UPS reports no runtime" in told
+    assert "nothing was measured yet" in told
+
+
+def test_the_ups_promises_more_than_the_account_has() -> None:
+    """Both at the load of now, so that the surplus is the UPS's own and not the load's."""
+    daemon = taught()
+    reported = view(daemon)["ups"][0]["reported"]
+    assert reported["account_s"] == pytest.approx(0.8008 * 1400.0, abs=0.01)
+    assert reported["over_report"] == pytest.approx(1260.0 / (0.8008 * 1400.0) - 1.0, abs=0.001)
+    assert "an upper bound only; our own account has 18 m 41 s: the UPS promises 12 % more" in text(daemon)
+    daemon.state = replace(daemon.state, feed=replace(daemon.state.feed, reading=reading(runtime_s=560.0)))
+    assert "the UPS promises 50 % less" in text(daemon)
+
+
+def test_what_the_ups_says_beside_a_table_does_not_count() -> None:
+    daemon = taught()
+    daemon.policy = replace(daemon.policy, runtime_table=scene().policy.runtime_table)
+    runtime = view(daemon)["ups"][0]["runtime"]
+    assert runtime["origin"] == "settings"
+    assert [(point["origin"], point["counts"]) for point in runtime["points"]] == [
+        *[("settings", True)] * 3,
+        *[("learned", False)] * 2,
+    ]
+    assert "told beside it: does not count" in text(daemon)
+
+
+def test_one_reading_is_a_point_of_its_own() -> None:
+    """Neither settings nor learned: it is gone with the next load."""
+    daemon = scene()
+    daemon.policy = replace(daemon.policy, runtime_table=())
+    daemon.state = replace(daemon.state, battery=replace(daemon.state.battery, tau_point=(0.62, 1260.0)))
+    runtime = view(daemon)["ups"][0]["runtime"]
+    assert runtime["origin"] == "reported now"
+    assert runtime["points"] == [
+        {"load_pct": 62.0, "runtime_s": 1260.0, "origin": "reported now", "at": None, "counts": True}
+    ]
+
+
+def test_a_discharge_that_runs_is_told_with_its_slope() -> None:
+    daemon = taught("holding")
+    discharge = view(daemon)["ups"][0]["discharge"]
+    assert discharge == {
+        "since_at": WALL_S - 60.0, "depth": 0.19, "slope": 1.8, "steep": True, "whole": True, "low": False,
+    }  # fmt: skip
+    assert "the reported runtime falls by 1.8 s a second" in text(daemon)
+
+
+def test_an_expired_measurement_is_shown_and_does_not_count() -> None:
+    daemon = taught()
+    daemon.now_s += 400 * DAY_S
+    health = view(daemon)["ups"][0]["health"]
+    assert (health["origin"], health["measured"]["expired"], health["measured"]["share_now"]) == ("default", True, None)
+    assert "expires" not in text(daemon)
+
+
+# --- show -------------------------------------------------------------------------------------------------------------
+
+
+async def test_show(folder: Path) -> None:
+    async with served(taught(), folder) as path:
+        ended = await powerguard("battery", "show", "--socket", path)
+        assert (ended.code, ended.err) == (0, "")
+        assert "80 %: measured 2026-09-09: 82 % +-5 points" in ended.out
+        assert "6 h 06 m from empty to full (learned)" in ended.out
+        assert "llm      pauses: load 62 % -> 26 %" in ended.out
+        assert "load 62 % -> 45 %, training at 81 % of its speed" in ended.out
+        assert "stop            q95 42 s, median 34 s, 3 measured (the host's stop)" in ended.out
+        told = (await powerguard("battery", "show", "--socket", path, "--json")).object
+    assert told == example("battery")
+
+
+async def test_show_over_the_port() -> None:
+    async with http_server(taught(), port=0) as port:
+        told = (await powerguard("battery", "show", "--url", f"http://127.0.0.1:{port}", "--json")).object
+    assert told == example("battery")
+
+
+async def test_show_when_the_daemon_is_down(folder: Path) -> None:
+    """Exit 4, and what the journal last knew: written by the daemon's own journal."""
+    path = folder / "journal.sqlite"
+    journal = Journal(path, boot_id=BOOT, wall=lambda: WALL_S)
+    await journal.load()
+    assert await journal.append(Entry(at_s=NOW_S, state=taught().state))
+    assert await journal.close()
+    args = ("battery", "show", "--socket", "/run/powerguard-of-the-test/none.sock", "--journal", str(path))
+    ended = await powerguard(*args)
+    assert ended.code == 4
+    assert "80 %: measured 2026-09-09: 82 % +-5 points, 31 % deep, by the fall of the charge" in ended.out
+    assert "23 m 20 s at 62 %" in ended.out
+    assert "6 h 06 m from empty to full, learned" in ended.out
+    assert (await powerguard(*args, "--json")).object == example("battery-down")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no database" * 200])
+async def test_show_without_daemon_and_journal(content: bytes | None, folder: Path) -> None:
+    path = folder / "journal.sqlite"
+    if content is not None:
+        path.write_bytes(content)
+    ended = await powerguard("battery", "show", "--socket", str(folder / "none.sock"), "--journal", str(path))
+    assert ended.code == 4
+    assert "Last known battery: none" in ended.out
+
+
+# --- replaced ---------------------------------------------------------------------------------------------------------
+
+
+async def replaced(path: str, *words: str) -> Ended:
+    return await powerguard("battery", "replaced", "--socket", path, *words)
+
+
+async def test_replaced_says_what_goes_and_what_to_do(folder: Path) -> None:
+    daemon = taught()
+    async with served(daemon, folder) as path:
+        ended = await replaced(path, "--yes", "--installed", "2026-11")
+    (event,) = daemon.events
+    assert isinstance(event, BatteryReplaced)
+    assert ended.code == 0
+    assert "measured 2026-09-09: 82 % +-5 points" in ended.err
+    assert "learned at a load of 40 %, 62 %" in ended.err
+    assert "its health counts as 75 % until a discharge measures it" in ended.out
+    assert 'ups.rack-a.battery_installed: "2026-11"' in ended.out
+
+
+async def test_what_is_said_to_go_goes_and_the_rest_stays(folder: Path) -> None:
+    """The core's own answer to the event that the socket takes."""
+    daemon = taught()
+    async with served(daemon, folder) as path:
+        assert (await replaced(path, "--yes", "--json")).object["object"] == "accepted"
+    (event,) = daemon.events
+    daemon.state = step(daemon.policy, daemon.state, event).state
+    (ups,) = view(daemon)["ups"]
+    assert (ups["health"]["measured"], ups["health"]["share"], ups["runtime"]["points"]) == (None, 0.75, [])
+    assert (ups["recharge"], ups["replaced_at"]) == ({"full_s": 22000.0, "origin": "learned"}, WALL_S)
+    assert [need["need"] for need in view(daemon)["needs"]] == ["checkpoint", "stop", "boot", "resume"]
+
+
+async def test_replaced_asks_on_a_terminal(folder: Path) -> None:
+    """Whoever only presses return has changed nothing."""
+    for answer, count in ((b"\n", 0), (b"n\n", 0), (b"y\n", 1)):
+        daemon = taught()
+        async with served(daemon, folder) as path:
+            ours, theirs = pty.openpty()
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "powerguard", "battery", "replaced", "--socket", path,
+                stdin=theirs, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+                cwd=Path(__file__).parents[2],
+            )  # fmt: skip
+            os.write(ours, answer)
+            async with asyncio.timeout(20.0):
+                _, err = await process.communicate()
+            os.close(ours)
+            os.close(theirs)
+        assert b"Forget it? [y/N]" in err
+        assert (process.returncode, len(daemon.events)) == (1 - count, count)
+
+
+async def test_replaced_without_anybody_to_ask(folder: Path) -> None:
+    daemon = taught()
+    process_code = None
+    async with served(daemon, folder) as path:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "powerguard", "battery", "replaced", "--socket", path,
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+        async with asyncio.timeout(20.0):
+            _, err = await process.communicate()
+        process_code = process.returncode
+    assert (process_code, daemon.events) == (64, [])
+    assert b"say --yes" in err
+
+
+@pytest.mark.parametrize("month", ["2026-13", "26-11", "2099-01", "today"])
+async def test_a_month_that_cannot_be(month: str, folder: Path) -> None:
+    ended = await replaced(str(folder / "none.sock"), "--yes", "--installed", month)
+    assert ended.code == 64
+    assert month in ended.err
+
+
+async def test_another_ups_is_refused(folder: Path) -> None:
+    daemon = taught()
+    async with served(daemon, folder) as path:
+        ended = await replaced(path, "--yes", "--ups", "rack-b")
+    assert (ended.code, daemon.events) == (1, [])
+    assert "rack-a feeds this host" in ended.err
+
+
+@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase != "online"])
+async def test_refused_while_the_battery_carries_the_load(phase: str, folder: Path) -> None:
+    """Health that was measured must not become a default in the middle of an outage."""
+    daemon = taught(phase)
+    async with served(daemon, folder) as path:
+        ended = await replaced(path, "--yes")
+    assert (ended.code, daemon.events) == (1, [])
+    assert "refused" in ended.err
+
+
+async def test_refused_in_a_drill(folder: Path) -> None:
+    daemon = taught()
+    drill = Drill(
+        id="d", began_s=NOW_S, who="root", scopes=("pause",), witness="simulated", stage="x", stage_at_s=NOW_S
+    )
+    daemon.state = replace(daemon.state, drill=drill)
+    async with served(daemon, folder) as path:
+        ended = await replaced(path, "--yes")
+    assert (ended.code, daemon.events) == (1, [])
+    assert "a drill runs" in ended.err
+
+
+# --- doctor -----------------------------------------------------------------------------------------------------------
+
+
+AGES = [
+    (None, "WARN"),
+    (70 * DAY_S, "PASS"),
+    (OLD_MEASUREMENT_S - DAY_S, "PASS"),
+    (OLD_MEASUREMENT_S + DAY_S, "WARN"),
+    (400 * DAY_S, "WARN"),
+]
+
+
+@pytest.mark.parametrize(("age_s", "verdict"), AGES)
+def test_doctor_wants_a_measured_health(age_s: float | None, verdict: str) -> None:
+    """A default costs training time, and a measurement that expires unnoticed becomes one."""
+    daemon = taught()
+    health = None if age_s is None else replace(HEALTH, at_s=NOW_S - age_s)
+    model = replace(daemon.state.battery.model, health=health)
+    daemon.state = replace(daemon.state, battery=replace(daemon.state.battery, model=model))
+    (ups,) = view(daemon)["ups"]
+    finding = health_finding(ups["name"], ups["health"])
+    assert (finding.name, finding.verdict) == ("battery.rack-a", verdict)
+    assert bool(finding.fix) is (verdict == "WARN")
+
+
+async def test_doctor_asks_the_daemon(folder: Path) -> None:
+    """Whatever else is wrong with this host."""
+    async with served(scene(), folder) as path:
+        told = (await powerguard("doctor", "--json", "--socket", path, "--config", str(folder / "none.yaml"))).object
+    checks = {check["name"]: check for check in told["checks"]}
+    assert checks["battery.rack-a"]["verdict"] == "WARN"
+    assert "no discharge has measured it" in checks["battery.rack-a"]["text"]
