@@ -47,7 +47,9 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--outage", metavar="ID", default=None, help="only this one of the file's outages")
     parser.add_argument("--obedient", action="store_true", help="every order succeeds, whatever the recording says")
     parser.add_argument("--diff", action="store_true", help="set it against what was done")
-    parser.add_argument("--tolerance", metavar="S", type=float, default=1.5, help="as good as the same time (1.5 s: a poll)")
+    parser.add_argument(
+        "--tolerance", metavar="S", type=float, default=1.5, help="taken for the same time (1.5: a poll)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.set_defaults(run=run)
 
@@ -216,12 +218,12 @@ def _side_by_side(told: "Replayed", diff: "tuple[Difference, ...]", paint: Paint
         )
     changed = sum(1 for each in diff if each.verdict != "same")
     lines = table(rows)
+    if not changed:
+        return [*lines, "Today's decisions are the same."]
     lines.append(
-        "Today's decisions are the same."
-        if not changed
-        else f"{changed} of {len(diff)} are not the same. The readings are as recorded: what another decision would have "
-        "done to the battery is not in them."
+        f"{changed} of {len(diff)} are not the same. The readings are as recorded: what another decision would"
     )
+    lines.append("have done to the battery is not in them.")
     return lines
 
 

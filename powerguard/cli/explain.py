@@ -1,0 +1,287 @@
+"""`powerguard explain OUTAGE`: why each step of an outage was taken when it was, from the journal."""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from powerguard.cli.operate import Subparsers, fail
+from powerguard.cli.outages import EX_NOINPUT, UnknownOutageError, add_journal, find, journal_of
+from powerguard.cli.render import Paint, clean, clock_of, duration, moment, table
+from powerguard.cli.words import OUTCOMES, PHASES, order, sentence
+
+if TYPE_CHECKING:
+    from powerguard.core.model import Policy
+    from powerguard.daemon.journal import Line, OutageRecord, Recorded
+
+EX_USAGE: Final = 64
+_COLOURS: Final = {"warning": "yellow", "error": "red"}
+_SILENT: Final = frozenset({"TriggerCheckpoint", "PowerOff", "CapPower", "PollNow", "EnsurePolicy"})
+"""Orders of which a note tells, at once or when they are done."""
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "explain",
+        help="why each step of an outage was taken",
+        description="Tell an outage from the journal: each step with the numbers that decided, what would have changed "
+        "the outcome, and how it ended. With the daemon down, too, and while the outage runs. Exit 0: told; 64: no "
+        "such outage; 66: the journal cannot be read.",
+    )
+    parser.add_argument("outage", metavar="OUTAGE", help="its id, how it begins, or last")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    add_journal(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the verb."""
+    from powerguard.daemon.journal import JournalError, outage, read_only, recording
+
+    try:
+        with read_only(journal_of(args)) as db:
+            record = find(db, args.outage)
+            found = outage(db, record.id)
+            rows = recording(db, record.id)
+    except UnknownOutageError as error:
+        return fail(args, "explain", str(error), EX_USAGE)
+    except JournalError as error:
+        return fail(args, "explain", str(error), EX_NOINPUT)
+    told = explained(record, () if found is None else found[1], rows)
+    if args.json:
+        print(json.dumps(told, indent=2))
+    else:
+        print("\n".join(describe(told, Paint())))
+    return 0
+
+
+# --- Gathering --------------------------------------------------------------------------------------------------------
+
+
+def explained(record: "OutageRecord", story: "Sequence[Line]", rows: "Sequence[Recorded]") -> dict[str, Any]:
+    """Return the outage as one object: what is printed, and what --json shows."""
+    steps = [
+        _ordered(record, line) if line.kind == "action" else _step(record, line)
+        for line in story
+        if line.kind in ("note", "gap") or (line.kind == "action" and line.event not in _SILENT)
+    ]
+    readings = _readings(rows)
+    return {
+        "schema_version": 1,
+        "object": "explanation",
+        "outage": record.id,
+        "started_at": record.started_wall,
+        "ended_at": record.ended_wall,
+        "outcome": record.outcome or None,
+        "phase": _phase(record, steps),
+        "steps": steps,
+        "what_if": what_if(record, steps, readings, _policy(rows)),
+        "durations": _durations(record, steps),
+    }
+
+
+def _step(record: "OutageRecord", line: "Line") -> dict[str, Any]:
+    numbers = _pairs(line.payload.get("numbers"))
+    gap = line.kind == "gap"
+    text = f"{line.payload.get('steps')} steps are missing: {line.because}" if gap else ""
+    return {
+        "at": line.wall,
+        "after_s": round(line.wall - record.started_wall, 3),
+        "event": line.event,
+        "level": "warning" if gap else str(line.payload.get("level", "info")),
+        "because": line.because,
+        "text": text or sentence(line.event, line.because, numbers),
+        "numbers": numbers,
+    }
+
+
+def _ordered(record: "OutageRecord", line: "Line") -> dict[str, Any]:
+    whom = str(line.payload.get("trainer") or "")
+    return {
+        "at": line.wall,
+        "after_s": round(line.wall - record.started_wall, 3),
+        "event": "ordered",
+        "level": "info",
+        "because": line.event,
+        "text": f"order: {order(line.event, whom)}",
+        "numbers": {"trainer": whom} if whom else {},
+    }
+
+
+def _pairs(value: object) -> dict[str, Any]:
+    """Read a note's numbers, which the journal keeps as pairs."""
+    if not isinstance(value, list):
+        return {}
+    return {str(pair[0]): pair[1] for pair in value if isinstance(pair, list) and len(pair) == 2}
+
+
+def _phase(record: "OutageRecord", steps: Sequence[Mapping[str, Any]]) -> str:
+    if record.ended_wall is not None:
+        return "online"
+    news = [str(step["numbers"].get("new")) for step in steps if step["event"] == "phase_changed"]
+    if any(step["event"] == "host_returned" for step in steps) and news[-1:] == ["shutdown"]:
+        return "recovery"
+    return news[-1] if news else "on_battery"
+
+
+def _policy(rows: "Sequence[Recorded]") -> "Policy | None":
+    """Return the settings of then, with what had been measured in place."""
+    from powerguard.core.needs import fold
+
+    start = next((row.heard.start for row in rows if row.heard.start is not None), None)
+    return None if start is None else fold(start.policy, start.state.learned)
+
+
+def _readings(rows: "Sequence[Recorded]") -> list[tuple[float, str]]:
+    """Return (wall time, output source) of every reading, as far as they were kept."""
+    from powerguard.core.events import Reading
+
+    return [
+        (row.wall - row.at_s + event.at_s, event.output_source.value)
+        for row in rows
+        for event in row.heard.events
+        if isinstance(event, Reading) and (row.heard.start is None or event.ups == row.heard.start.policy.ups)
+    ]
+
+
+def _moment_of(steps: Sequence[Mapping[str, Any]], new: str) -> Mapping[str, Any] | None:
+    """Return the step that began a phase."""
+    return next((s for s in steps if s["event"] == "phase_changed" and s["numbers"].get("new") == new), None)
+
+
+def _returned_at(readings: Sequence[tuple[float, str]], since: float) -> float | None:
+    """When utility came back for good after `since`, by the readings: the first of those that end it."""
+    came: float | None = None
+    for at, source in readings:
+        if at < since:
+            continue
+        if source == "battery":
+            came = None
+        elif source == "utility" and came is None:
+            came = at
+    return came
+
+
+def what_if(
+    record: "OutageRecord",
+    steps: Sequence[Mapping[str, Any]],
+    readings: Sequence[tuple[float, str]],
+    policy: "Policy | None",
+) -> list[str]:
+    """Say what would have changed the outcome: only what readings and sums of then give."""
+    paused, held, latched = (_moment_of(steps, name) for name in ("emergency_checkpoint", "holding", "shutdown"))
+    told: list[str] = []
+    stable_s = None if policy is None else policy.utility_stable_s
+    if latched is not None and stable_s is not None:
+        by = latched["at"] - stable_s
+        text = f"Utility back by {clock_of(by)} ({_after(by - record.started_wall)}), and stable for {stable_s:.0f} s, "
+        text += "would have spared the power-off."
+        came = _returned_at(readings, paused["at"] if paused is not None else record.started_wall)
+        if came is not None and by < came < latched["at"] + 600.0:
+            text += f" It came {duration(came - by)} too late."
+        told.append(text)
+    elif paused is not None and record.outcome == "resumed_in_place":
+        came = _returned_at(readings, paused["at"])
+        if came is not None:
+            early = duration(came - paused["at"])
+            told.append(f"Utility {early} earlier, and training would not have been paused at all.")
+        last = held or paused
+        reff_s, stop_s = (_number(last["numbers"].get(name)) for name in ("reff_now_s", "stop_s"))
+        if reff_s is not None and stop_s is not None and came is not None and held is not None:
+            told.append(
+                f"When the hold began, at least {duration(reff_s - stop_s)} were left until the power-off, at the load "
+                f"of that moment; utility came after {duration(came - held['at'])} of it."
+            )
+    if latched is not None:
+        told += _grades(latched, policy)
+    if paused is not None and paused["because"] == "blind":
+        told.append("With a runtime table in the settings (runtime_table), training could have gone on for longer.")
+    return told
+
+
+def _grades(latched: Mapping[str, Any], policy: "Policy | None") -> list[str]:
+    """Say what a more orderly stop would have needed."""
+    from powerguard.core.budget import stop_s
+    from powerguard.core.events import Grade
+
+    numbers = latched["numbers"]
+    grade, reff_s = numbers.get("grade"), _number(numbers.get("reff_now_s"))
+    if policy is None or reff_s is None or grade not in (Grade.SHORT, Grade.BARE):
+        return []
+    full_s = stop_s(policy, Grade.FULL, reserve_s=0.0)
+    if full_s <= reff_s:
+        return []
+    had = f"A full stop needs {duration(full_s)} without its reserve; there were {duration(reff_s)}"
+    more = f"{duration(full_s - reff_s)} more of the battery would have allowed the full one"
+    return [f"{had}, so it was a {grade} one: {more}."]
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _durations(record: "OutageRecord", steps: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Return how long each part took, in seconds; None where it did not happen, or was not told."""
+    at = {name: None if (s := _moment_of(steps, name)) is None else float(s["at"]) for name in PHASES}
+    returned = next((s for s in steps if s["event"] == "host_returned"), None)
+    held_until = at["shutdown"] or record.ended_wall
+
+    def between(first: float | None, then: float | None) -> float | None:
+        return None if first is None or then is None or then < first else round(then - first, 3)
+
+    return {
+        "trained_on_s": between(record.started_wall, at["emergency_checkpoint"]),
+        "checkpoint_s": _number(record.figures.get("checkpoint_s")),
+        "held_s": between(at["holding"], held_until),
+        "on_battery_s": _number(record.figures.get("on_battery_s")),
+        "away_s": None if returned is None else _number(returned["numbers"].get("away_s")),
+        "recovery_s": _number(record.figures.get("recovery_s")),
+        "lasted_s": between(record.started_wall, record.ended_wall),
+    }
+
+
+# --- Telling ----------------------------------------------------------------------------------------------------------
+
+_DURATIONS: Final = {
+    "trained_on_s": "trained on, on battery",
+    "checkpoint_s": "until every checkpoint was durable",
+    "held_s": "held, paused",
+    "on_battery_s": "on battery in all",
+    "away_s": "host off",
+    "recovery_s": "from the start-up to training",
+    "lasted_s": "the whole outage",
+}
+
+
+def _after(seconds: float) -> str:
+    text = duration(seconds)
+    return text if text.startswith("-") else f"+{text}"
+
+
+def describe(told: Mapping[str, Any], paint: Paint) -> list[str]:
+    """Return the explanation as lines."""
+    outcome = OUTCOMES.get(told["outcome"] or "", clean(told["outcome"] or ""))
+    running = told["ended_at"] is None
+    lines = [
+        paint(f"outage {clean(told['outage'])}, {moment(told['started_at'])}", "bold"),
+        f"it still runs; phase: {PHASES.get(told['phase'], told['phase'])}" if running else outcome,
+        "",
+    ]
+    rows = [
+        (
+            clock_of(step["at"]),
+            _after(step["after_s"]),
+            paint(clean(step["text"]), _COLOURS.get(str(step["level"]), "")),
+        )
+        for step in told["steps"]
+    ]
+    lines += table(rows, indent="")
+    if told["what_if"]:
+        lines += ["", "What would have changed it"]
+        lines += [f"  {clean(text)}" for text in told["what_if"]]
+    known = [(text, duration(told["durations"][name])) for name, text in _DURATIONS.items()]
+    known = [row for row in known if row[1] != "?"]
+    if known:
+        lines += ["", "How long it took", *table(known)]
+    return lines
