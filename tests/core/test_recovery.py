@@ -78,6 +78,8 @@ def test_for_the_first_time() -> None:
         battery=Battery(at_s=12.0, health=0.75),
     )
     assert (begun.actions, begun.notes) == ((), ())
+    worn = restore(replace(POLICY, health=0.6), None, 12.0)
+    assert worn.state.battery.health == 0.6, "what the settings say of the battery's health, before any reading"
 
 
 # --- The same boot ------------------------------------------------------------------------------------------------
