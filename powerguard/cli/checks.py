@@ -24,6 +24,7 @@ from powerguard.core.model import Policy, State
 from powerguard.daemon.readiness import full_battery, of_battery
 from powerguard.effectors.bmc.effector import BmcEffector, BmcError
 from powerguard.effectors.bmc.ipmi import PowerRestorePolicy
+from powerguard.effectors.gpu.findings import findings as gpu_findings
 from powerguard.effectors.host_findings import Finding, findings
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.options import Secret, SecretError
@@ -100,6 +101,7 @@ async def _live(ward: Ward) -> list[Finding]:
         *((f"ups.{source.host}", lambda source=source: _ups(ward, source)) for source in options),
         ("trainers", lambda: _trainers(ward)),
         ("bmc", lambda: _bmc(ward)),
+        ("gpu", lambda: gpu_findings(ward.settings.gpu)),
         ("host", lambda: findings(ward.settings.host, armed=armed)),
     ]
     async with asyncio.TaskGroup() as tasks:

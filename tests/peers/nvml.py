@@ -160,7 +160,7 @@ class Gpus:
         argv = [require("systemd-socket-activate"), "--accept", "--inetd", f"--listen={path}"]
         for name, value in self.environment.items():
             argv.append(f"--setenv={name}={value}")
-        with (self.folder / "log").open("ab") as log:
+        with (self.folder / "log").open("wb") as log:
             process = subprocess.Popen(
                 [*argv, *HELPER, "--folder", str(self.folder), "serve"],
                 stdin=subprocess.DEVNULL,
@@ -169,7 +169,8 @@ class Gpus:
                 start_new_session=True,
             )
         self._started.append(process)
-        until(path.exists)
+        # Not the socket's file: it is there before anybody listens.
+        until(lambda: b"Listening on" in (self.folder / "log").read_bytes())
         try:
             yield path
         finally:

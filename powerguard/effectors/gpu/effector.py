@@ -7,6 +7,7 @@ The daemon has no right to set a limit. It says one word to the root helper powe
 import asyncio
 import errno
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -92,7 +93,7 @@ class GpuEffector:
             raise EffectorError(msg) from None
         except OSError as error:
             raise EffectorError(_cannot(path, error)) from error
-        except ValueError:  # the line is too long, or holds no JSON, or NaN was to be sent
+        except (ValueError, RecursionError):  # the line is too long, or holds no JSON, or NaN was to be sent
             answer = None
         if not isinstance(answer, dict) or not isinstance(answer.get("ok"), bool):
             msg = f"{path}: what answers is not powerguard-gpu, or it broke (journalctl -t powerguard-gpu)"
@@ -133,19 +134,20 @@ def _cannot(path: str, error: OSError) -> str:
 
 def _detail(answer: dict[str, Any], good: set[str]) -> Detail:
     """What the journal and people read of an answer."""
-    gpus = [gpu for gpu in answer.get("gpus", []) if isinstance(gpu, dict)]
-    done = [gpu for gpu in gpus if gpu.get("did") in good]
-    rest = [gpu for gpu in gpus if gpu.get("did") not in good]
+    told = answer.get("gpus", [])
+    gpus = [gpu for gpu in told if isinstance(gpu, dict)] if isinstance(told, list) else []
+    done = [gpu for gpu in gpus if str(gpu.get("did")) in good]
+    rest = [gpu for gpu in gpus if str(gpu.get("did")) not in good]
     because = "; ".join(f"GPU {gpu.get('index')}: {gpu.get('because')}" for gpu in rest)
     return (
         ("gpus", len(done)),
         ("watts_before", sum(_number(gpu.get("watts_before")) for gpu in done)),
         ("watts_after", sum(_number(gpu.get("watts_after")) for gpu in done)),
-        ("failed", sum(gpu.get("did") in {"failed", "gone"} for gpu in rest)),
-        ("left_alone", sum(gpu.get("did") in {"left_alone", "at_minimum"} for gpu in rest)),
+        ("failed", sum(str(gpu.get("did")) in {"failed", "gone"} for gpu in rest)),
+        ("left_alone", sum(str(gpu.get("did")) in {"left_alone", "at_minimum"} for gpu in rest)),
         ("because", because[:1000]),
     )
 
 
 def _number(told: object) -> float:
-    return float(told) if isinstance(told, int | float) else 0.0
+    return float(told) if isinstance(told, int | float) and math.isfinite(told) else 0.0

@@ -1,0 +1,133 @@
+"""What doctor says of GPU power: each finding from a real helper with GPUs of ours, and never an exception."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from powerguard.effectors.child import Ended
+from powerguard.effectors.gpu.findings import findings
+from powerguard.effectors.gpu.options import GpuOptions
+from powerguard.effectors.host_findings import Finding
+from tests.peers.nvml import Gpus
+
+
+class Systemctl:
+    """Answers as systemctl would, or not at all."""
+
+    def __init__(self, said: str | None = "LoadState=loaded\nActiveState=active\n") -> None:
+        self._said = said
+
+    async def __call__(
+        self, argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
+    ) -> Ended:
+        assert argv[:3] == ["systemctl", "show", "powerguard-gpu-watch.path"]
+        assert limit_s <= 2.0
+        if self._said is None:
+            raise FileNotFoundError(2, "No such file or directory", argv[0])
+        return Ended(returncode=0, stdout=self._said.encode(), stderr=b"")
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> Iterator[Gpus]:
+    made = Gpus(tmp_path)
+    yield made
+    made.close()
+
+
+async def found(path: Path, systemctl: Systemctl | None = None, cap_share: float = 0.6) -> dict[str, Finding]:
+    options = GpuOptions(kind="nvml", socket=str(path), cap_share=cap_share)
+    told = await findings(options, spawn=systemctl or Systemctl())
+    assert all(finding.fix for finding in told if finding.verdict != "PASS")
+    return {finding.name: finding for finding in told}
+
+
+async def test_gpus_that_are_left_alone_are_not_looked_at() -> None:
+    assert await findings(GpuOptions(), spawn=Systemctl(None)) == []
+
+
+async def test_a_helper_that_is_not_there_is_a_failure_with_its_cure(tmp_path: Path) -> None:
+    told = await found(tmp_path / "gpu.sock")
+    assert (told["gpu"].verdict, "systemctl enable --now powerguard-gpu.socket" in told["gpu"].text) == ("FAIL", True)
+
+
+@pytest.mark.root
+@pytest.mark.peer("cc", "systemd-socket-activate")
+async def test_all_is_well(gpus: Gpus) -> None:
+    with gpus.listening() as path:
+        told = await found(path)
+    assert {name: finding.verdict for name, finding in told.items()} == {"gpu": "PASS", "gpu.watch": "PASS"}
+    assert told["gpu"].text == "2 of 2 GPUs can be capped: from 1400 W to 840 W in all"
+    assert (gpus.calls("DeviceSetPowerManagementLimit"), gpus.watts()) == ([], [700, 700])
+
+
+@pytest.mark.root
+@pytest.mark.peer("cc", "systemd-socket-activate")
+async def test_what_reduces_the_gain_is_told(gpus: Gpus) -> None:
+    """Persistence mode off, a least limit above the share, a GPU that fell off the bus, limits that are lowered now."""
+    gpus.ask("cap", 0.9)
+    gpus.put(0, "persistence", 0)
+    gpus.put(0, "min_mw", 500_000)
+    gpus.fail("DeviceGetHandleByIndex", 15, 1)
+    with gpus.listening() as path:
+        told = await found(path, cap_share=0.3)
+    assert {name: finding.verdict for name, finding in told.items()} == {
+        "gpu": "WARN",
+        "gpu.persistence": "WARN",
+        "gpu.least": "WARN",
+        "gpu.capped": "WARN",
+        "gpu.watch": "PASS",
+    }
+    assert "1 of 2 GPUs can be capped: from 630 W to 500 W" in told["gpu"].text
+    assert "fallen off the bus" in told["gpu"].text
+    assert "(GPU 0): 500 W is the least" in told["gpu.least"].text
+    assert "2 GPUs" in told["gpu.capped"].text
+
+
+@pytest.mark.root
+@pytest.mark.peer("cc", "systemd-socket-activate")
+async def test_a_cap_that_would_change_nothing_is_told(gpus: Gpus) -> None:
+    for index in (0, 1):
+        gpus.put(index, "limit_mw", 200_000)
+    with gpus.listening() as path:
+        told = await found(path)
+    assert (told["gpu"].verdict, told["gpu"].text.endswith("that is nothing")) == ("WARN", True)
+
+
+@pytest.mark.peer("cc", "systemd-socket-activate")
+@pytest.mark.parametrize(
+    ("function", "code", "words"),
+    [("InitWithFlags", 9, "modprobe nvidia"), ("DeviceGetPowerManagementLimitConstraints", 3, "no power limit")],
+)
+async def test_gpus_that_cannot_be_capped_are_a_failure(gpus: Gpus, function: str, code: int, words: str) -> None:
+    gpus.fail(function, code)
+    for index in (0, 1):
+        gpus.fail(function, code, index)
+    with gpus.listening() as path:
+        told = await found(path)
+    assert (told["gpu"].verdict, words in told["gpu"].text) == ("FAIL", True)
+
+
+@pytest.mark.peer("cc", "systemd-socket-activate")
+async def test_a_host_without_gpus_is_a_failure(tmp_path: Path) -> None:
+    gpus = Gpus(tmp_path, count=0)
+    with gpus.listening() as path:
+        told = await found(path)
+    assert told["gpu"] == Finding("gpu", "FAIL", "NVML counts no GPU here", "set gpu.kind: none")
+    gpus.close()
+
+
+@pytest.mark.peer("cc", "systemd-socket-activate")
+@pytest.mark.parametrize(
+    ("said", "verdict", "words"),
+    [
+        ("LoadState=not-found\nActiveState=inactive\n", "FAIL", "is not-found and inactive"),
+        ("LoadState=loaded\nActiveState=failed\n", "FAIL", "limits would stay lowered"),
+        ("", "WARN", "cannot ask systemd"),
+        (None, "WARN", "cannot ask systemd"),
+    ],
+)
+async def test_a_watch_that_does_not_watch_is_found(gpus: Gpus, said: str | None, verdict: str, words: str) -> None:
+    with gpus.listening() as path:
+        told = await found(path, Systemctl(said))
+    assert (told["gpu.watch"].verdict, words in told["gpu.watch"].text) == (verdict, True)
