@@ -148,23 +148,23 @@ def powered_off(before: Sequence[Line], returned: Line) -> PoweredOff | str:
     boot_id = next((line.boot_id for line in reversed(before) if line.boot_id != returned.boot_id), "")
     gone = [line for line in before if line.boot_id == boot_id]
     latch = next((line for line in reversed(gone) if line.event == "phase_changed" and _is_latch(line)), None)
-    orders = [line for line in gone if line.kind == "action" and line.event == "PowerOff"]
-    if latch is None or not orders:
+    if latch is None:
         return "the commit is no longer in the journal"
-    if len(orders) > 1:
-        return "the power-off was ordered more than once: which one ended the host, nobody knows"
-    if not any(_was_accepted(line, orders[0]) for line in gone):
-        return "the power-off was never accepted"
+    orders = [line for line in gone if line.kind == "action" and line.event == "PowerOff"]
+    accepted = [line for line in orders if any(_was_accepted(other, line) for other in gone)]
+    if not accepted:
+        return "no power-off was accepted"
     try:
-        order = from_plain(orders[0].payload, PowerOff)
+        # Ordered again by a restarted daemon, or hastened: the earliest deadline is the one that holds.
+        read = [(line.at_s, from_plain(line.payload, PowerOff)) for line in accepted]
     except PlainError as error:
         return f"the order cannot be read: {error}"
     return PoweredOff(
         boot_id=boot_id,
         latched_at_s=latch.at_s,
         latched_wall_s=latch.wall,
-        grade=order.grade,
-        force_s=orders[0].at_s - latch.at_s + order.force_after_s,
+        grade=read[0][1].grade,
+        force_s=min(at_s + order.force_after_s for at_s, order in read) - latch.at_s,
     )
 
 
