@@ -31,7 +31,7 @@ from powerguard.core.events import (
     TriggerCheckpoint,
 )
 from powerguard.core.model import Online
-from powerguard.daemon import admin, http
+from powerguard.daemon import admin, http, stops
 from powerguard.daemon.alone import TakenError, alone
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Journal, Retention
@@ -213,8 +213,8 @@ def assemble(
     return loop
 
 
-def services(loop: Loop, settings: Settings) -> dict[str, Runnable]:
-    """Return the tasks that let others look in: the read-only port and the admin socket."""
+def services(loop: Loop, settings: Settings, spawn: Spawn = run_child) -> dict[str, Runnable]:
+    """Return the tasks that let others look in, and the one that finds out how long the last stop took."""
     web, control = settings.http, settings.control
     where = f"http {web.listen} port {web.port}"
     return {
@@ -228,6 +228,7 @@ def services(loop: Loop, settings: Settings) -> dict[str, Runnable]:
             lambda: admin.serve_admin(loop, path=control.socket, group=control.group),
             right="its folder must exist, and the daemon's user must be able to write it",
         ),
+        "stops": lambda: stops.measure(loop, spawn),
     }
 
 
@@ -286,7 +287,7 @@ async def run(
             running.add_signal_handler(number, on_stop)
         running.add_signal_handler(signal.SIGHUP, daemon.reload)
         try:
-            await daemon.run(services(daemon, settings))
+            await daemon.run(services(daemon, settings, spawn))
         finally:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 running.remove_signal_handler(number)
