@@ -97,7 +97,7 @@ def _is_idle(state: State) -> bool:
         return False
     if state.cap is not None or state.drill is not None:
         return False
-    return state.maintenance is None and state.rearm_checkpoint_at_s is None and state.feed.countdown_at_s is None
+    return state.maintenance is None and state.guarded_since_s is None and state.feed.countdown_at_s is None
 
 
 def _quick(policy: Policy, state: State, reading: Reading) -> Step | None:
@@ -107,7 +107,7 @@ def _quick(policy: Policy, state: State, reading: Reading) -> Step | None:
         reading.at_s - battery.at_s >= sums.UTILITY_ACCOUNT_S
         or last is None
         or reading.charge_pct != last.charge_pct
-        or state.rearm_checkpoint_at_s is not None
+        or state.guarded_since_s is not None
         or state.maintenance is not None
         or state.told
         or state.cap is not None

@@ -33,6 +33,7 @@ class Policy:
     """Everything that the settings decide, with DESIGN's defaults.
 
     runtime_table: (load share of the rating, seconds) of a full, healthy battery, ascending; empty when unknown.
+    table_origin: who says so: "settings" (or ""), or "nameplate" (made from battery energy and rating, cautious).
     health: share of a new battery's energy that is left, until a discharge has measured it. health_from: who says
         so: "settings", "default", or "battery_old" (the default for one that is older than 3 years).
     stop_q95_s, stop_median_s: how long the host takes to stop; q95 is never more than force_after_s. stop_is_set: the
@@ -49,6 +50,7 @@ class Policy:
     ups: str
     rating_w: float | None = None
     runtime_table: tuple[tuple[float, float], ...] = ()
+    table_origin: str = ""
     health: float = 0.75
     health_from: str = "default"
     health_replace: float = 0.6
@@ -359,7 +361,7 @@ class State:
     """All that the core remembers. transfers: when the feed went to battery lately (three in 5 minutes = flapping).
 
     serial: numbers the actions, so that ids stay unique over restarts.
-    rearm_checkpoint_at_s: after a return in place below the charge gate, when the next guarding checkpoint is due.
+    guarded_since_s: training runs again below the charge gate since then, with checkpoints where they cost little.
     told: names of standing alarms that have been told, so that each is told once.
     learned: what has been measured here, the battery apart. cap: GPU power that is capped. drill: the one that runs.
     """
@@ -371,7 +373,7 @@ class State:
     maintenance: Maintenance | None = None
     transfers: tuple[float, ...] = ()
     serial: int = 0
-    rearm_checkpoint_at_s: float | None = None
+    guarded_since_s: float | None = None
     told: tuple[str, ...] = ()
     learned: Learned = field(default_factory=Learned)
     cap: Cap | None = None

@@ -24,7 +24,8 @@ AGAIN_S = 300.0
 """Still alive this long after the host should have been off: order the power-off again, at once this time."""
 RETRY_S = 5.0
 GUARD_CHECKPOINT_S = 60.0
-"""Below the charge gate, and while a trainer trains on through a hold: a checkpoint this often."""
+"""While a trainer trains on through a hold: a checkpoint this often."""
+GUARD_LEAST_S = 60.0
 RESUME_TRIES = 3
 PAUSED_LOAD_GUARD = 1.25
 """With the source lost, a measured paused load counts as this much of it (DESIGN 4.2)."""
@@ -51,9 +52,10 @@ def move(turn: Turn, cause: Cause, because: str) -> None:
     if target is Online:
         turn.close_outage(old, because)
         drill.end_of_outage(turn, because)
-        if not plan.gate_open(turn.policy, turn.state, turn.now_s):
-            turn.update(rearm_checkpoint_at_s=turn.now_s + GUARD_CHECKPOINT_S)
-            turn.note("guard_started", "the charge would not survive a second outage", Level.WARNING)
+        least_load = 0.0 if isinstance(old, Online) else old.outage.load_at_start or 0.0
+        if not plan.gate_open(turn.policy, turn.state, turn.now_s, least_load=least_load):
+            turn.update(guarded_since_s=turn.now_s)
+            turn.note("guard_started", "a second outage now would leave no time for a full stop", Level.WARNING)
 
 
 def _leave(turn: Turn, cause: Cause, because: str) -> None:
@@ -110,7 +112,7 @@ def _new_outage(turn: Turn) -> Outage:
         id=f"{turn.policy.boot_id[:8]}-{max(0, int(turn.now_s * 10))}",
         since_s=since_s,
         grade=sums.grade_left(turn.policy, plan.outage_budget(turn.policy, turn.state, turn.now_s)),
-        load_at_start=turn.state.battery.load,
+        load_at_start=drill.load_at_start(turn),
         charge_at_start_pct=None if feed.reading is None else feed.reading.charge_pct,
     )
 
@@ -162,7 +164,7 @@ def duties(turn: Turn) -> None:
                 turn.set_outage(policy_asked=True)
                 turn.order(EnsurePolicy, limit_s=turn.policy.bmc_limit_s, outage=phase.outage.id)
             if isinstance(phase, OnBattery) and waited_s >= turn.policy.commit_dwell_s:
-                trainers.take_precautions(turn, phase.outage)
+                trainers.take_precautions(turn, since_s=phase.outage.since_s)
             phase = turn.state.phase
             if isinstance(phase, EmergencyCheckpoint | Holding):
                 trainers.tend(turn, hold=isinstance(phase, Holding), repeat_s=GUARD_CHECKPOINT_S)
@@ -188,16 +190,16 @@ def _reckon_paused(turn: Turn, phase: EmergencyCheckpoint | Holding) -> None:
 
 
 def _guard(turn: Turn) -> None:
-    """After a return in place below the charge gate: train on, with a checkpoint every minute."""
-    due_s = turn.state.rearm_checkpoint_at_s
-    if due_s is None:
+    """After a return, below the charge gate: train on, with a checkpoint whenever it is cheap."""
+    since_s = turn.state.guarded_since_s
+    if since_s is None:
         return
-    if plan.gate_open(turn.policy, turn.state, turn.now_s):
-        turn.update(rearm_checkpoint_at_s=None)
-        turn.note("guard_ended", "the charge survives a second outage")
-    elif turn.now_s >= due_s:
-        turn.update(rearm_checkpoint_at_s=turn.now_s + GUARD_CHECKPOINT_S)
-        trainers.order_all(turn, reason="on_battery", after=Conduct.CONTINUE, by_s=turn.now_s + GUARD_CHECKPOINT_S)
+    # Only when training draws its power again does the load of now tell what a second outage would be like.
+    if turn.now_s - since_s >= GUARD_LEAST_S and plan.gate_open(turn.policy, turn.state, turn.now_s):
+        turn.update(guarded_since_s=None)
+        turn.note("guard_ended", "a second outage would leave time for a full stop again")
+    else:
+        trainers.take_precautions(turn, since_s=since_s, stood_until_s=since_s)
 
 
 def _finish(turn: Turn, phase: Shutdown) -> None:
@@ -245,7 +247,7 @@ def _resume(turn: Turn, phase: Recovery) -> None:
     stable = fusion.is_stable(policy, state.feed, turn.now_s, stable_s=policy.utility_stable_s)
     because = ""
     if stable and sums.power_off_at_s(state.feed) is None:
-        because = plan.gate_open(policy, state, turn.now_s)
+        because = plan.may_start(policy, state, turn.now_s)
     elif state.feed.supply is Supply.UNKNOWN or not fusion.is_fresh(policy, state.feed, turn.now_s):
         held_s = turn.now_s - max(phase.began_s, state.feed.lost_since_s or phase.began_s)
         if state.feed.supply is not Supply.BATTERY and held_s >= policy.unknown_hold_s:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from powerguard.core import budget as sums
 from powerguard.core.budget import Budget
-from powerguard.core.events import Conduct, OutputSource
+from powerguard.core.events import Conduct, Grade, OutputSource
 from powerguard.core.fusion import is_fresh
 from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Policy, Recovery, Shutdown, State, Supply
 
@@ -19,6 +19,7 @@ _PROGRESS_RESERVE_S = 20.0
 _FIRST_READING_S = 1.0
 _FRESH_S = 2.0
 _BLIND_CHARGE_PCT = 40.0
+_CHARGED_PCT = 90.0
 
 
 def outage_budget(policy: Policy, state: State, now_s: float) -> Budget:
@@ -161,29 +162,52 @@ def _own_account_agrees(policy: Policy, plan: Budget) -> bool:
     return sums.usable(policy, plan.health - plan.used) * plan.tau_now_s <= plan.stop_s
 
 
-def gate_open(policy: Policy, state: State, now_s: float) -> str:
-    """After an outage: say why training may run again, or "" while a second outage could not be survived.
+def gate_open(policy: Policy, state: State, now_s: float, *, least_load: float = 0.0) -> str:
+    """After an outage: say why a second one would be survived as well as the first, or "".
 
-    Counted in energy: checkpoint and stop must fit, with the load that training had.
+    Counted in energy: checkpoint and stop must fit, at the grade that a full battery allows. least_load: what training
+    draws, while it is only about to run again.
     """
     reading = state.feed.reading
     charge_pct = None if reading is None else reading.charge_pct
-    if charge_pct is not None and charge_pct >= 90.0:
+    if charge_pct is not None and charge_pct >= _CHARGED_PCT:
         return "charge_pct"
-    points = sums.table(policy, state.battery)
-    left = state.battery.left
-    if not points or left is None:
+    known = _after_return(policy, state, now_s, least_load)
+    if known is None:
         if charge_pct is None:
             return "charge not told"
         return "charge_pct" if charge_pct >= 100.0 * policy.resume_charge_share else ""
-    load = sums.load_of(state.battery)
+    left, tau_paused_s, need_s = known
+    grade = sums.choose_grade(policy, left=state.battery.health, tau_paused_s=tau_paused_s, checkpoint=need_s)
+    return "budget" if sums.fits(policy, left=left, tau_paused_s=tau_paused_s, checkpoint=need_s, grade=grade) else ""
+
+
+def may_start(policy: Policy, state: State, now_s: float) -> str:
+    """After a power-off: say why training may start again, or "" while a second outage would cost the checkpoint.
+
+    A bare stop is enough: hours of waiting for a charge that makes it more orderly cost more training than any outage
+    (docs/decisions/0053). Until the gate is open, training is guarded.
+    """
+    if because := gate_open(policy, state, now_s):
+        return because
+    known = _after_return(policy, state, now_s, 0.0)
+    if known is None:
+        return ""
+    left, tau_paused_s, need_s = known
+    bare = sums.fits(policy, left=left, tau_paused_s=tau_paused_s, checkpoint=need_s, grade=Grade.BARE)
+    return "bare stop fits" if bare else ""
+
+
+def _after_return(policy: Policy, state: State, now_s: float, least_load: float) -> tuple[float, float, float] | None:
+    """Energy left, runtime of a full battery when paused, seconds of checkpoint; with the load that training had."""
+    points, left = sums.table(policy, state.battery), state.battery.left
+    if not points or left is None:
+        return None
+    load = max(sums.load_of(state.battery), least_load)
     if isinstance(state.phase, Recovery):
         load = max(load, state.phase.outage.load_at_start or 1.0)
     paused = sums.paused_load(policy, state.trainers, load, state.learned)
-    tau_paused_s = sums.tau_s(points, paused)
-    need = sums.checkpoint_s(state.trainers, now_s)
-    grade = sums.choose_grade(policy, left=state.battery.health, tau_paused_s=tau_paused_s, checkpoint=need)
-    return "budget" if sums.fits(policy, left=left, tau_paused_s=tau_paused_s, checkpoint=need, grade=grade) else ""
+    return left, sums.tau_s(points, paused), sums.checkpoint_s(state.trainers, now_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

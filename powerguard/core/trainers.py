@@ -19,7 +19,7 @@ from powerguard.core.events import (
     TriggerCheckpoint,
 )
 from powerguard.core.learned import Drop, Learned
-from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Outage, Policy, Trainer, TrainerPolicy
+from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Policy, Trainer, TrainerPolicy
 from powerguard.core.turn import Turn
 
 MAX_TRIES = 3
@@ -121,7 +121,8 @@ def _take_in_seen(turn: Turn, seen: TrainerSeen) -> None:
     stall_s = known.stall_s if seen.stall_s is None else max(0.0, seen.stall_s)
     durable_at_s = known.durable_at_s
     if seen.durable_age_s is not None and 0 <= seen.durable_age_s < math.inf:
-        durable_at_s = max(turn.now_s - seen.durable_age_s, durable_at_s or 0.0)
+        told_at_s = turn.now_s - seen.durable_age_s  # before this boot, perhaps
+        durable_at_s = told_at_s if durable_at_s is None else max(told_at_s, durable_at_s)
     _put(
         turn,
         replace(
@@ -266,8 +267,11 @@ def _wait(turn: Turn, trainer: Trainer) -> None:
     turn.note("checkpoint_deferred", "no time for all at once: others come first", Level.WARNING, trainer=trainer.name)
 
 
-def take_precautions(turn: Turn, outage: Outage) -> None:
-    """On battery: a checkpoint beside training, of whoever it costs next to nothing; again as work at risk grows.
+def take_precautions(turn: Turn, *, since_s: float, stood_until_s: float = 0.0) -> None:
+    """While power is at risk: a checkpoint beside training, of whoever it costs little; again as work at risk grows.
+
+    since_s: since when work is at risk at the latest, where a trainer does not tell when it last saved. stood_until_s:
+    until then training stood still, at a step that was saved.
 
     It seldom pays on the mean (3 s an outage); it is what saves the day when a battery dies at once.
     """
@@ -275,7 +279,8 @@ def take_precautions(turn: Turn, outage: Outage) -> None:
     for trainer in turn.state.trainers:
         if not trainer.alive or trainer.order is not None or turn.now_s - trainer.ordered_at_s < every_s:
             continue
-        at_risk_s = turn.now_s - (outage.since_s if trainer.durable_at_s is None else trainer.durable_at_s)
+        saved_s = since_s if trainer.durable_at_s is None else trainer.durable_at_s
+        at_risk_s = turn.now_s - max(saved_s, stood_until_s)
         # Who does not say how long a checkpoint holds it up may stand still for all of it.
         stall_s = trainer.checkpoint_s if trainer.stall_s is None else trainer.stall_s
         if at_risk_s > every_s and stall_s < CHEAP_STALL * at_risk_s:

@@ -182,7 +182,7 @@ class Turn:
 
     def open_outage(self, because: str) -> None:
         """Begin the outage's story. because: the second witness."""
-        self.update(rearm_checkpoint_at_s=None)
+        self.update(guarded_since_s=None)
         reading = self.state.feed.reading
         self.note(
             "outage_began",

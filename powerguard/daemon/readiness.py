@@ -229,7 +229,7 @@ def _of_alarms(state: State) -> list[Reason]:
             names.append("battery_worn")
         if reading.overload:
             names.append("overload")
-    if state.rearm_checkpoint_at_s is not None:
+    if state.guarded_since_s is not None:
         names.append("low_charge")
     found = []
     for name in dict.fromkeys(names):

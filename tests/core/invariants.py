@@ -20,7 +20,7 @@ def check_step(policy: Policy, before: State, event: Event, answer: Step) -> Non
     ordered_off = sums.power_off_at_s(answer.state.feed) is not None
     if isinstance(event, Reading) and answer.state.feed.suspect and isinstance(old, Online) and not ordered_off:
         kinds = {type(action) for action in answer.actions}
-        guarded = before.rearm_checkpoint_at_s is not None
+        guarded = before.guarded_since_s is not None
         assert kinds <= ({PollNow, TriggerCheckpoint} if guarded else {PollNow}), (
             "one unconfirmed reading causes a poll and nothing else"
         )

@@ -165,8 +165,8 @@ def test_nothing_pending_makes_a_tick_idle_and_anything_pending_does_not() -> No
     works = Maintenance(until_s=50.0, reason="r", who="w")
     assert step(POLICY, State(maintenance=works), Tick(at_s=100.0)).state.maintenance is None
     assert step(POLICY, State(maintenance=works), Tick(at_s=49.9)).state.maintenance == works
-    guarded = step(POLICY, State(rearm_checkpoint_at_s=50.0), Tick(at_s=100.0)).state
-    assert guarded.rearm_checkpoint_at_s != 50.0
+    guarded = step(POLICY, State(guarded_since_s=50.0), Tick(at_s=110.0)).state
+    assert guarded.guarded_since_s != 50.0
 
 
 def test_a_failure_that_is_not_a_loss_says_nothing() -> None:
@@ -194,7 +194,7 @@ def test_the_short_way_online_answers_as_the_long_one() -> None:
     assert step(POLICY, state, replace(plain, charge_pct=40.0)).state.battery.charged == pytest.approx(0.3)
     bypass = step(POLICY, state, replace(plain, output_source=OutputSource.BYPASS))
     assert [note.event for note in bypass.notes] == ["unprotected_raised"]
-    works = replace(state, maintenance=Maintenance(until_s=99.0, reason="r", who="w"), rearm_checkpoint_at_s=80.0)
+    works = replace(state, maintenance=Maintenance(until_s=99.0, reason="r", who="w"), guarded_since_s=80.0)
     kept = step(POLICY, works, plain).state
     assert kept.maintenance == works.maintenance
     assert step(POLICY, replace(state, serial=7, transfers=(1.0,)), plain).state == replace(

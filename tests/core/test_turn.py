@@ -292,17 +292,18 @@ def test_the_guard_after_a_return_below_the_gate_ends_with_the_charge() -> None:
         BEGIN,
         "6..90 battery load=75 charge=100-0.27 runtime=350-1 on_battery=1+1",
         "91..102 utility load=45 charge=20 runtime=60",
-        "103..230 utility load=75 charge=20+0.1 runtime=60",
-        "231..232 utility load=75 charge=95 runtime=340",
+        "102 trainer llm conduct=pause stall_s=1",
+        "103..240 utility load=75 charge=20+0.1 runtime=60",
+        "241..242 utility load=75 charge=95 runtime=340",
     )
     lines = [line for line in told.lines if "guard" in line or "after=continue" in line]
     assert lines == [
-        "101 guard_started (warning) because='the charge would not survive a second outage'",
-        "161 checkpoint_ordered because='on_battery' trainer=llm after=continue",
-        "161 ! TriggerCheckpoint within=60s trainer=llm after=continue",
-        "221 checkpoint_ordered because='on_battery' trainer=llm after=continue",
-        "221 ! TriggerCheckpoint within=60s trainer=llm after=continue",
-        "231 guard_ended because='the charge survives a second outage'",
+        "101 guard_started (warning) because='a second outage now would leave no time for a full stop'",
+        "162 checkpoint_ordered because='on_battery' trainer=llm after=continue",
+        "162 ! TriggerCheckpoint within=60s trainer=llm after=continue",
+        "238 checkpoint_ordered because='on_battery' trainer=llm after=continue",
+        "238 ! TriggerCheckpoint within=60s trainer=llm after=continue",
+        "241 guard_ended because='a second outage would leave time for a full stop again'",
     ]
 
 
@@ -375,7 +376,7 @@ def test_a_blind_gate_opens_after_ten_minutes(
 ) -> None:
     reading = Reading(at_s=seen_at_s, ups="ups", source="snmp", output_source=OutputSource(source), charge_pct=20.0)
     feed = Feed(supply=supply, since_s=100.0, reading=reading)
-    battery = Battery(at_s=now_s - 0.5, used=0.0, left=0.3, load=1.0)
+    battery = Battery(at_s=now_s - 0.5, used=0.0, left=0.1, load=1.0)
     answer = step(POLICY, State(phase=AT_THE_GATE, feed=feed, battery=battery), Tick(at_s=now_s))
     assert [type(action) for action in answer.actions if not isinstance(action, PollNow)] == [ResumeTraining] * opens
     if opens:

@@ -119,7 +119,7 @@ BROKEN = [
         "training_paused",
         lambda d: replace(d, state=replace(d.state, trainers=(replace(d.state.trainers[0], paused=True),))),
     ),
-    ("low_charge", lambda d: replace(d, state=replace(d.state, rearm_checkpoint_at_s=NOW_S + 9.0))),
+    ("low_charge", lambda d: replace(d, state=replace(d.state, guarded_since_s=NOW_S + 9.0))),
     (
         "unprotected",
         lambda d: replace(

@@ -42,7 +42,7 @@ def _check_actions(policy: Policy, before: State, event: Event, answer: Step) ->
     state, new = answer.state, answer.state.phase
     unproven = isinstance(event, Reading) and state.feed.suspect and isinstance(before.phase, Online)
     if unproven and sums.power_off_at_s(state.feed) is None:
-        guarded = before.rearm_checkpoint_at_s is not None
+        guarded = before.guarded_since_s is not None
         allowed = (PollNow, TriggerCheckpoint) if guarded else (PollNow,)
         hold(
             all(isinstance(action, allowed) for action in answer.actions) and isinstance(new, Online),
