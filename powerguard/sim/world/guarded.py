@@ -423,7 +423,7 @@ class Guarded:
     def _gate_wait_s(self) -> float:
         """Return how long the gate stays shut from now on, while the battery is charged."""
         world, policy, state = self.world, self._policy, self._state
-        if plan.gate_open(policy, state, state.battery.at_s):
+        if plan.may_start(policy, state, state.battery.at_s):
             return 0.0
         pack = world.scene.pack(world.site)
         pack.left = world.pack.left
@@ -441,7 +441,7 @@ class Guarded:
             if reading is not None:
                 reading = replace(reading, charge_pct=told.charge_pct)
             charged = replace(state, battery=battery, feed=replace(state.feed, reading=reading))
-            if plan.gate_open(policy, charged, state.battery.at_s + waited_s):
+            if plan.may_start(policy, charged, state.battery.at_s + waited_s):
                 open_s = waited_s
             else:
                 shut_s = waited_s
