@@ -101,10 +101,10 @@ def _runtime(policy: Policy, state: State, times: Times) -> Json:
     """Seconds that a full new battery lasts, by load: what counts, and what the UPS has said beside it."""
     points: list[Json] = []
     counts = sums.table(policy, state.battery)
-    by_settings = bool(policy.runtime_table)
+    by_settings = (policy.table_origin or "settings") if policy.runtime_table else ""
     learned_at = {point.load: point.at_s for point in state.battery.model.points}
     for load, tau_s in counts:
-        origin = "settings" if by_settings else "learned" if load in learned_at else "reported now"
+        origin = by_settings or ("learned" if load in learned_at else "reported now")
         at_s = None if by_settings else learned_at.get(load)
         points.append(_point(load, tau_s, origin, times.at(at_s), counts=True))
     if by_settings:
@@ -112,7 +112,7 @@ def _runtime(policy: Policy, state: State, times: Times) -> Json:
             _point(point.load, point.tau_s, "learned", times.at(point.at_s), counts=False)
             for point in state.battery.model.points
         ]
-    origin = "settings" if by_settings else "learned" if learned_at else "reported now" if counts else "unknown"
+    origin = by_settings or ("learned" if learned_at else "reported now" if counts else "unknown")
     return {"origin": origin, "points": points}
 
 

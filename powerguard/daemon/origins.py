@@ -83,6 +83,8 @@ def _measured(health: Health, aged: float, at: Wall) -> str:
 
 def tau_from(policy: Policy, state: State) -> str:
     """Say whose word the runtime by load is."""
+    if policy.table_origin == "nameplate":
+        return "made from battery_wh and rating_w of the settings, cautiously (no runtime_table)"
     if policy.runtime_table:
         return f"runtime_table of the settings ({_count(len(policy.runtime_table), 'point')})"
     learned = len(state.battery.model.points)

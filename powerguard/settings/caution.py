@@ -44,7 +44,13 @@ def _ups(name: str, ups: UpsOptions, today: date) -> Iterator[Mistake]:
                 (*path, "poll_s"),
                 f"an outage is seen up to {2 * source.poll_s:g} s late (better: 1 to {_SLOW_POLL_S:g})",
             )
-    if ups.runtime_table is None:
+    if ups.runtime_table is None and ups.battery_wh is not None:
+        yield Mistake(
+            ("ups", name, "runtime_table"),
+            "not set, so it is made from battery_wh, which counts half of a good battery or less (copy the table of "
+            "the data sheet)",
+        )
+    elif ups.runtime_table is None:
         yield Mistake(
             ("ups", name, "runtime_table"),
             "not set, so the runtime that the UPS reports is trusted at every load (copy the table of the data sheet)",

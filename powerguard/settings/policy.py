@@ -5,7 +5,8 @@ from typing import Final
 
 from powerguard.core.events import Conduct
 from powerguard.core.model import Policy, TrainerPolicy
-from powerguard.settings.schema import Settings
+from powerguard.core.size import nameplate_table
+from powerguard.settings.schema import Settings, UpsOptions
 
 HEALTH: Final = 0.75
 """Share of a new battery's energy that one holds which nobody has measured."""
@@ -25,6 +26,15 @@ def battery_age_months(installed: str | None, today: date) -> int | None:
     return (today.year - int(year)) * 12 + today.month - int(month)
 
 
+def _table(ups: UpsOptions) -> tuple[tuple[tuple[float, float], ...], str]:
+    """Return the runtime table and whose word it is; empty where neither a table nor the battery's energy is set."""
+    if ups.runtime_table is not None:
+        return tuple((load_pct / 100.0, float(s)) for load_pct, s in sorted(ups.runtime_table.items())), "settings"
+    if ups.battery_wh is not None and ups.rating_w is not None:
+        return nameplate_table(ups.battery_wh, ups.rating_w), "nameplate"
+    return (), ""
+
+
 def policy(settings: Settings, *, boot_id: str, today: date) -> Policy:
     """Return the policy of this boot. today: the date by the wall clock, for the age of the battery."""
     budget, ups = settings.budget, settings.ups[settings.feed]
@@ -36,11 +46,13 @@ def policy(settings: Settings, *, boot_id: str, today: date) -> Policy:
     health, health_from = (HEALTH_OLD, "battery_old") if is_old else (HEALTH, "default")
     if budget.health is not None:
         health, health_from = budget.health, "settings"
+    runtime_table, table_origin = _table(ups)
     return Policy(
         boot_id=boot_id,
         ups=settings.feed,
         rating_w=ups.rating_w,
-        runtime_table=tuple((load_pct / 100.0, float(s)) for load_pct, s in sorted((ups.runtime_table or {}).items())),
+        runtime_table=runtime_table,
+        table_origin=table_origin,
         health=health,
         health_from=health_from,
         health_replace=min(health, HEALTH_OLD),
@@ -70,6 +82,7 @@ def policy(settings: Settings, *, boot_id: str, today: date) -> Policy:
                 checkpoint_s=trainer.seed_s,
                 max_checkpoint_s=trainer.max_checkpoint_s,
                 disk=trainer.disk,
+                priority=trainer.priority,
             )
             for trainer in settings.trainers
         ),

@@ -29,6 +29,21 @@ RuntimeS = Annotated[float, Field(ge=10, le=172800)]
 """10 s to 48 h: a shorter one protects nothing, a longer one is a decimal point in the wrong place."""
 
 MAX_TRAINERS: Final = 64
+_SHORTEST_H: Final = 0.02
+_LONGEST_H: Final = 24.0
+"""Nameplate energy over rating: UPSes have 0.08 to some hours; beyond these bounds a unit is wrong."""
+
+
+def falls_with_load(table: dict[float, float]) -> dict[float, float]:
+    """Return the table. A battery never lasts longer at a higher load: two numbers were swapped. Raises ValueError."""
+    for (low, long_s), (high, short_s) in itertools.pairwise(sorted(table.items())):
+        if short_s >= long_s:
+            msg = (
+                f"must fall as the load rises, got {long_s:g} s at {low:g} % and {short_s:g} s at {high:g} % "
+                "(write load in percent: seconds)"
+            )
+            raise ValueError(msg)
+    return table
 
 
 class UpsOptions(Options):
@@ -55,6 +70,14 @@ class UpsOptions(Options):
         description="Rated output in watts (not VA). Needed where the UPS tells watts and no load in percent.",
         examples=[5400],
     )
+    battery_wh: float | None = Field(
+        default=None,
+        ge=10,  # less is a button cell, or kWh
+        le=20_000_000,
+        description="Energy of the battery as printed on it: volts x ampere-hours of all batteries, external packs "
+        "included. With rating_w it stands in for a runtime_table that is not known, and is counted cautiously.",
+        examples=[2000],
+    )
     battery_installed: str | None = Field(
         default=None,
         pattern=r"^20[0-9]{2}-(0[1-9]|1[0-2])$",
@@ -80,18 +103,23 @@ class UpsOptions(Options):
 
     @field_validator("runtime_table")
     @classmethod
-    def _falls_with_load(cls, table: dict[float, float] | None) -> dict[float, float] | None:
-        """A battery never lasts longer at a higher load: two numbers were swapped, or loads and seconds."""
-        if table is not None:
-            points = sorted(table.items())
-            for (low, long_s), (high, short_s) in itertools.pairwise(points):
-                if short_s >= long_s:
-                    msg = (
-                        f"must fall as the load rises, got {long_s:g} s at {low:g} % and {short_s:g} s at {high:g} % "
-                        "(write load in percent: seconds)"
-                    )
-                    raise ValueError(msg)
-        return table
+    def _falls(cls, table: dict[float, float] | None) -> dict[float, float] | None:
+        return table if table is None else falls_with_load(table)
+
+    @model_validator(mode="after")
+    def _energy_needs_a_rating(self) -> Self:
+        if self.battery_wh is not None and self.runtime_table is None and self.rating_w is None:
+            msg = "battery_wh says nothing without rating_w (set the rated watts, or a runtime_table)"
+            raise ValueError(msg)
+        if self.battery_wh is not None and self.runtime_table is None and self.rating_w is not None:
+            hours = self.battery_wh / self.rating_w
+            if not _SHORTEST_H <= hours <= _LONGEST_H:
+                msg = (
+                    f"battery_wh {self.battery_wh:g} and rating_w {self.rating_w:g} do not go together: that is "
+                    f"{60 * hours:.1f} minutes at full load (write watt-hours and watts)"
+                )
+                raise ValueError(msg)
+        return self
 
 
 class FeedsOptions(Options):
