@@ -27,13 +27,15 @@ class Sample(NamedTuple):
     stranded: bool
     gate_wait_s: float
     violations: tuple[str, ...]
+    beyond_bound_s: float = 0.0
 
 
-def sample(result: Result, excess_s: float) -> Sample:
-    """Return what counts of one result."""
+def sample(result: Result, excess_s: float, beyond_bound_s: float) -> Sample:
+    """Return what counts of one result. The two figures are those of `policies.Judged`."""
     return Sample(
         seed=result.seed,
         excess_s=excess_s,
+        beyond_bound_s=beyond_bound_s,
         loss_s=result.loss_s,
         rollback_s=result.rollback_s,
         planning_dirty=result.dirty_by("planning"),
@@ -88,6 +90,7 @@ def report(samples: Iterable[Sample], options: Options) -> dict[str, Any]:
         "outages": count,
         "excess_s_mean": _mean(excess),
         "excess_s_p95": round(excess[min(count - 1, int(0.95 * count))], 3) if count else 0.0,
+        "beyond_bound_s_mean": _mean(one.beyond_bound_s for one in ordered),
         "loss_s_mean": _mean(one.loss_s for one in ordered),
         "rollback_s_mean": _mean(one.rollback_s for one in ordered),
         "gate_wait_s_mean": _mean(one.gate_wait_s for one in ordered),

@@ -1,8 +1,9 @@
-"""The best that could have been done, knowing everything: the length of the outage, the true battery, every duration.
+"""What nobody can beat: a plan that knows everything and keeps no margin, down to the battery's last second.
 
 Training on battery is bought with energy; pausing is cheap, off is free. So each family of plans is a small linear
 programme, solved at its corners: ride through (train, capped or not), pause and hold, or checkpoint and shut down at
-the best moment. What is recharged between two cuts is counted from the start, so the bound is never too strict.
+the best moment. What is recharged between two cuts is counted from the start, and a host that is off stays off until
+utility is back for good, so the bound is never too strict. It is a bound, not a policy: nobody would run a host so.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from powerguard.sim.world.streams import stream, uniform
 
 
 @dataclass(frozen=True, slots=True)
-class Best:
+class Bound:
     """The least training time that could be lost, and how: "ride", "hold", "shutdown", or "dark" (power lost)."""
 
     loss_s: float
@@ -29,8 +30,8 @@ class _Way:
     yields: float
 
 
-def best(scene: Scene, site: Site) -> Best:
-    """Return the best plan of one scene."""
+def bound(scene: Scene, site: Site) -> Bound:
+    """Return the bound of one scene."""
     host, curve = site.host, scene.curve
     per_s = 1.0 / curve.tau_s(host.load)
     train = _Way(per_s, 1.0)
@@ -40,7 +41,7 @@ def best(scene: Scene, site: Site) -> Best:
     off = _Way(0.0, 0.0)
     energy = max(0.0, scene.health * scene.charge - scene.dies_at)
     checkpoint_s, stop_s = _durations(scene, site)
-    plans: list[Best] = []
+    plans: list[Bound] = []
     lasted_s, gained = 0.0, 0.0
     for at, cut in enumerate(scene.cuts):
         if at:
@@ -56,15 +57,15 @@ def best(scene: Scene, site: Site) -> Best:
         stopping = (checkpoint_s + stop_s) * idle_energy
         if (spare := energy + gained - stopping) >= 0.0:
             trained_s = _most(whole_s, spare, (train, cap, off))
-            plans.append(Best(missed_s + whole_s - trained_s + host.resumed_s, "shutdown"))
+            plans.append(Bound(missed_s + whole_s - trained_s + host.resumed_s, "shutdown"))
         trained_s = _most(whole_s, energy + gained, (train, cap, off))
-        plans.append(Best(missed_s + whole_s - trained_s + host.dirty_s, "dark"))
+        plans.append(Bound(missed_s + whole_s - trained_s + host.dirty_s, "dark"))
         if cut_off:
             return min(plans, key=lambda plan: plan.loss_s)
         lasted_s = whole_s
     held_s = _most(lasted_s, energy + gained, (train, cap, pause))
     if held_s >= 0.0:
-        plans.append(Best(lasted_s - held_s, "ride" if held_s >= lasted_s else "hold"))
+        plans.append(Bound(lasted_s - held_s, "ride" if held_s >= lasted_s else "hold"))
     return min(plans, key=lambda plan: plan.loss_s)
 
 
