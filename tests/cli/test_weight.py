@@ -27,7 +27,16 @@ HEAVY = (
     "powerguard.daemon",
     "powerguard.settings",
 )
-VERBS = ["event onbattery", "status", "plan", "abort", "maintenance off", "checkpoint"]
+VERBS = [
+    "event onbattery",
+    "status",
+    "plan",
+    "abort",
+    "maintenance off",
+    "checkpoint",
+    "battery show",
+    "battery replaced",
+]
 
 
 def run(words: list[str], code: str) -> subprocess.CompletedProcess[str]:
@@ -44,7 +53,7 @@ def test_stdlib_only(words: str, tmp_path: Path) -> None:
         "code = main(sys.argv[1:])\n"
         "print('\\n'.join(['LOADED', *sys.modules]))\n"
     )
-    journal = ["--journal", str(tmp_path / "none")] if words == "status" else []
+    journal = ["--journal", str(tmp_path / "none")] if words in {"status", "battery show"} else []
     told = run([*words.split(), "--socket", str(tmp_path / "none.sock"), *journal], code)
     loaded = told.stdout.partition("LOADED\n")[2].split()
     assert loaded

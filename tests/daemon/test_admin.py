@@ -17,8 +17,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from powerguard.core.events import Abort, CheckpointNow, SetMaintenance
-from powerguard.core.model import Feed, Maintenance, State
+from powerguard.core.events import Abort, BatteryReplaced, CheckpointNow, SetMaintenance
+from powerguard.core.model import Feed, Maintenance, State, Supply
 from powerguard.daemon.admin import GROUP, Admin, Peer, admin_server, may_change, owns_shutdown, peer_of
 from tests.daemon.watched import NOW_S, PHASES, scene
 
@@ -47,7 +47,7 @@ async def test_reads_are_here_too(path: str, phase: str) -> None:
         admin_server(scene(phase), path=path),
         aiohttp.ClientSession(connector=aiohttp.UnixConnector(path)) as session,
     ):
-        for target in ("/api/v1/status", "/api/v1/plan", "/metrics", "/healthz", "/readyz"):
+        for target in ("/api/v1/status", "/api/v1/plan", "/api/v1/battery", "/metrics", "/healthz", "/readyz"):
             async with session.get(f"http://localhost{target}") as answer:
                 assert answer.status == 200
 
@@ -138,6 +138,48 @@ async def test_checkpoint_needs_a_trainer(path: str) -> None:
         daemon.state = replace(daemon.state, trainers=(replace(daemon.state.trainers[0], alive=False),))
         code, body = await post(path, "checkpoint")
     assert (code, len(daemon.events)) == (409, 1)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+async def test_a_battery_is_replaced_on_utility_only(path: str, phase: str) -> None:
+    """In an outage a measured health would become a default just when it counts."""
+    daemon = scene(phase)
+    async with admin_server(daemon, path=path):
+        code, body = await post(path, "battery-replaced", {"installed": "2026-11"})
+    if phase != "online":
+        assert (code, body["object"], daemon.events) == (409, "error", [])
+        return
+    (event,) = daemon.events
+    assert isinstance(event, BatteryReplaced)
+    assert (event.at_s, event.who) == (NOW_S, body["who"])
+    assert (code, body["ups"], body["presumed"]) == (202, "rack-a", {"health": 0.75, "origin": "default"})
+
+
+async def test_a_battery_is_not_replaced_while_a_self_test_drains_it(path: str) -> None:
+    """No outage, and yet the old one carries the load."""
+    daemon = scene()
+    daemon.state = replace(daemon.state, feed=replace(daemon.state.feed, supply=Supply.BATTERY))
+    async with admin_server(daemon, path=path):
+        assert (await post(path, "battery-replaced"))[0] == 409
+    assert daemon.events == []
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "words"),
+    [
+        ({"installed": "2026-13"}, 400, "installed: "),
+        ({"installed": "last year"}, 400, "installed: "),
+        ({"installed": 2026}, 400, "installed: "),
+        ({"ups": ["rack-a"]}, 400, "ups: "),
+        ({"ups": "rack-b"}, 409, "ups: "),
+    ],
+)
+async def test_a_battery_that_nobody_could_have_meant(path: str, body: object, code: int, words: str) -> None:
+    daemon = scene()
+    async with admin_server(daemon, path=path):
+        told, answer = await post(path, "battery-replaced", body)
+    assert (told, daemon.events) == (code, [])
+    assert answer["error"].startswith(words)
 
 
 @pytest.mark.parametrize("phase", PHASES)
