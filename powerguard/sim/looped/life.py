@@ -16,6 +16,7 @@ from powerguard.core.model import Online, State
 from powerguard.daemon.assemble import Hands, assemble
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Inline, Journal, Loaded
+from powerguard.daemon.log import describe
 from powerguard.daemon.loop import Loop
 from powerguard.settings.schema import Settings
 from powerguard.sim.looped.mischief import Kill, Mischief, Moment
@@ -32,6 +33,7 @@ EPOCH_S = 1_800_000_000.0
 _WATCH_S = 2.0
 _TERMINATED_S = 1.0
 _BURIED_TURNS = 20
+_LOAD_S = 2.5
 _SETTLED_S = 35.0
 """Utility and phase online for so long: a power cap takes 30 s of it to be lifted."""
 
@@ -109,6 +111,8 @@ class Life:
         self._moments: Counter[Moment] = Counter()
         self._initial: State | None = None
         self._looking: sqlite3.Connection | None = None
+        # A disk that does not answer at the start: nothing is known, in memory we go on, and that is told.
+        self._began_blind = any(begin - _LOAD_S <= world.now_s < end for begin, end in mischief.hung)
         self._crashes = mischief.crash_s is not None and world.now_s < mischief.crash_s
 
     # --- What happens to it ----------------------------------------------------------------------------------------
@@ -144,7 +148,8 @@ class Life:
         state = daemon.state
         if self._initial is not None and state is not self._initial:
             self._initial = None
-            self.witness.restored(self._stored, state)
+            if not self._began_blind:
+                self.witness.restored(self._stored, state)
         if self._initial is None:
             self.witness.turn(state)
 
@@ -175,6 +180,11 @@ class Life:
         if not is_watch:
             self.witness.heard(action, daemon.state, journalled=journalled)
 
+    def answered(self, action: Action) -> None:
+        """Witness that an effector has ended, in whatever way."""
+        if not self.dead:
+            self.witness.answered(action)
+
     def _is_journalled(self, name: str) -> bool:
         if self._looking is None:
             self._looking = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
@@ -192,15 +202,18 @@ class Life:
         return EPOCH_S + at_s + self._wall_error_s + steps_s
 
     def run(self, until_s: float) -> str:
-        """Live. Returns how it ended: "finished", "died", "gone", "stopped", or "late": not over by until_s."""
+        """Live. Returns how it ended: "finished", "died", "gone", "stopped", "broke"; "late": not over by until_s."""
         loop = _Turns(self)
         try:
             with quiet():
                 return loop.run_until_complete(self._main(loop, until_s))
-        except DiedError:
-            return "died"
-        except GoneError:
-            return "gone"
+        except (DiedError, GoneError) as end:
+            if self.daemon is not None and self.daemon.journal.health.durable and not self._began_blind:
+                self.witness.died(self.daemon.state)
+            return "died" if isinstance(end, DiedError) else "gone"
+        except (ExceptionGroup, RuntimeError) as error:
+            self.witness.broke("daemon_broke", describe(error))
+            return "broke"
         finally:
             with quiet():
                 loop.bury()
@@ -292,6 +305,8 @@ class Life:
                 return "stopped"
             calm = world.now_s > last_s and isinstance(daemon.state.phase, Online) and daemon.state.cap is None
             calm = calm and not daemon._in_flight  # noqa: SLF001 - nothing under way
+            health = daemon.journal.health
+            calm = calm and health.durable and not health.waiting
             quiet_s = quiet_s + 1.0 if calm else 0.0
             if quiet_s >= _SETTLED_S:
                 return "finished"

@@ -69,6 +69,10 @@ class Life(Protocol):
         """Witness that an effector was given this order."""
         ...
 
+    def answered(self, action: Action) -> None:
+        """Witness that an effector has ended, in whatever way."""
+        ...
+
     def submit(self, event: Event) -> None:
         """Hand the daemon an event."""
         ...
@@ -140,6 +144,13 @@ class _Peer(ABC):
         if life.dead:
             await _never()
         life.heard(action)
+        try:
+            return await self._in_its_manner(action)
+        finally:
+            life.answered(action)
+
+    async def _in_its_manner(self, action: Action) -> Detail:
+        life = self.life
         call = life.calls.get(self.word, 0)
         life.calls[self.word] = call + 1
         match life.mischief.manner_of(self.word, call):

@@ -9,7 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from powerguard.core import budget as sums
-from powerguard.core.events import Action, Conduct, PowerOff, ResumeTrainer, ResumeTraining, TriggerCheckpoint
+from powerguard.core.events import (
+    Action,
+    Conduct,
+    EnsurePolicy,
+    PowerOff,
+    ResumeTrainer,
+    ResumeTraining,
+    SyncFilesystems,
+    TriggerCheckpoint,
+)
 from powerguard.core.model import EmergencyCheckpoint, Holding, OnBattery, Online, Policy, Recovery, Shutdown, State
 from powerguard.core.table import phase_name
 from powerguard.daemon.journal import Loaded
@@ -22,6 +31,10 @@ ORDER_S = 7.5
 """From the latch to the word that powers off: five seconds for the BMC, the bulkhead's grace, a hung disk."""
 AGAIN_S = 13.0
 """From a word that was not heard to the next one."""
+PATIENCE_S = 600.0
+"""Nothing that began in the dark pauses training so long after utility is back."""
+DWELL_S = 3.5
+"""No battery that is full is so short that a dip of this length must pause training."""
 _CLOCK_S = 0.75
 
 
@@ -59,6 +72,12 @@ class Witness:
         self._off_after_latch = False
         self._looked_s = -math.inf
         self._stable_s = 10.0
+        self._asked: dict[str, Action] = {}
+        self._asked_s: dict[str, float] = {}
+        self._answered: set[str] = set()
+        self._left: State | None = None
+        self._died_s = -math.inf
+        self._phase_since_s = -math.inf
 
     def broke(self, name: str, what: str) -> None:
         """Note a broken invariant, each once."""
@@ -97,6 +116,17 @@ class Witness:
         self._off_after_latch = False
         in_flight = set() if stored is None else {action.id for action in stored.in_flight}
         self._may_repeat = in_flight
+        self._found(None if stored is None else stored.state)
+
+    def _found(self, state: State | None) -> None:
+        """Compare what the file holds with what the dead process held to be true for more than a moment."""
+        left, self._left = self._left, None
+        if left is None or isinstance(left.phase, Online) or self._died_s - self._phase_since_s < 1.0:
+            return
+        phase = None if state is None else state.phase
+        if type(phase) is not type(left.phase) and not (isinstance(left.phase, Recovery) and isinstance(phase, Online)):
+            held = "nothing" if phase is None else phase_name(phase)
+            self.broke("journal_behind", f"the daemon died in {phase_name(left.phase)}, its journal holds {held}")
 
     def restored(self, stored: Loaded | None, state: State) -> None:
         """The daemon has taken up what it found: nothing of it may be lost or changed."""
@@ -134,12 +164,38 @@ class Witness:
             self.broke("repeated_after_outcome", f"{kind} {action.id} had its outcome in the journal, and was repeated")
         self._ids.add(action.id)
         self._all_ids.add(action.id)
+        self._asked[action.id] = action
+        self._asked_s[action.id] = self._world.now_s
         if isinstance(action, PowerOff):
             self._power_off(action, state)
         elif isinstance(action, TriggerCheckpoint) and action.after is not Conduct.CONTINUE:
             self._paused(state)
         elif isinstance(action, ResumeTrainer | ResumeTraining):
             self._resumed(kind, state)
+
+    def answered(self, action: Action) -> None:
+        """An effector has ended, in whatever way."""
+        self._answered.add(action.id)
+
+    def died(self, state: State) -> None:
+        """The process is dead, and its journal was durable: what it held to be true must be found again."""
+        self._left, self._died_s = state, self._world.now_s
+
+    def _prepared(self, action: PowerOff, phase: Shutdown) -> None:
+        """Before the first word that powers off, the return was armed and the disks were synced, or had their time."""
+        asked = [other for other in self._asked.values() if isinstance(other, EnsurePolicy | SyncFilesystems)]
+        mine = [other for other in asked if other.outage == action.outage]
+        for kind in (EnsurePolicy, SyncFilesystems):
+            if not any(isinstance(other, kind) for other in mine):
+                self.broke("unprepared", f"the power-off was ordered, and no {kind.__name__} ever was")
+        now_s = self._world.now_s
+        had_time = now_s >= phase.prepare_by_s - self._offset_s - 0.01
+        waiting = [
+            other for other in mine if other.id not in self._answered and self._asked_s[other.id] >= self._life_s
+        ]
+        if waiting and not had_time:
+            kinds = ", ".join(type(other).__name__ for other in waiting)
+            self.broke("power_off_too_early", f"the power-off was ordered before {kinds} had ended")
 
     def _power_off(self, action: PowerOff, state: State) -> None:
         phase, now_s = state.phase, self._world.now_s
@@ -155,13 +211,20 @@ class Witness:
         latest_s = latched_s + sums.stop_s(self._policy, action.grade, reserve_s=0.0)
         if deadline_s > max(latest_s, now_s + 3.0) + _CLOCK_S:
             self.broke("deadline_late", f"forced at {deadline_s:.1f} s, latched at {latched_s:.1f} s as {action.grade}")
+        if not self._off_after_latch and phase.latched_s - self._offset_s >= self._life_s:
+            self._prepared(action, phase)
         self._off_at_s = now_s
         self._off_after_latch = True
 
     def _paused(self, state: State) -> None:
         utility_s = self._since_s(utility=True)
-        if utility_s is not None and utility_s > 600.0 and not self._is_ordered_off(state):
-            self.broke("paused_on_utility", "training was paused, and utility had never been gone")
+        if utility_s is not None and utility_s > PATIENCE_S and not self._is_ordered_off(state):
+            self.broke("paused_on_utility", f"training was paused after {utility_s:.0f} s of utility")
+        gone_s, scene = self._since_s(utility=False), self._world.scene
+        is_full = scene.charge > 0.95 and self._world.pack.left > 0.55 and scene.cuts[0].end_s > self._world.now_s
+        hurried = gone_s is not None and gone_s < DWELL_S and not scene.gauge.silent and not scene.gauge.glitch_rate
+        if is_full and hurried and not self._is_ordered_off(state):
+            self.broke("paused_in_a_dip", f"training was paused {gone_s:.1f} s after the cut, on a full battery")
 
     def _resumed(self, kind: str, state: State) -> None:
         phase, now_s = state.phase, self._world.now_s + self._offset_s
@@ -183,6 +246,8 @@ class Witness:
         if isinstance(phase, Recovery) and (self._since_s(utility=True) or 0.0) > self._stable_s:
             self.waited_s += max(0.0, self._world.now_s - self._looked_s)
         self._looked_s = self._world.now_s
+        if old is None or type(old.phase) is not type(phase):
+            self._phase_since_s = self._world.now_s
         if old is not None and type(old.phase) is not type(phase):
             self._moved(old, state)
         if isinstance(phase, Shutdown):
