@@ -41,6 +41,7 @@ class Policy:
     ups_off_s: the part of a UPS countdown that runs after the forced power-off; 0 where the UPS output stays on.
     fsd_delay_s: from FSD seen to output off: HOSTSYNC + FINALDELAY + the UPS's own delay.
     paused_load_share: load when training is paused, as a share of the load now, until a drill has measured it.
+    charge_hold_s: utility this long after a return, and training starts whatever the charge.
     cap_share: GPU power limit on battery, as a share of the limit found; None: GPUs are left alone.
     boot_id: of this boot; an outage's latch holds in its own boot only.
     powers_off: False in dry-run: the order is recorded, nobody dies, and a latch ends when utility is back.
@@ -79,6 +80,7 @@ class Policy:
     bmc_limit_s: float = 5.0
     resume_charge_share: float = 0.40
     unknown_hold_s: float = 600.0
+    charge_hold_s: float = 600.0
     powers_off: bool = True
     trainers: tuple[TrainerPolicy, ...] = ()
 

@@ -248,6 +248,9 @@ def _resume(turn: Turn, phase: Recovery) -> None:
     because = ""
     if stable and sums.power_off_at_s(state.feed) is None:
         because = plan.may_start(policy, state, turn.now_s)
+        if not because and turn.now_s - max(phase.began_s, state.feed.since_s) >= policy.charge_hold_s:
+            because = "utility for long; waiting on for charge would cost more than a second outage"
+            turn.note("gate_forced", because, Level.WARNING)
     elif state.feed.supply is Supply.UNKNOWN or not fusion.is_fresh(policy, state.feed, turn.now_s):
         held_s = turn.now_s - max(phase.began_s, state.feed.lost_since_s or phase.began_s)
         if state.feed.supply is not Supply.BATTERY and held_s >= policy.unknown_hold_s:

@@ -74,6 +74,7 @@ def policy(settings: Settings, *, boot_id: str, today: date) -> Policy:
         stale_s=_MISSES * max(1.0, *(source.poll_s for source in ups.sources)),
         resume_charge_share=budget.resume_charge_pct / 100.0,
         unknown_hold_s=budget.unknown_hold_s,
+        charge_hold_s=budget.charge_hold_s,
         powers_off=settings.mode == "armed" and settings.host.kind != "dry-run",
         trainers=tuple(
             TrainerPolicy(

@@ -234,6 +234,14 @@ class BudgetOptions(Options):
         description="Seconds that training is held after boot while the UPS says nothing.",
         examples=[600],
     )
+    charge_hold_s: float = Field(
+        default=600,
+        ge=0,
+        le=86400,
+        description="After a return and this long of utility, training starts even if the charge would not save the "
+        "checkpoint of a second outage. Most second outages come within minutes; a charge takes hours.",
+        examples=[600],
+    )
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

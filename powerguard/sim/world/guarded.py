@@ -445,7 +445,7 @@ class Guarded:
                 open_s = waited_s
             else:
                 shut_s = waited_s
-        return open_s
+        return min(open_s, policy.charge_hold_s)
 
     def _charged(self, battery: Battery, charge: float | None, waited_s: float) -> Battery:
         """The account as it will be: what is put back, and the charge told then."""
