@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(told, indent=2))
     else:
-        print("\n".join(describe(told, Paint())))
+        print("\n".join(describe(told, Paint(sys.stdout))))
     return 0
 
 
@@ -187,11 +188,11 @@ def what_if(
             early = duration(came - paused["at"])
             told.append(f"Utility {early} earlier, and training would not have been paused at all.")
         last = held or paused
-        reff_s, stop_s = (_number(last["numbers"].get(name)) for name in ("reff_now_s", "stop_s"))
-        if reff_s is not None and stop_s is not None and came is not None and held is not None:
+        reff_s, stop_s = (_number(last["numbers"].get(name)) for name in ("reff_paused_s", "stop_s"))
+        if reff_s is not None and stop_s is not None and came is not None and held is not None and reff_s > stop_s:
             told.append(
                 f"When the hold began, at least {duration(reff_s - stop_s)} were left until the power-off, at the load "
-                f"of that moment; utility came after {duration(came - held['at'])} of it."
+                f"that a pause should bring; utility came after {duration(came - held['at'])} of it."
             )
     if latched is not None:
         told += _grades(latched, policy)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         head = {"schema_version": 1, "object": "replay", "file": args.file, "settings": by, "assumed": shown}
         print(json.dumps({**head, "same": same if args.diff else None, "outages": outages}, indent=2))
     else:
-        paint = Paint()
+        paint = Paint(sys.stdout)
         print(f"{clean(args.file)}, decided by today's rules; settings: {clean(by)}")
         print("".join(f"  {line}\n" for line in shown), end="")
         for each, diff in zip(told, diffs, strict=True):

@@ -100,8 +100,8 @@ def _phase_changed(because: str, numbers: Numbers) -> str:
             return f"training was told to pause and checkpoint, because {_why_checkpoint(because, numbers)}"
         case "holding":
             return (
-                f"{because}: nothing can be lost any more. Training waits, paused; at this load the battery lasts "
-                f"{_for(numbers, 'reff_now_s')} more, of which the stop needs {_for(numbers, 'stop_s')}"
+                f"{because}: nothing can be lost any more. Training waits; with it paused the battery lasts "
+                f"{_for(numbers, 'reff_paused_s')} more, of which the stop needs {_for(numbers, 'stop_s')}"
             )
         case "shutdown":
             return f"the commit point: the host is powered off, because {_why_commit(because, numbers)}"

@@ -44,7 +44,7 @@ from powerguard.core.recovery import Stored, restore
 from powerguard.core.table import phase_name
 from powerguard.daemon.loop import TICK_ONLINE_S, TICK_OUTAGE_S
 
-POLL_TAKES_S: Final = 0.2
+POLL_TAKES_S: Final = 0.25
 POLL_NEAR_S: Final = 1.5
 """A reading so soon after a poll was ordered is its answer."""
 LONG_GAP_S: Final = 60.0
@@ -249,6 +249,8 @@ class _Player:
         self._readings = self._repeated = 0
         self._told: list[str] = []
         self._off = False
+        self._heard_s = 0.0
+        self._ordered: set[str] = set()
 
     # --- Legs --------------------------------------------------------------------------------------------------------
 
@@ -266,11 +268,11 @@ class _Player:
         if not next_boot and self._off:
             return False
         # The clock of the recording goes on over a boot, so the difference of the two is the time nobody was there.
-        gap_s = leg.at_s + leg.shift_s - (self._now_s + self._leg.shift_s)
+        gap_s = leg.at_s + leg.shift_s - (self._heard_s + self._leg.shift_s)
         stored = Stored(
             state=self._state,
             boot_id=self._policy.boot_id,
-            at_s=self._now_s,
+            at_s=self._heard_s,
             gap_s=max(0.0, gap_s),
             in_flight=() if next_boot else tuple(self._open.values()),
         )
@@ -284,16 +286,16 @@ class _Player:
         """Feed what this leg heard, with ticks and answers between."""
         self._ahead = deque(leg.events)
         end_s = leg.events[-1].at_s if leg.events else leg.at_s
-        heard_s = leg.at_s
+        self._heard_s = leg.at_s
         while not self._off:
-            tick_s = self._now_s + self._pace_s(heard_s)
+            tick_s = self._now_s + self._pace_s()
             event_s = self._ahead[0].at_s if self._ahead else None
             due_s = self._due[0].at_s if self._due else None
             at_s = min(each for each in (tick_s, event_s, due_s) if each is not None)
             if event_s is None and at_s > end_s and not (self._is_going_down() and at_s <= end_s + AFTER_END_S):
                 return
             if event_s == at_s:
-                heard_s = at_s
+                self._heard_s = at_s
                 self._feed(self._ahead.popleft())
             elif due_s == at_s:
                 self._answer(heapq.heappop(self._due))
@@ -306,8 +308,8 @@ class _Player:
     def _is_going_down(self) -> bool:
         return isinstance(self._state.phase, Shutdown)
 
-    def _pace_s(self, heard_s: float) -> float:
-        if self._now_s - heard_s > LONG_GAP_S:
+    def _pace_s(self) -> float:
+        if self._now_s - self._heard_s > LONG_GAP_S:
             return TICKS_IN_GAP_S
         return TICK_ONLINE_S if isinstance(self._state.phase, Online) else TICK_OUTAGE_S
 
@@ -349,6 +351,10 @@ class _Player:
 
     def _mark(self, t_s: float, told: Note | Action) -> None:
         mark = mark_of(t_s, told)
+        if isinstance(told, Action):
+            if told.id in self._ordered:
+                return  # Repeated after a restart: it is the same order.
+            self._ordered.add(told.id)
         if mark is not None:
             self._marks.append(mark)
 
