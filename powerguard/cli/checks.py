@@ -368,6 +368,8 @@ def health_finding(name: str, health: dict[str, Any]) -> Finding:
     """A presumed health costs training time, and a measurement that expires unnoticed becomes one."""
     name, text = f"battery.{name}", f"health counts as {100 * health['share']:.0f} %: {health['because']}"
     measured = health["measured"]
+    if health["origin"] == "settings":
+        return Finding(name, "PASS", text)
     if measured is None or measured["expired"]:
         return Finding(name, "WARN", text, _MEASURE)
     if measured["age_s"] > OLD_MEASUREMENT_S:

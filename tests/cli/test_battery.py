@@ -321,6 +321,12 @@ def test_doctor_wants_a_measured_health(age_s: float | None, verdict: str) -> No
     assert bool(finding.fix) is (verdict == "WARN")
 
 
+def test_doctor_leaves_a_health_alone_that_was_set() -> None:
+    daemon = scene()
+    daemon.policy = replace(daemon.policy, health=0.9, health_from="settings")
+    assert health_finding("rack-a", view(daemon)["ups"][0]["health"]).verdict == "PASS"
+
+
 async def test_doctor_asks_the_daemon(folder: Path) -> None:
     """Whatever else is wrong with this host."""
     async with served(scene(), folder) as path:
