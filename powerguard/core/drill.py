@@ -27,6 +27,7 @@ from powerguard.core.drill_end import (
     forget_lost_orders,
     heard,
     interrupt,
+    load_at_start,
     restore,
     resume,
     undo,
@@ -63,7 +64,7 @@ from powerguard.core.events import (
 from powerguard.core.model import Cap, Drill, DrillOrder, Online, Supply, Trainer
 from powerguard.core.turn import Turn
 
-__all__ = ["after_reboot", "after_restart", "end_of_outage", "interrupt", "take_in", "tend", "undo"]
+__all__ = ["after_reboot", "after_restart", "end_of_outage", "interrupt", "load_at_start", "take_in", "tend", "undo"]
 
 SCOPES: Final = drill_checks.SCOPES
 WITNESSES: Final = drill_checks.WITNESSES
@@ -98,10 +99,10 @@ def take_in(turn: Turn, event: Event) -> None:
     drill = turn.state.drill
     if isinstance(event, StartDrill):
         _start(turn, event)
-    elif drill is None:
-        return
     elif isinstance(event, Done | Failed):
         _take_in_outcome(turn, event)
+    elif drill is None:
+        return
     elif isinstance(event, Reading) and turn.state.feed.reading is event:
         turn.update(drill=watch_reading(turn.policy, drill, event))
     elif isinstance(event, TrainerSeen):
@@ -142,11 +143,10 @@ def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
     if isinstance(action, ResumeTrainer) and isinstance(outcome, Done):
         heard(turn, action.trainer, action.id, resumed=dict(outcome.detail).get("resumed") is True)
     drill = turn.state.drill
-    if drill is None:
-        return
-    waited = next((each for each in drill.waiting if each.id == action.id), None)
-    if waited is None:
-        if drill.stage == "outage" and isinstance(action, TriggerCheckpoint) and isinstance(outcome, Done):
+    waited = None if drill is None else next((each for each in drill.waiting if each.id == action.id), None)
+    if drill is None or waited is None:
+        _take_in_stranger(turn, action)
+        if drill is not None and drill.stage == "outage" and isinstance(action, TriggerCheckpoint):
             figure(turn, **{f"checkpoint_s.{action.trainer}": round(outcome.took_s, 3)})
         return
     change(turn, waiting=tuple(each for each in drill.waiting if each is not waited))
@@ -154,22 +154,33 @@ def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
         _take_in_done(turn, waited, outcome)
     elif waited.what not in ("resume", "restore"):  # those are told again
         _fail(turn, f"{waited.what}: {f'{waited.trainer}: ' if waited.trainer else ''}{outcome.reason}")
-    if drill.result and waited.what in PAUSING and waited.trainer in drill.paused:
+    if drill.stage == "undo" and waited.what in PAUSING and waited.trainer in drill.told:
         # Whatever came of it, it may have reached the trainer after the word that it may go on.
+        change(turn, paused=tuple(dict.fromkeys((*drill.paused, waited.trainer))))
         resume(turn, waited.trainer)
+
+
+def _take_in_stranger(turn: Turn, action: Action) -> None:
+    """An outcome that nobody waits for any more, on utility: no trainer may stand still because of it."""
+    drill = turn.state.drill
+    if not isinstance(turn.state.phase, Online) or (drill is not None and not drill.result):
+        return
+    if isinstance(action, PauseTrainer) or (
+        isinstance(action, TriggerCheckpoint) and action.reason == "drill" and action.after is not Conduct.CONTINUE
+    ):
+        mark(turn, action.trainer, resume_at_s=turn.now_s)
 
 
 def _take_in_done(turn: Turn, waited: DrillOrder, done: Done) -> None:
     detail = dict(done.detail)
     if detail.get("dry_run") is True:
         figure(turn, dry_run=True)
+        mark(turn, waited.trainer, paused=False)  # Nobody was asked.
     match waited.what:
         case "checkpoint":
             verified = detail.get("verified") is True
             figure(turn, **{f"checkpoint_s.{waited.trainer}": round(done.took_s, 3)})
             figure(turn, **{f"checkpoint_verified.{waited.trainer}": verified})
-        case "pause" if detail.get("paused") is True:
-            mark(turn, waited.trainer, paused=True)
         case "policy":
             verified = detail.get("verified") is True
             figure(turn, policy=detail.get("policy"), policy_verified=verified)
@@ -232,6 +243,9 @@ def _look(turn: Turn, drill: Drill) -> str | None:
     """Say how the stage stands: None = it goes on; "" = it is over; else why the drill has failed."""
     if drill.failures and drill.stage not in ("policy", "sync", "record"):
         return "; ".join(drill.failures)
+    gone = [name for name in drill.told if (trainer := find(turn, name)) is None or not trainer.alive]
+    if gone and drill.stage in ("checkpoint", "pause", "resume"):
+        return f"{', '.join(gone)}: died while the drill held it"
     late = turn.now_s >= drill.stage_by_s
     match drill.stage:
         case "baseline":

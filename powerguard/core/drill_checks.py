@@ -72,8 +72,10 @@ def _supply_unsafe(policy: Policy, state: State, now_s: float) -> str:
     if not fusion.is_fresh(policy, feed, now_s):
         age_s = now_s - reading.at_s
         return f"the newest reading is {age_s:.0f} s old (at most {policy.stale_s:g} s): mend the UPS's source first"
-    if feed.supply is not Supply.UTILITY or feed.suspect:
+    if feed.supply is not Supply.UTILITY:
         return f"the supply is {feed.supply}, not utility: wait until utility is there"
+    if feed.suspect:
+        return "the newest reading says battery: wait until it is clear whether utility is there"
     if sums.power_off_at_s(feed) is not None:
         return "a countdown of the UPS to cut its output runs: cancel it first"
     if feed.test_since_s is not None or fusion.is_draining(feed):

@@ -40,7 +40,7 @@ def resume(turn: Turn, name: str) -> None:
     if drill is None:
         return
     if trainer is None or not trainer.alive:
-        change(turn, paused=tuple(other for other in drill.paused if other != name))
+        _forget(turn, name)
     else:
         order(turn, ResumeTrainer, "resume", limit_s=_RESUME_S, trainer=name)
 
@@ -52,9 +52,16 @@ def heard(turn: Turn, name: str, order_id: str, *, resumed: bool) -> None:
         return
     if any(each.trainer == name and each.id != order_id for each in drill.waiting):
         return
-    change(turn, paused=tuple(other for other in drill.paused if other != name))
-    trainer = find(turn, name)
-    mark(turn, name, told_pause=False, paused=trainer is not None and trainer.paused and not resumed)
+    _forget(turn, name)
+    if resumed:
+        mark(turn, name, paused=False)
+
+
+def _forget(turn: Turn, name: str) -> None:
+    """Nobody has to let this trainer go on any more."""
+    if turn.state.drill is not None:
+        change(turn, paused=tuple(other for other in turn.state.drill.paused if other != name))
+    mark(turn, name, told_pause=False)
 
 
 def restore(turn: Turn) -> None:
@@ -67,10 +74,11 @@ def restore(turn: Turn) -> None:
 
 def finish(turn: Turn, drill: Drill) -> None:
     """End the drill once nobody stands still because of it and nothing of it is on its way."""
-    gone = {name for name in drill.paused if (t := find(turn, name)) is None or not t.alive}
-    if gone:
-        change(turn, paused=tuple(name for name in drill.paused if name not in gone))
-        drill = turn.state.drill or drill
+    for name in drill.paused:
+        trainer = find(turn, name)
+        if trainer is None or not trainer.alive:
+            _forget(turn, name)
+    drill = turn.state.drill or drill
     cap = turn.state.cap
     capped = cap is not None and cap.outage == drill.id
     if not drill.waiting and not drill.paused and not capped:
@@ -90,7 +98,7 @@ def finish(turn: Turn, drill: Drill) -> None:
     left = [*drill.paused, *(("GPU power limits",) if capped else ())]
     for name in drill.paused:
         # From here the standing duty goes on telling it, for as long as it is there.
-        mark(turn, name, resume_at_s=turn.now_s)
+        mark(turn, name, resume_at_s=turn.now_s, told_pause=False)
     turn.note("drill_left_behind", "not put back yet; it is tried on", Level.ERROR, what=", ".join(left))
     report(turn, drill, "failed", f"{', '.join(left)} could not be put back; it is tried on ({drill.because})")
     turn.update(drill=None)
@@ -110,7 +118,10 @@ def forget_lost_orders(turn: Turn, drill: Drill) -> None:
 
 
 def report(turn: Turn, drill: Drill, result: str, because: str) -> None:
-    """Tell how the drill went, and keep it."""
+    """Tell how the drill went, and keep it; once."""
+    known = turn.state.learned.drill
+    if known is not None and known.id == drill.id:
+        return
     lasted_s = round(turn.now_s - drill.began_s, 3)
     told = DrillReport(
         id=drill.id,
@@ -147,8 +158,19 @@ def interrupt(turn: Turn, because: str) -> None:
     for name in drill.paused:
         mark(turn, name, told_pause=True)
     report(turn, drill, "interrupted", f"a real outage: {because}")
-    owed = replace(drill, stage="handed_over", stages=(), stage_at_s=turn.now_s, waiting=())
-    turn.update(drill=owed if drill.paused else None)
+    # An order that may still reach a trainer after the outage's end is waited for, in the end.
+    waiting = tuple(each for each in drill.waiting if each.what in PAUSING)
+    owed = replace(drill, stage="handed_over", stages=(), stage_at_s=turn.now_s, waiting=waiting)
+    capped = turn.state.cap is not None and turn.state.cap.outage == drill.id
+    turn.update(drill=owed if drill.paused or capped else None)
+
+
+def load_at_start(turn: Turn) -> float | None:
+    """Return the load with which an outage begins: of training as it ran, not as a drill had paused or capped it."""
+    drill = turn.state.drill
+    if drill is not None and drill.stage == "handed_over" and drill.load is not None:
+        return drill.load
+    return turn.state.battery.load
 
 
 def end_of_outage(turn: Turn, because: str) -> None:
@@ -160,13 +182,16 @@ def end_of_outage(turn: Turn, because: str) -> None:
     for name in drill.paused:
         trainer = find(turn, name)
         if trainer is not None and trainer.alive and name not in told:
-            turn.order(ResumeTrainer, limit_s=_RESUME_S, trainer=name, outage=drill.id)
+            order(turn, ResumeTrainer, "resume", limit_s=_RESUME_S, trainer=name)
     if drill.stage == "outage":
         reading = turn.state.feed.reading
         figure(turn, outage_s=round(turn.now_s - drill.stage_at_s, 3))
         figure(turn, charge_after_pct=None if reading is None else reading.charge_pct)
         report(turn, turn.state.drill or drill, "passed", f"the plug was pulled, and the outage ended: {because}")
-    turn.update(drill=None)
+    if drill.waiting and drill.stage == "handed_over":
+        change(turn, stage="undo", stage_at_s=turn.now_s, result="interrupted", because="a real outage")
+    else:
+        turn.update(drill=None)
 
 
 def after_restart(turn: Turn, in_flight: tuple[Action, ...]) -> tuple[Action, ...]:
@@ -182,6 +207,9 @@ def after_restart(turn: Turn, in_flight: tuple[Action, ...]) -> tuple[Action, ..
     for trainer in turn.state.trainers:
         if trainer.order in own:
             mark(turn, trainer.name, order=None, eta_at_s=None)
+    cap = turn.state.cap
+    if cap is not None and cap.order in own:
+        turn.update(cap=replace(cap, order=None))
     change(turn, waiting=())
     if drill.stage not in ("outage", "handed_over"):
         change(turn, result="")

@@ -129,12 +129,11 @@ def _drop(policy: Policy, stage: str, before: float, after: float) -> dict[str, 
 def _learn_pause(turn: Turn, drill: Drill, load: float) -> None:
     """Learn what a pause brings. Of several trainers that paused together each gets the same part of the drop."""
     before = drill.load
-    names = [name for name in drill.told if any(t.name == name and t.alive for t in turn.state.trainers)]
-    if before is None or not names:
+    if before is None or not drill.told:
         return
-    each = max(0.0, before - load) / len(names)
+    each = max(0.0, before - load) / len(drill.told)
     learned = turn.state.learned
-    for name in names:
+    for name in drill.told:
         learned = needs.with_drop(learned, name, Drop(before=before, after=before - each, at_s=turn.now_s))
     turn.update(learned=learned)
 
