@@ -132,8 +132,7 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
     drill.after_reboot(turn, old.drill)
     phase = old.phase
     if isinstance(phase, Online):
-        return Step(state)
-    turn = Turn(policy, state, now_s)
+        return turn.step()
     turn.set_phase(_back(phase, now_s, shift_s))
     turn.note(
         "host_returned",

@@ -391,6 +391,8 @@ def _take_in_resumed(turn: Turn, name: str, *, heard: bool) -> None:
 
 def resume_again(turn: Turn) -> None:
     """Tell those to go on who did not hear it, for as long as they are there and training is not to stand."""
+    if turn.state.feed.suspect:
+        return  # One unconfirmed reading causes a poll and nothing else.
     for trainer in turn.state.trainers:
         if trainer.resume_at_s is not None and turn.now_s >= trainer.resume_at_s:
             _put(turn, replace(trainer, resume_at_s=None))
