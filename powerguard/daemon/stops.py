@@ -30,6 +30,8 @@ TAIL_S: Final = 5.0
 write down how long that takes."""
 LATEST_S: Final = 60.0
 """A last word this long after the deadline of the power-off is not of that stop."""
+LONGEST_BOOT_S: Final = 3600.0
+"""A daemon that starts later than this after the kernel did was started by a person."""
 DOUBT_S: Final = 5.0
 """Wall clock and monotonic clock of the boot that went may differ by this much over one stop."""
 _CUT_S: Final = 3.0
@@ -102,7 +104,8 @@ async def measure(host: Host, spawn: Spawn) -> None:
     if returned is None:
         _not_measured("this daemon has not brought the host back from an outage")
     else:
-        _submit(host, "boot", returned.at_s)
+        if returned.at_s <= LONGEST_BOOT_S:
+            _submit(host, "boot", returned.at_s)
         order = powered_off(story[: story.index(returned)], returned)
         if isinstance(order, str):
             _not_measured(order)

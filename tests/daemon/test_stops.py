@@ -107,7 +107,8 @@ async def test_a_stop_is_measured_once(tmp_path: Path) -> None:
     world.next_boot(NEXT)
     spawn = Journalctl(entry(latch.wall + 31.0, latch.at_s + 31.0))
     async with measuring(world, spawn) as daemon:
-        assert stops(daemon) == (pytest.approx(31.0 + TAIL_S),)
+        (stop,) = stops(daemon)
+        assert stop == pytest.approx(31.0 + TAIL_S)
         (boot,) = needs.samples(daemon.state.learned, "boot")
         assert 20.0 <= boot < 21.0, "the clock of this boot when its recovery began"
         assert isinstance(daemon.state.phase, Recovery)
@@ -175,6 +176,18 @@ async def test_a_host_that_went_dark_by_itself(tmp_path: Path) -> None:
     async with measuring(world, spawn) as daemon:
         assert (stops(daemon), spawn.asked) == ((), [])
         assert len(needs.samples(daemon.state.learned, "boot")) == 1
+
+
+@in_virtual_time
+async def test_a_daemon_that_a_person_started_late(tmp_path: Path) -> None:
+    """The stop is as true as ever; how long the host was up by then is not how long it boots."""
+    world = world_of(tmp_path)
+    latch = await power_off(world)
+    world.next_boot(NEXT)
+    await rest(3600.0)
+    async with measuring(world, Journalctl(entry(latch.wall + 31.0, latch.at_s + 31.0))) as daemon:
+        assert len(stops(daemon)) == 1
+        assert needs.samples(daemon.state.learned, "boot") == ()
 
 
 @in_virtual_time
