@@ -47,6 +47,13 @@ def check_step(policy: Policy, before: State, event: Event, answer: Step) -> Non
         assert grades.index(new.outage.grade) >= grades.index(old.outage.grade), "a grade only goes down"
     if isinstance(event, Abort) and not isinstance(old, Online | Shutdown):
         assert isinstance(new, Online) or new.outage.aborted_by, "an abort before the latch is never forgotten"
+    if isinstance(new, Online) and answer.state.drill is None:
+        told = [trainer.name for trainer in answer.state.trainers if trainer.told_pause]
+        assert not told, "after an outage, or a drill, nobody is held to be told to pause"
+    if answer.state.drill is not None:
+        assert isinstance(new, Online) == (answer.state.drill.stage not in ("outage", "handed_over")), (
+            "an outage comes before a drill"
+        )
     _check_moves(before, answer)
     _check_account(before, answer.state)
 

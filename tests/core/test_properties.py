@@ -21,6 +21,7 @@ from powerguard.core.events import (
     Abort,
     Action,
     CheckpointProgress,
+    Conduct,
     Done,
     Event,
     Failed,
@@ -31,6 +32,8 @@ from powerguard.core.events import (
     Reading,
     SetMaintenance,
     SourceFailed,
+    StartDrill,
+    StopDrill,
     Tick,
     TrainerSeen,
     TriggerCheckpoint,
@@ -192,11 +195,16 @@ class Outages(RuleBasedStateMachine):
 
     @rule(alive=st.booleans(), name=st.sampled_from(["llm", "a", "new"]), estimate=st.sampled_from([None, 3.0, 1e9]))
     def see_trainer(self, alive: bool, name: str, estimate: float | None) -> None:
-        self._send(TrainerSeen(at_s=self.now_s, trainer=name, alive=alive, checkpoint_s=estimate))
+        seen = TrainerSeen(at_s=self.now_s, trainer=name, alive=alive, checkpoint_s=estimate)
+        self._send(replace(seen, conduct=Conduct.CONTINUE if estimate == 1e9 else Conduct.PAUSE, durable_age_s=60.0))
 
-    @rule(what=st.sampled_from(["abort", "maintenance", "maintenance_off", "stop"]))
+    @rule(what=st.sampled_from(["abort", "maintenance", "maintenance_off", "stop", "drill", "drill_stop"]))
     def operate(self, what: str) -> None:
         event: Event = Abort(at_s=self.now_s, who="x")
+        if what == "drill":
+            event = StartDrill(at_s=self.now_s, who="x", scopes=("full",))
+        elif what == "drill_stop":
+            event = StopDrill(at_s=self.now_s, who="x")
         if what.startswith("maintenance"):
             until_s = self.now_s + (0.0 if what.endswith("off") else 30.0)
             event = SetMaintenance(at_s=self.now_s, until_s=until_s, reason="y", who="x")
