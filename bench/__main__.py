@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import core, daemon, processes, react
+from bench import core, daemon, processes, react, simulated
 from bench.figure import Figure
 
 BENCHES: dict[str, Callable[..., list[Figure]]] = {
@@ -15,6 +15,7 @@ BENCHES: dict[str, Callable[..., list[Figure]]] = {
     "processes": processes.run,
     "react": react.run,
     "daemon": daemon.run,
+    "simulated": simulated.run,
 }
 
 

@@ -1,130 +1,16 @@
-"""Who decides: powerguard, what people use today, and the oracle. The same seed gives each of them the same world.
+"""Who decides: powerguard, what people use today, and the oracle. The same seed gives each of them the same world."""
 
-The oracle is the best of them in hindsight, outage by outage, with powerguard's rule told the truth among them. Each
-keeps the margins that it keeps: what could be had without any is the `bound`, and told beside it.
-"""
-
-import math
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from powerguard.core.events import Conduct, OutputSource, Reading
-from powerguard.sim.world import informed
 from powerguard.sim.world.bound import bound
 from powerguard.sim.world.guarded import Guarded
+from powerguard.sim.world.oracle import best
+from powerguard.sim.world.others import Apcupsd, Fixed, Nut
 from powerguard.sim.world.run import Decider, Result, play
-from powerguard.sim.world.scene import Scene, draw
+from powerguard.sim.world.scene import draw
 from powerguard.sim.world.site import Site
 from powerguard.sim.world.world import World
-
-_ALERT_S = 5.0
-_FIXED_S = 50.0
-_NUT_HALT_S = 10.0
-_APC_BATTERY_PCT = 5.0
-_APC_RUNTIME_S = 180.0
-_APC_ON_BATTERY_S = 6.0
-_KILLPOWER_S = 20.0
-_NO_FORCE_S = 1e9
-"""Nothing cuts their stop short: systemd's own limits are in how long a stuck stop takes."""
-
-
-class Plain:
-    """A policy of one rule, which reads the UPS every few seconds. Training starts by itself after a boot."""
-
-    holds_training = False
-    settled = True
-    gate_wait_s = 0.0
-    kills_power = True
-    every_s = _ALERT_S
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.next_s = world.now_s
-        self._since_s: float | None = None
-        self._halting = False
-
-    def boot(self, *, was_off_s: float | None) -> None:
-        """Start afresh: they keep nothing over a boot."""
-        del was_off_s
-        self._since_s, self._halting = None, False
-        self.next_s = self.world.now_s
-
-    def look(self) -> None:
-        """Read the UPS, and apply the rule."""
-        world = self.world
-        self.next_s = world.now_s + self.every_s
-        if world.utility:
-            self._since_s = None
-            # Nothing to be seen until utility goes: on to the first look after that.
-            looks = max(0, math.floor(min(world.next_edge_s - world.now_s, 300.0) / self.every_s))
-            self.next_s += looks * self.every_s
-            return
-        if self._halting or not world.answers():
-            return
-        reading = world.reading()
-        if self._since_s is None:
-            self._since_s = world.now_s
-        wait_s = self.rule(reading)
-        if wait_s is not None:
-            self._halting = True
-            world.advance(world.now_s + wait_s)
-            world.power_off(_NO_FORCE_S)
-
-    def rule(self, reading: Reading) -> float | None:
-        """Return after how many seconds the host is to be stopped, or None. This one never stops it."""
-        del reading
-        return None
-
-    def gone(self) -> None:
-        """Off: a killpower at the end of the stop has the UPS cycle its output, whether utility is back or not."""
-        if self.kills_power and self.world.output:
-            self.world.cycle(_KILLPOWER_S)
-        self.next_s = math.inf
-
-    def end(self) -> None:
-        """Nothing to object."""
-
-    @property
-    def _on_battery_s(self) -> float:
-        return -1.0 if self._since_s is None else self.world.now_s - self._since_s
-
-
-class Fixed(Plain):
-    """A script: on battery, trigger a checkpoint, sleep 50, halt. The UPS is never told to cycle."""
-
-    kills_power = False
-
-    def rule(self, reading: Reading) -> float | None:
-        """Fire at the first look on battery; nothing calls it back."""
-        if reading.output_source is not OutputSource.BATTERY:
-            return None
-        self.world.host.checkpoint(self.world.now_s, Conduct.CONTINUE)
-        return _FIXED_S
-
-
-class Nut(Plain):
-    """upsmon as it comes: wait for low battery, then FSD, FINALDELAY and SHUTDOWNCMD; no checkpoint."""
-
-    def rule(self, reading: Reading) -> float | None:
-        """Low battery on battery, or FSD set by another."""
-        on_battery = reading.output_source is OutputSource.BATTERY
-        return _NUT_HALT_S if (on_battery and reading.low_battery) or reading.forced_shutdown else None
-
-
-class Apcupsd(Plain):
-    """apcupsd as it comes: BATTERYLEVEL 5, MINUTES 3, ONBATTERYDELAY 6, or the UPS's own low battery."""
-
-    every_s = 2.0
-
-    def rule(self, reading: Reading) -> float | None:
-        """Whichever limit is reached first."""
-        if self._on_battery_s < _APC_ON_BATTERY_S:
-            return None
-        low = reading.low_battery
-        low = low or (reading.charge_pct is not None and reading.charge_pct <= _APC_BATTERY_PCT)
-        low = low or (reading.runtime_s is not None and reading.runtime_s <= _APC_RUNTIME_S)
-        return 0.0 if low else None
-
 
 MAKERS: Final[Mapping[str, Callable[[World], Decider]]] = {
     "powerguard": Guarded,
@@ -134,16 +20,6 @@ MAKERS: Final[Mapping[str, Callable[[World], Decider]]] = {
 }
 ORACLE: Final = "oracle"
 POLICIES: Final = (*MAKERS, ORACLE)
-
-
-_LISTED: Final[Mapping[str, Callable[[World], Decider]]] = {
-    "informed, capped": informed.capped,
-    "informed": informed.uncapped,
-    "nut": Nut,
-    "apcupsd": Apcupsd,
-    "fixed": Fixed,
-}
-"""Whom the oracle compares; whoever is judged is always one of them, too."""
 
 
 class Judged(NamedTuple):
@@ -163,9 +39,3 @@ def one(seed: int, site: Site, policy: str, *, faults: bool) -> Judged:
     if policy != ORACLE and result.loss_s > least_s:
         excess_s = max(0.0, result.loss_s - best(scene, site, but=policy).loss_s)
     return Judged(result, excess_s, max(0.0, result.loss_s - least_s))
-
-
-def best(scene: Scene, site: Site, *, but: str = "") -> Result:
-    """Return the result of whoever of the listed lost least. but: one who need not be asked again."""
-    results = (play(scene, site, make) for name, make in _LISTED.items() if name != but)
-    return min(results, key=lambda result: result.loss_s)
