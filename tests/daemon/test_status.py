@@ -11,6 +11,7 @@ import pytest
 
 from powerguard.core import plan
 from powerguard.core.events import Done, Failed, Grade, Outcome, OutputSource, PollNow, SyncFilesystems
+from powerguard.core.learned import Drop, Learned
 from powerguard.core.model import Battery, Feed, Maintenance, Policy
 from powerguard.daemon.port import ActionFigures, BmcView, Daemon, SourceView
 from powerguard.daemon.readiness import ERRORS, WARNINGS, is_ready, readiness
@@ -71,6 +72,22 @@ def test_undersized_tells_the_numbers() -> None:
     assert float(numbers["missing_s"]) == pytest.approx(140.0 - float(numbers["available_s"]), abs=0.01)
     assert numbers["grade"] in {Grade.SHORT.value, Grade.BARE.value}
     assert not is_ready(readiness(daemon))
+
+
+def test_a_drop_that_was_seen_counts_in_readiness_too() -> None:
+    """A battery that is too small for the presumed pause, and large enough for the one that was measured."""
+    daemon = scene()
+    daemon.policy = replace(daemon.policy, runtime_table=((0.2, 540.0), (0.5, 216.0), (1.0, 72.0)))
+    assert names(daemon) == ["undersized"]
+    daemon.state = replace(daemon.state, learned=Learned(pauses=(("llm", Drop(before=0.62, after=0.2, at_s=1.0)),)))
+    assert names(daemon) == []
+
+
+def test_a_runtime_that_falls_too_fast_is_a_reason() -> None:
+    daemon = scene("holding")
+    daemon.state = replace(daemon.state, told=("runtime_steep",))
+    assert "runtime_steep" in names(daemon)
+    assert is_ready(readiness(daemon))
 
 
 def test_undersized_is_about_a_full_battery() -> None:
