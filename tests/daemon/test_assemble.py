@@ -24,7 +24,7 @@ from powerguard.core.events import (
     SyncFilesystems,
     TriggerCheckpoint,
 )
-from powerguard.core.model import Online, Shutdown
+from powerguard.core.model import Cap, Online, Shutdown, State
 from powerguard.daemon.assemble import Hands, Recorder, assemble, build, main
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Inline, Journal
@@ -135,6 +135,34 @@ def test_gpus_are_touched_where_the_settings_say_so(
     assert ("gpu" in parts.watchers) is watched
     assert isinstance(parts.effectors[RestorePower], GpuEffector) is touched
     assert (parts.policy.cap_share is None) is (kind == "none")
+
+
+async def test_a_cap_is_held_for_as_long_as_the_core_remembers_it(folder: Path) -> None:
+    """A daemon that has lost its journal must be as silent as one that is gone, or GPUs stay slow for ever."""
+    asked: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.put_nowait(await reader.readline())
+        writer.write(b'{"ok": true}\n')
+        writer.close()
+
+    config = write(folder, mode="armed")
+    gpu = {"kind": "nvml", "socket": str(folder / "gpu.sock")}
+    settings = Settings.model_validate({**load(config).model_dump(), "gpu": gpu})
+    daemon = assemble(settings, config=config, journal=journal_in(folder, Hands()))
+    server = await asyncio.start_unix_server(answer, folder / "gpu.sock")
+    for cap, words in ((None, []), (Cap(outage="o", ordered_at_s=0.0, before=0.75), [b'{"word": "hold"}\n'])):
+        daemon.state = State(cap=cap)
+        watching = asyncio.get_running_loop().create_task(daemon.parts.watchers["gpu"]())  # type: ignore[arg-type]
+        if words:
+            async with asyncio.timeout(10):
+                assert await asked.get() == words[0]
+        else:
+            await rest(0.1)
+            assert asked.empty()
+        watching.cancel()
+    server.close()
+    await server.wait_closed()
 
 
 @pytest.mark.parametrize("mode", ["dry-run", "armed"])

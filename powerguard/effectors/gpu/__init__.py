@@ -1,0 +1,1 @@
+"""GPU power limits: lowered on battery and put back whatever happens, by a root helper. Imports nothing."""

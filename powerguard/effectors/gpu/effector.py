@@ -22,7 +22,7 @@ from powerguard.effectors.gpu.options import GPU_SOCKET, GpuOptions
 log = structlog.get_logger()
 
 LIMIT_S: Final = 6.0
-"""For one word. The helper itself answers within 4.4 s, whatever NVML does."""
+"""For one word. The helper itself answers within 4 s, whatever NVML does."""
 
 HOLD_EVERY_S: Final = 30.0
 """How often we tell the helper that its cap is still wanted; it lifts the cap after 180 s without."""

@@ -33,7 +33,7 @@ MAX_LINE_BYTES: Final = 4096
 LINE_S: Final = 2.0
 """For the line to come: whoever connects says his word at once."""
 
-WITHIN_S: Final = 4.4
+WITHIN_S: Final = 4.0
 """For an answer. Somebody waits, for 5 s at most; NVML takes 0.1 s, more where the driver must wake its GPUs first."""
 
 UNASKED_S: Final = 75.0
