@@ -56,9 +56,9 @@ def sentence(event: str, because: str, numbers: Numbers) -> str:
         return made(because, numbers)
     name, _, what = event.rpartition("_")
     if what == "raised":
-        return f"alarm: {because}"
+        return f"alarm, {name.replace('_', ' ')}: {because}"
     if what == "cleared":
-        return f"over: {name.replace('_', ' ')} ({because})"
+        return f"that alarm is over: {name.replace('_', ' ')}"
     return f"{event.replace('_', ' ')}: {because}"
 
 
@@ -230,7 +230,16 @@ def _power_off_ordered(because: str, numbers: Numbers) -> str:
 
 
 def _source_lost(because: str, numbers: Numbers) -> str:
-    return f"the UPS does not answer any more ({because}): {numbers.get('conduct')}"
+    return f"the UPS does not answer any more ({because}); from now on: {numbers.get('conduct')}"
+
+
+def _drill_began(because: str, numbers: Numbers) -> str:
+    scopes = str(numbers.get("scopes") or "").replace(",", ", ") or "with the plug"
+    return f"a drill was begun by {because}: {scopes} (witness: {str(numbers.get('witness')).replace('_', ' ')})"
+
+
+def _maintenance_set(because: str, numbers: Numbers) -> str:
+    return f"maintenance was set by {numbers.get('who')} ({because}): alarms and checkpoints go on, no power-off"
 
 
 def _grade_lowered(because: str, numbers: Numbers) -> str:
@@ -290,7 +299,7 @@ _GATE: Final[dict[str, str]] = {
     "charge not told": "the UPS does not tell its charge, and nothing speaks against it",
 }
 _SENTENCES: Final[dict[str, _Sentence]] = {
-    "action_failed": lambda b, n: f"it failed to {ORDERS.get(str(n.get('action')), str(n.get('action')))}: {b}",
+    "action_failed": lambda b, n: f"an order failed ({order(str(n.get('action')))}): {b}",
     "battery_low": lambda _, n: f"the UPS calls its battery low, twice; it reports {_for(n, 'runtime_s')}",
     "battery_replaced": _who("a new battery was put in"),
     "checkpoint_deferred": _of("has to wait with its checkpoint"),
@@ -298,11 +307,11 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "checkpoint_ordered": _checkpoint_ordered,
     "checkpoint_requested": _who("a checkpoint was asked for"),
     "commit_withdrawn": _withdrawn,
-    "drill_began": lambda b, n: f"a drill was begun by {b}: {n.get('scopes')}",
+    "drill_began": _drill_began,
     "drill_ended": lambda b, n: f"the drill ended, {n.get('result')}, after {_for(n, 'lasted_s')} ({b})",
     "drill_left_behind": lambda b, n: f"the drill could not put back {n.get('what')} ({b})",
     "drill_refused": _who("a drill was refused"),
-    "drill_stage": lambda b, _: f"drill: {b.replace('_', ' ')}",
+    "drill_stage": lambda b, _: f"drill: the stage {b.replace('_', ' ')} begins",
     "drill_undoing": _plain("drill: everything is put back"),
     "foreign_stop_seen": lambda b, _: f"{b}: the return is armed while there is time",
     "gate_forced": lambda b, _: f"training may go on blindly: {b}",
@@ -315,7 +324,7 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "guard_started": lambda b, _: f"a checkpoint every minute from now on: {b}",
     "host_returned": _host_returned,
     "maintenance_ended": _who("maintenance ended"),
-    "maintenance_set": _who("maintenance was set: no power-off"),
+    "maintenance_set": _maintenance_set,
     "older_checkpoint_stands": _older,
     "outage_began": _outage_began,
     "outage_continued": _continued,

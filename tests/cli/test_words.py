@@ -1,0 +1,153 @@
+"""Whatever the core can say has words that an operator understands."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from powerguard.cli.words import ORDERS, PHASES, WITNESSES, has_words, mark, order, sentence
+from powerguard.core.events import Action, Note
+from powerguard.core.plain import _family
+from powerguard.core.table import TABLE, phase_name
+from tests.core.play import Player
+
+ROOT = Path(__file__).parents[2]
+SCENARIOS = sorted((ROOT / "tests" / "scenarios").glob("*.txt"))
+
+
+def said_in(path: Path) -> Iterator[str]:
+    """Every note's name that stands in a file of the core: `turn.note("...")` and `tell_once("...")`."""
+    constants: dict[str, str] = {}
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if isinstance(target, ast.Name):
+                constants[target.id] = str(node.value.value)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        if name not in ("note", "tell_once"):
+            continue
+        first = node.args[0]
+        branches = [first.body, first.orelse] if isinstance(first, ast.IfExp) else [first]
+        for branch in branches:
+            if isinstance(branch, ast.Constant):
+                text = str(branch.value)
+            elif isinstance(branch, ast.Name) and branch.id in constants:
+                text = constants[branch.id]
+            else:
+                continue
+            yield f"{text}_raised" if name == "tell_once" else text
+
+
+def test_every_note_of_the_core_has_words() -> None:
+    """A note that is added is told by `explain` and `replay` from its first day."""
+    said = {event for path in (ROOT / "powerguard" / "core").glob("*.py") for event in said_in(path)}
+    assert len(said) > 40, "the finder finds"
+    assert {"phase_changed", "outage_began", "overload_raised", "maintenance_set", "maintenance_ended"} <= said
+    assert sorted(event for event in said if not has_words(event)) == []
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_every_note_of_the_scenarios_is_told(path: Path) -> None:
+    """Each with its own numbers: nothing missing, nothing of the machine's own words."""
+    story, _, _ = path.read_text(encoding="utf-8").partition("\n----\n")
+    for note in Player().play(story).notes:
+        assert has_words(note.event), note
+        text = told(note)
+        assert not re.search(r"\bNone\b|\bnan\b|<|_s\b", text.replace("blind_s", "")), text
+        assert "?" not in text or note.event in UNTOLD, text
+        assert len(text.split()) >= 3, text
+
+
+UNTOLD = {"phase_changed", "outage_began", "battery_low", "commit_withdrawn"}
+"""Of a UPS that says nothing: "?" is what is known."""
+
+
+def told(note: Note) -> str:
+    return sentence(note.event, note.because, dict(note.numbers))
+
+
+def test_orders_and_phases_have_words() -> None:
+    actions = {cls.__name__ for cls in _family(Action)} - {"Action", "PollNow"}
+    assert actions <= set(ORDERS)
+    assert {phase_name(phase) for phase, _ in TABLE} | {phase_name(phase) for phase in TABLE.values()} <= set(PHASES)
+    assert order("TriggerCheckpoint", "llm") == "checkpoint (llm)"
+    assert mark("phase", "holding") == "phase: hold"
+    assert mark("order", "PowerOff") == "order: power the host off"
+
+
+NUMBERS = {
+    "old": "on_battery",
+    "new": "emergency_checkpoint",
+    "cause": "checkpoint needed",
+    "reff_now_s": 152.3,
+    "reff_paused_s": 252.6,
+    "checkpoint_s": 20.0,
+    "stop_s": 170.0,
+    "grade": "full",
+    "cut_in_s": None,
+}
+SENTENCES = [
+    (
+        "budget",
+        {},
+        "training was told to pause and checkpoint, because three quarters of the runtime with training paused",
+    ),
+    ("budget", {}, "(4 m 13 s, so 3 m 09 s) had come down to what was still needed (checkpoint 20 s + stop 2 m 50 s)"),
+    ("runtime_short", {}, "at this load the battery would have lasted only 2 m 32 s more"),
+    ("low_battery", {}, "because the UPS calls its battery low"),
+    ("blind", {}, "because nobody knows how long the battery lasts"),
+    (
+        "power_off_at",
+        {"cut_in_s": 95.0},
+        "the UPS is going to cut its output: what has to be done must be done in 1 m 35 s",
+    ),
+    ("fsd", {}, "a forced shutdown (FSD) was ordered at the UPS"),
+    (
+        "budget",
+        {"new": "shutdown", "reff_now_s": 168.0},
+        "the battery lasts only 2 m 48 s more, and a full stop takes 2 m 50 s",
+    ),
+    (
+        "budget",
+        {"new": "shutdown", "reff_now_s": 108.0, "stop_s": 65.0, "grade": "short"},
+        "the battery lasts 1 m 48 s more, too little for the stop as it was planned; a short stop takes 1 m 05 s",
+    ),
+    ("power_off_at permits no hold", {"new": "shutdown"}, "permits no hold"),
+    ("blind: blind_s", {"new": "shutdown"}, "the time that the settings allow (blind_s) is over"),
+    ("second_reading", {"old": "online", "new": "on_battery"}, "a second reading says so too. It lasts 2 m 32 s more"),
+    ("alice: a test", {"old": "holding", "new": "on_battery"}, "the shutdown was called off (alice: a test)"),
+    (
+        "every checkpoint is durable",
+        {"new": "holding"},
+        "with it paused the battery lasts 4 m 13 s more, of which the stop",
+    ),
+    ("x", {"new": "online", "cause": "utility back"}, "training never noticed"),
+    ("utility stable for 10 s", {"new": "online", "cause": "utility stable"}, "training goes on where it stood"),
+    ("something new", {"new": "shutdown"}, "because something new"),
+]
+
+
+@pytest.mark.parametrize(("because", "numbers", "expected"), SENTENCES)
+def test_a_phase_is_told_with_the_numbers_that_decided(because: str, numbers: dict[str, object], expected: str) -> None:
+    assert expected in sentence("phase_changed", because, NUMBERS | numbers)
+
+
+def test_what_has_no_words_is_told_by_its_name() -> None:
+    """A journal of a newer version."""
+    assert not has_words("moon_rose")
+    assert sentence("moon_rose", "it was time", {}) == "moon rose: it was time"
+    assert sentence("moon_raised", "it shines", {}) == "alarm, moon: it shines"
+    assert sentence("moon_cleared", "it set", {}) == "that alarm is over: moon"
+
+
+def test_witnesses_have_words() -> None:
+    """Those that fusion can name."""
+    source = (ROOT / "powerguard" / "core" / "fusion.py").read_text(encoding="utf-8")
+    named = set(re.findall(r'return "(\w+)"', source))
+    assert {"on_battery_s", "input_present", "alarms"} <= named <= set(WITNESSES)
