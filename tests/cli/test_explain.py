@@ -1,0 +1,439 @@
+"""`history`, `explain` and `replay` as their users meet them: on journals that the real loop wrote."""
+
+import asyncio
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerguard.cli.explain import describe, explained
+from powerguard.cli.main import main
+from powerguard.cli.render import Paint
+from powerguard.daemon.attempt import rest
+from powerguard.daemon.journal import history, outage, read_only
+from powerguard.daemon.journal.export import Scrub
+from powerguard.daemon.journal.store import MIGRATIONS, Store
+from powerguard.daemon.loop import Loop
+from powerguard.sim.virtual import VirtualLoop
+from tests.cli.test_commands import powerguard
+from tests.daemon.looped import World, until
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+URL = "http://operator:hunter2@trainer.example:8080/api"
+"""What a trainer's failure might tell; it must not leave the host."""
+
+
+def in_phase(name: str, daemon: Loop) -> Callable[[], bool]:
+    return lambda: type(daemon.state.phase).__name__ == name
+
+
+async def _held(world: World) -> None:
+    """Held and resumed in place; one checkpoint fails first, with an address in its reason."""
+    world.trainer.error = f"no answer from {URL}"
+    async with world.running() as daemon:
+        await until(lambda: daemon.clock() > 1060.0)
+        world.ups.utility = False
+        await until(in_phase("EmergencyCheckpoint", daemon))
+        await until(lambda: daemon.state.trainers[0].tries > 1)
+        world.trainer.error = ""
+        await until(in_phase("Holding", daemon))
+        await rest(20.0)
+        world.ups.utility = True
+        await until(in_phase("Online", daemon))
+        await rest(20.0)
+
+
+async def _powered_off(world: World) -> None:
+    """Powered off in order, and back; utility had come back while the host went down."""
+    async with world.running(kill=True) as daemon:
+        await until(lambda: daemon.clock() > 1060.0)
+        world.ups.utility = False
+        await until(in_phase("Shutdown", daemon))
+        await rest(4.0)
+        world.ups.utility = True
+        await rest(6.0)
+    await rest(600.0)
+    world.next_boot()
+    async with world.running() as daemon:
+        await until(in_phase("Online", daemon), 20_000)
+        await rest(20.0)
+
+
+async def _running(world: World) -> None:
+    """The daemon died in an outage that nobody has ended yet."""
+    async with world.running(kill=True) as daemon:
+        await until(lambda: daemon.clock() > 1060.0)
+        world.ups.utility = False
+        await until(in_phase("Holding", daemon))
+        await rest(7.0)
+
+
+STORIES = {"held": _held, "powered-off": _powered_off, "running": _running}
+
+
+async def told_in(path: Path, story: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    world = World(path)
+    world.policy = replace(world.policy, recharge_s=3600.0)
+    world.ups.battery = replace(world.ups.battery, recharge_s=240.0)
+    await story(world)
+
+
+@pytest.fixture(scope="module")
+def journals() -> Iterator[dict[str, Path]]:
+    """One journal for each story, under a path with a space in it."""
+    made = Path(tempfile.mkdtemp(dir="/tmp", prefix="pg "))
+    paths = {name: made / f"{name}.sqlite" for name in STORIES}
+    for name, story in STORIES.items():
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            runner.run(told_in(paths[name], story))
+    yield paths
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run the command line here: code, stdout, stderr."""
+
+    def ran(*words: object) -> tuple[int, str, str]:
+        code = main([str(word) for word in words])
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return ran
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def shape(value: object) -> object:
+    """Keys of an object, and of the first of a list's objects: what a reader of the JSON relies on."""
+    if isinstance(value, dict):
+        return {name: shape(item) for name, item in value.items() if name != "numbers"}
+    if isinstance(value, list):
+        return [shape(value[0])] if value else []
+    return type(value).__name__
+
+
+def known_only(told: object, example: object) -> None:
+    """Every key of the example is there, and no other; null may stand for a value."""
+    if isinstance(example, dict):
+        assert isinstance(told, dict)
+        assert list(told) == list(example)
+        for name, item in example.items():
+            known_only(told[name], item)
+    elif isinstance(example, list) and example and isinstance(told, list) and told:
+        known_only(told[0], example[0])
+    elif "NoneType" not in (told, example) and not isinstance(example, list):
+        assert {told, example} <= {"int", "float"} or told == example
+
+
+def like(told: dict[str, Any], name: str) -> None:
+    example = json.loads((REFERENCE / f"{name}.json").read_text(encoding="utf-8"))
+    known_only(shape(told), shape(example))
+
+
+# --- explain ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_hold_is_explained(journals: dict[str, Path], run: Run) -> None:
+    """Each step with its time and the numbers that decided; what would have changed it; how long it took."""
+    code, out, err = run("explain", "last", "--journal", journals["held"])
+    assert (code, err) == (0, "")
+    assert "held and resumed in place: no reboot" in out.splitlines()[1]
+    step = r"^\d\d:\d\d:\d\d  \+1 m \d\d s +training was told to pause and checkpoint, because three quarters of the "
+    assert re.search(step, out, re.MULTILINE)
+    assert "(checkpoint 20 s + stop 2 m 50 s)" in out
+    assert "an order failed (checkpoint)" in out
+    assert re.search(r"Utility \d.+ earlier, and training would not have been paused at all", out)
+    assert re.search(r"at least \d.+ were left until the power-off.*utility came after 20 s of it", out)
+    assert re.search(r"^  the whole outage +\d m \d\d s$", out, re.MULTILINE)
+    assert "host off" not in out, "it never was"
+
+
+def test_a_power_off_is_explained(journals: dict[str, Path], run: Run) -> None:
+    """When utility would have had to be back to spare it, and by how much it was too late."""
+    code, out, _ = run("explain", "last", "--journal", journals["powered-off"])
+    assert code == 0
+    assert "powered off in order, and back" in out
+    assert "the commit point: the host is powered off, because at this load the battery lasts only" in out
+    assert re.search(
+        r"Utility back by \S+ \(\+\d m \d\d s\), and stable for 10 s, would have spared the power-off", out
+    )
+    assert re.search(r"It came 1\d s too late\.", out)
+    for part in ("host off", "from the start-up to training", "held, paused", "trained on, on battery"):
+        assert part in out
+
+
+def test_an_outage_that_runs_is_explained(journals: dict[str, Path], run: Run) -> None:
+    """Beside a daemon that is down, and one that is not."""
+    code, out, _ = run("explain", "last", "--journal", journals["running"])
+    assert code == 0
+    assert "it still runs; phase: hold" in out
+    told = json.loads(run("explain", "last", "--json", "--journal", journals["running"])[1])
+    assert (told["ended_at"], told["outcome"], told["phase"]) == (None, None, "holding")
+    assert told["durations"]["lasted_s"] is None
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_the_object_is_as_documented(story: str, journals: dict[str, Path], run: Run) -> None:
+    code, out, _ = run("explain", "last", "--json", "--journal", journals[story])
+    told = json.loads(out)
+    assert code == 0
+    like(told, "explain")
+    assert [step["after_s"] for step in told["steps"]] == sorted(step["after_s"] for step in told["steps"])
+    assert all(step["text"] for step in told["steps"])
+
+
+def test_which_outage(journals: dict[str, Path], run: Run) -> None:
+    """An id, how it begins, or last; else which ones there are, and which was meant."""
+    journal = ("--journal", journals["held"])
+    with read_only(journals["held"]) as db:
+        name = history(db, 1)[0].id
+    for asked in (name, name[:6], "last"):
+        assert run("explain", asked, *journal)[0] == 0
+    code, out, err = run("explain", "lats", *journal)
+    assert (code, out) == (64, "")
+    assert "did you mean last?" in err
+    assert f"the last ones: {name} (20" in err
+    assert "did you mean " + name in run("explain", name[:-1] + "x", *journal)[2]
+    told = json.loads(run("explain", "nonsense", "--json", *journal)[1])
+    assert told["object"] == "error"
+
+
+def test_a_beginning_of_several_is_refused(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "j.sqlite"
+    Store(path).load()
+    import sqlite3
+
+    with sqlite3.connect(path) as db:
+        for name in ("6f1d-1", "6f1d-2"):
+            db.execute("INSERT INTO outages VALUES (?, 'b', 1, 2, 3, 4, 'ridden_through', '{}')", (name,))
+    db.close()
+    code, _, err = run("explain", "6f1d", "--journal", path)
+    assert (code, "begins 2 outages: 6f1d-2, 6f1d-1" in err) == (64, True)
+    assert run("explain", "6f1d-1", "--journal", path)[0] == 0, "without a single line, too"
+
+
+def test_without_a_journal(run: Run, tmp_path: Path) -> None:
+    for verb in (("explain", "last"), ("history",), ("history", "export", "last")):
+        code, out, err = run(*verb, "--journal", tmp_path / "none.sqlite")
+        assert (code, out) == (66, ""), verb
+        assert "no journal here" in err
+    Store(tmp_path / "empty.sqlite").load()
+    code, _, err = run("explain", "last", "--journal", tmp_path / "empty.sqlite")
+    assert (code, "the journal knows no outage" in err) == (64, True)
+
+
+def test_the_journal_is_where_the_settings_say(journals: dict[str, Path], run: Run, tmp_path: Path) -> None:
+    """And where they are wrong today, at its usual place: an outage must be told all the same."""
+    config = tmp_path / "pg.yaml"
+    text = "mode: dry-run\nups:\n  rack-a:\n    sources:\n      - {kind: snmp, host: 10.0.0.5, version: 2c}\n"
+    config.write_text(f'{text}journal: {{path: "{journals["held"]}"}}\n', encoding="utf-8")
+    assert run("--config", config, "explain", "last")[0] == 0
+    config.write_text("mode: armde\n", encoding="utf-8")
+    code, _, err = run("--config", config, "history")
+    assert (code, "/var/lib/powerguard/journal.sqlite" in err) in ((66, True), (0, False))
+
+
+def test_an_outage_of_an_older_journal_is_explained(journals: dict[str, Path], run: Run, tmp_path: Path) -> None:
+    """Without readings nothing is said of what would have changed it; the rest is told."""
+    with read_only(journals["held"]) as db:
+        record = history(db, 1)[0]
+        found = outage(db, record.id)
+    assert found is not None
+    told = explained(record, found[1], ())
+    assert told["what_if"] == []
+    assert any("three quarters" in line for line in describe(told, Paint()))
+
+
+async def test_a_real_process(journals: dict[str, Path]) -> None:
+    """Start to exit, with colours off in a pipe, and hostile names made harmless."""
+    ended = await powerguard("explain", "last", "--journal", str(journals["held"]))
+    assert (ended.code, ended.err) == (0, "")
+    assert "\x1b" not in ended.out
+    listed = await powerguard("history", "--journal", str(journals["held"]))
+    assert "resumed_in_place" in listed.out
+
+
+# --- history and its export -------------------------------------------------------------------------------------------
+
+
+def test_history_lists_outages(journals: dict[str, Path], run: Run) -> None:
+    code, out, _ = run("history", "--json", "--journal", journals["powered-off"])
+    told = json.loads(out)
+    assert code == 0
+    like(told, "history")
+    assert [each["outcome"] for each in told["outages"]] == ["clean_shutdown"]
+    assert "runs" in run("history", "--journal", journals["running"])[1]
+
+
+@pytest.mark.parametrize("story", STORIES)
+@pytest.mark.parametrize("more", [(), ("--anonymize",)], ids=["plain", "anonymized"])
+def test_an_export_is_decided_the_same(
+    story: str, more: tuple[str, ...], journals: dict[str, Path], run: Run, tmp_path: Path
+) -> None:
+    """Exported, replayed, compared: the same phases and orders at the same times, to a poll."""
+    code, out, _ = run("history", "export", "last", *more, "--journal", journals[story])
+    assert code == 0
+    path = tmp_path / "o.jsonl"
+    path.write_text(out, encoding="utf-8")
+    code, out, _ = run("replay", path, "--diff", "--json")
+    told = json.loads(out)
+    assert code == 0, [each for each in told["outages"][0]["diff"] if each["verdict"] != "same"]
+    like(told, "replay")
+    assert (told["same"], told["settings"], told["outages"][0]["complete"]) == (True, "as recorded", True)
+
+
+def test_an_export_tells_no_secret(journals: dict[str, Path], run: Run) -> None:
+    """The reason of a failure named the trainer's address, and a password in it."""
+    assert b"trainer.example" in journals["held"].read_bytes(), "the journal knows it"
+    out = run("history", "export", "last", "--journal", journals["held"])[1]
+    assert "trainer.example" not in out
+    assert "hunter2" not in out
+    assert "no answer from [url]" in out
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert (lines[0]["kind"], lines[-1]) == ("meta", {"kind": "end", "lines": len(lines) - 1})
+    assert {line["kind"] for line in lines} == {
+        "meta", "start", "reading", "note", "action", "outcome", "end",
+    }  # fmt: skip
+
+
+def test_an_anonymized_export_names_nobody(journals: dict[str, Path], run: Run) -> None:
+    """Each name becomes a word, always the same; the orders still mean what they meant."""
+    plain = run("history", "export", "last", "--journal", journals["held"])[1]
+    out = run("history", "export", "last", "--anonymize", "--journal", journals["held"])[1]
+    for name in ("llm", "rack-a", "boot-a", '"card"'):
+        assert name in plain
+        assert name not in out
+    assert len(out.splitlines()) == len(plain.splitlines())
+    lines = [json.loads(line) for line in out.splitlines()]
+    orders = [line["action"] for line in lines if line["kind"] == "action"]
+    assert {order["trainer"] for order in orders if "trainer" in order} == {"trainer-1"}
+
+
+def test_names_that_are_words_of_ours() -> None:
+    """A trainer called "pause": its name goes, the order's meaning stays. Addresses and paths go from free text."""
+    told = {
+        "kind": "action",
+        "action": {"kind": "TriggerCheckpoint", "trainer": "pause", "after": "pause", "outage": "b0075678-9"},
+        "boots": ["b0075678-aaaa"],
+        "because": "pause, at 10.0.0.5 and fe80::1 (/srv/ckpt/x.bin): http://u:p@h/x, unix:/run/a b",
+        "numbers": {"who": "alice", "source": "snmp:rack-a.example"},
+    }
+    made = Scrub(told)(told)
+    assert made == {
+        "kind": "action",
+        "action": {"kind": "TriggerCheckpoint", "trainer": "trainer-1", "after": "pause", "outage": "outage-1"},
+        "boots": ["boot-1"],
+        "because": "trainer-1, at [address] and [address] ([path]): [url], [url] b",
+        "numbers": {"who": "person-1", "source": "source-1"},
+    }
+    assert Scrub(())(told) == told | {"because": "pause, at 10.0.0.5 and fe80::1 (/srv/ckpt/x.bin): [url], [url] b"}
+
+
+def test_all_outages_in_one_export(journals: dict[str, Path], run: Run, tmp_path: Path) -> None:
+    out = run("history", "export", "all", "--journal", journals["held"])[1]
+    path = tmp_path / "all.jsonl"
+    path.write_text(out * 2, encoding="utf-8")
+    told = json.loads(run("replay", path, "--json")[1])
+    assert len(told["outages"]) == 2
+    assert told["same"] is None
+    code, _, err = run("replay", path, "--outage", "nobody")
+    assert (code, "no outage 'nobody' in it" in err) == (64, True)
+
+
+def test_an_export_of_an_older_journal(journals: dict[str, Path], run: Run, tmp_path: Path) -> None:
+    """A reading in five seconds and no settings: replayed with what is told, and said to be coarse."""
+    path = tmp_path / "old.sqlite"
+    shutil.copy(journals["held"], path)
+    import sqlite3
+
+    with sqlite3.connect(path) as db:
+        db.execute("DROP TABLE recorded")
+        db.execute("PRAGMA user_version = 1")
+    db.close()
+    assert len(MIGRATIONS) == 2
+    out = run("history", "export", "last", "--journal", path)[1]
+    file = tmp_path / "old.jsonl"
+    file.write_text(out, encoding="utf-8")
+    code, out, _ = run("replay", file, "--table", "50:540,75:360,100:240", "--trainer", "llm:pause:20")
+    assert code == 0
+    assert "did not keep every reading" in out
+    assert "training was told to pause and checkpoint" in out
+
+
+# --- replay's options -------------------------------------------------------------------------------------------------
+
+
+def test_what_another_setting_would_have_done(journals: dict[str, Path], run: Run, tmp_path: Path) -> None:
+    """A larger reserve: training would have been paused earlier; told side by side, and by the exit status."""
+    path = tmp_path / "o.jsonl"
+    path.write_text(run("history", "export", "last", "--journal", journals["powered-off"])[1], encoding="utf-8")
+    config = tmp_path / "pg.yaml"
+    config.write_text(
+        "mode: armed\n"
+        "ups:\n  rack-b:\n    sources:\n      - {kind: snmp, host: 10.0.0.5, version: 2c}\n"
+        "    runtime_table: {50: 540, 75: 360, 100: 240}\n"
+        "budget: {reserve_s: 90}\n"
+        'trainers: [{name: llm, url: "unix:/run/x.sock", checkpoint_s: 20}]\n',
+        encoding="utf-8",
+    )
+    for words in (("replay", path, "--config", config), ("--config", config, "replay", path)):
+        code, out, _ = run(*words, "--diff")
+        assert code == 1
+        assert re.search(r"phase: pause and checkpoint +\+\d+\.\d s +\+\d+\.\d s +earlier by \d+\.\d s", out), out
+        assert f"settings: {config}" in out
+    told = json.loads(run("replay", path, "--config", config, "--diff", "--json")[1])
+    assert told["same"] is False
+    assert {each["verdict"] for each in told["outages"][0]["diff"]} >= {"earlier"}
+    config.write_text("mode: armde\n", encoding="utf-8")
+    code, _, err = run("replay", path, "--config", config)
+    assert (code, f"{config}:1:7" in err) == (78, True)
+
+
+WRONG = [
+    (("--table", "x"), "--table: 'x' is no LOAD:SECONDS"),
+    (("--table", "50:1,50:2"), "a load twice"),
+    (("--table", "50:-1"), "is no LOAD:SECONDS"),
+    (("--trainer", "llm"), "--trainer: 'llm' is no NAME:CONDUCT:SECONDS"),
+    (("--trainer", "llm:hope:3"), "(such as llm:pause:20; or exit, continue)"),
+    (("--trainer", "llm:pause:nan"), "is no NAME:CONDUCT:SECONDS"),
+    (("--diff",), "it does not say what was done"),
+]
+
+
+@pytest.mark.parametrize(("words", "told"), WRONG)
+def test_wrong_options_of_replay(words: tuple[str, ...], told: str, run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("t_s,output_source\n1,utility\n", encoding="utf-8")
+    code, out, err = run("replay", path, *words)
+    assert (code, out) == (64, "")
+    assert told in err
+    code, out, _ = run("replay", path, *words, "--json")
+    assert json.loads(out)["object"] == "error"
+
+
+def test_a_file_that_cannot_be_replayed_exits_65(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("t_s,output_source,runtime_s\n1,utility,NaN\n", encoding="utf-8")
+    code, out, err = run("replay", path)
+    assert (code, out) == (65, "")
+    assert f"{path}:2:3: runtime_s: expected a finite decimal number, found 'NaN' (empty: not told)" in err
+
+
+def test_hostile_names_do_not_reach_the_terminal(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("t_s,output_source,ups\n1,utility,\x1b[2J\n2,utility,b\n", encoding="utf-8")
+    code, out, err = run("replay", path, "--ups", "b")
+    assert (code, "\x1b" in out + err) == (0, False)
+
+
+def test_the_documented_objects_are_of_these_verbs() -> None:
+    for name, what in (("explain", "explanation"), ("history", "history"), ("replay", "replay")):
+        assert json.loads((REFERENCE / f"{name}.json").read_text(encoding="utf-8"))["object"] == what
