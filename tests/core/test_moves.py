@@ -144,7 +144,7 @@ def test_every_gate_asks_for_the_rest_of_a_checkpoint_that_is_still_written(eta_
     returned = step(POLICY, on_battery, says(101.0, "utility"))
     assert isinstance(returned.state.phase, Online)
     assert ("guard_started" in notes(returned)) is not opens
-    guarded = replace(at_100(Online(), writing, left=0.4, supply=Supply.UTILITY), rearm_checkpoint_at_s=150.0)
+    guarded = replace(at_100(Online(), writing, left=0.4, supply=Supply.UTILITY), guarded_since_s=41.0)
     assert ("guard_ended" in notes(step(POLICY, guarded, Tick(at_s=101.0)))) is opens
     boot = at_100(Recovery(outage=OUTAGE, began_s=50.0, clean=True), writing, left=0.4, supply=Supply.UTILITY)
     assert ("gate_opened" in notes(step(POLICY, boot, Tick(at_s=101.0)))) is opens
@@ -204,8 +204,17 @@ def test_who_did_not_hear_is_told_again_once_and_then_waited_for() -> None:
     failed = step(POLICY, online, Failed(at_s=101.0, action=order, took_s=1.0, reason="refused"))
     assert step(POLICY, failed.state, Tick(at_s=105.9)).actions == ()
     again = step(POLICY, failed.state, Tick(at_s=106.0))
-    assert [type(action) for action in again.actions] == [ResumeTrainer]
-    assert step(POLICY, again.state, Tick(at_s=107.0)).actions == ()
     (told,) = again.actions
+    assert isinstance(told, ResumeTrainer)
+    assert (told.trainer, told.outage, told.by_s) == ("a", "", 116.0)
+    assert step(POLICY, again.state, Tick(at_s=107.0)).actions == ()
     heard = step(POLICY, again.state, Done(at_s=108.0, action=told, took_s=1.0))
     assert heard.state.trainers[0].resume_at_s is None
+
+
+def test_an_outage_begins_with_those_who_are_there_and_those_of_the_settings() -> None:
+    """One that was only found and died in the last outage would be waited for; one of the settings may come again."""
+    known = tuple(replace(PAUSES, name=name, alive=alive) for name, alive in (("a", False), ("b", True), ("c", False)))
+    at = Turn(POLICY, at_100(Online(), *known), 100.0)
+    trainers.forget_outage(at)
+    assert [t.name for t in at.state.trainers] == ["a", "b"]
