@@ -2,12 +2,35 @@
 
 import argparse
 import json
-from typing import Any
+from typing import Any, Final
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get
 from powerguard.cli.operate import EX_DOWN, Subparsers, fail
 from powerguard.cli.render import Paint, clean, duration, table
 from powerguard.cli.status import describe_step
+
+EX_USAGE: Final = 64
+_SIZE_OPTIONS: Final = (
+    ("--params", "N", "size of the model: 70B, 650M"),
+    ("--bytes-per-param", "N", "bytes of each parameter in the checkpoint (16: Adam, mixed precision, all states)"),
+    ("--hosts", "N", "hosts over which --params or --bytes are written (1)"),
+    ("--bytes", "SIZE", "size of the checkpoint: 8.5GB"),
+    ("--disk", "RATE", "how fast it is written: 0.4GB/s (counted twice as long until it was measured)"),
+    ("--checkpoint-s", "S", "seconds that a checkpoint was measured to take"),
+    ("--load-w", "W", "what the UPS carries while training: 4500W, 4.5kW"),
+    ("--load-pct", "PCT", "the same, in percent of its rating (100)"),
+    ("--paused-w", "W", "what it carries while training is paused"),
+    ("--paused-pct", "PCT", "the same, in percent of its rating (0.6 of the load)"),
+    ("--ups", "MODEL", "a model that is known, such as 'APC SRT 6000VA'"),
+    ("--models", "FILE", "your own models (/etc/powerguard/ups-models.yaml)"),
+    ("--table", "PCT:S,...", "runtime of a new battery by load, of the data sheet: 50:540,75:360,100:240"),
+    ("--battery-wh", "WH", "instead, cautiously: energy of the battery as printed on it"),
+    ("--rating-w", "W", "rated watts of the UPS (not VA)"),
+    ("--health", "SHARE", "share of a new battery that this one holds (0.75)"),
+    ("--margin", "SHARE", "share of the energy that is not planned with (0.2)"),
+    ("--reserve-s", "S", "seconds in reserve after the power-off (60)"),
+    ("--stop-s", "S", "seconds that the host needs to stop (110)"),
+)
 
 
 def register(subparsers: Subparsers) -> None:
@@ -19,20 +42,44 @@ def register(subparsers: Subparsers) -> None:
         "that decide. Exit 0: a full stop fits; 1: it does not; 4: the daemon is down.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--picture", action="store_true", help="draw the budget as a bar over time")
+    parser.add_argument("--html", metavar="FILE", default=None, help="write a page with the energy left over time")
     add_options(parser, reads=True)
+    _add_size(parser)
     parser.set_defaults(run=run)
+
+
+def _add_size(parser: argparse.ArgumentParser) -> None:
+    size = parser.add_argument_group(
+        "is the battery large enough?",
+        "--size answers without a daemon, from the settings where there are some and from these options over them. "
+        "Exit 0: a full stop fits; 1: it does not.",
+    )
+    size.add_argument("--size", action="store_true", help="check the capacity of a site, and tell what would fix it")
+    size.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="settings")
+    for option, metavar, text in _SIZE_OPTIONS:
+        size.add_argument(option, metavar=metavar, default=None, help=text)
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
+    if args.size:
+        from powerguard.cli.size import run as run_size
+
+        return run_size(args)
+    alone = [option for option, _, _ in _SIZE_OPTIONS if getattr(args, option[2:].replace("-", "_")) is not None]
+    if alone:
+        return fail(args, "plan", f"{', '.join(alone)} only with --size", EX_USAGE)
     try:
         told = get(args, "/api/v1/plan")
     except (DownError, RefusedError) as error:
         return fail(args, "plan", str(error), EX_DOWN)
+    if args.html is not None and (trouble := _write(told, args.html)):
+        return fail(args, "plan", trouble, EX_USAGE)
     if args.json:
         print(json.dumps(told, indent=2))
     else:
-        print("\n".join(describe(told, Paint())))
+        print("\n".join(_picture(told) if args.picture else describe(told, Paint())))
     return (
         0
         if told["fits"] and not {"undersized", "not_protected"} & {reason["name"] for reason in told["reasons"]}
@@ -40,20 +87,59 @@ def run(args: argparse.Namespace) -> int:
     )
 
 
+def _picture(told: dict[str, Any]) -> list[str]:
+    from powerguard.cli import picture
+
+    lines = picture.text(picture.from_plan(told), Paint(), utf8=picture.is_utf8())
+    if not lines:
+        return ["Nothing to draw: nobody knows how long the battery lasts, or the host is shutting down."]
+    return [_when(told), *lines]
+
+
+def _when(told: dict[str, Any]) -> str:
+    return "If utility failed now:" if told["assumes_utility_fails_now"] else "From now, if nothing changes:"
+
+
+def _write(told: dict[str, Any], path: str) -> str:
+    """Write the page; return why not, or ""."""
+    from powerguard.cli import picture
+
+    rows = [(clean(term["name"]), _value(term), clean(term["source"])) for term in told["terms"]]
+    text = picture.page(
+        title=f"powerguard: the budget, {_when(told).rstrip(':').lower()}",
+        verdict=_verdict(told)[0],
+        mood={"green": "good", "yellow": "warn", "red": "bad"}[_verdict(told)[1]],
+        stretches=picture.from_plan(told),
+        notes=[clean(reason["text"]) for reason in told["reasons"]] + [describe_step(step) for step in told["next"]],
+        sections=(picture.Section("The terms", ("term", "value", "where it comes from"), rows, numbers=(1,)),),
+        footer=f"powerguard {clean(told['version'])}, plan; phase {clean(told['phase'])}, {clean(told['mode'])}.",
+    )
+    try:
+        with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs more than the verb itself
+            file.write(text)
+    except OSError as error:
+        return f"--html: {path}: {error.strerror}"
+    return ""
+
+
+def _verdict(told: dict[str, Any]) -> tuple[str, str]:
+    """Return the verdict as a sentence, and its colour."""
+    slack = duration(told["slack_s"])
+    if told["slack_s"] is None:
+        return "Nobody knows how long the battery lasts.", "red"
+    if told["fits"] and told["grade"] != "full":
+        return f"Only a {clean(told['grade'])} stop fits, with {slack} of slack.", "yellow"
+    if told["fits"]:
+        return f"It fits, with {slack} of slack.", "green"
+    return f"It does not fit three quarters of the runtime: slack {slack}.", "red"
+
+
 def describe(told: dict[str, Any], paint: Paint) -> list[str]:
     """Return the plan as lines."""
     lines = [f"phase {clean(told['phase'])}, {clean(told['mode'])}", ""]
     lines += table([(clean(term["name"]), _value(term), clean(term["source"])) for term in told["terms"]], indent="")
     lines.append("")
-    slack = duration(told["slack_s"])
-    if told["slack_s"] is None:
-        lines.append(paint("Nobody knows how long the battery lasts.", "red"))
-    elif told["fits"] and told["grade"] != "full":
-        lines.append(paint(f"Only a {clean(told['grade'])} stop fits, with {slack} of slack.", "yellow"))
-    elif told["fits"]:
-        lines.append(paint(f"It fits, with {slack} of slack.", "green"))
-    else:
-        lines.append(paint(f"It does not fit three quarters of the runtime: slack {slack}.", "red"))
+    lines.append(paint(*_verdict(told)))
     for reason in told["reasons"]:
         lines.append(f"{paint('!', 'yellow')} {clean(reason['text'])}")
     lines.append("If utility failed now:" if told["assumes_utility_fails_now"] else "Next, if nothing changes:")

@@ -6,7 +6,16 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final, TextIO
 
-_CODES: Final = {"red": "31", "green": "32", "yellow": "33", "bold": "1", "dim": "2"}
+_CODES: Final = {
+    "red": "31",
+    "green": "32",
+    "yellow": "33",
+    "blue": "34",
+    "magenta": "35",
+    "cyan": "36",
+    "bold": "1",
+    "dim": "2",
+}
 
 
 def clean(value: object) -> str:
