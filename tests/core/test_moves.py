@@ -114,11 +114,11 @@ def test_the_story_says_how_long_until_a_cut() -> None:
 
 
 def test_a_load_that_has_not_fallen_is_told_beside_the_one_that_was_expected() -> None:
-    phase = replace(HOLD, paused_load=0.4, settle_by_s=101.0)
+    phase = replace(HOLD, paused_load=0.6, settle_by_s=101.0)
     durable = replace(PAUSES, durable=True, paused=True, told_pause=True)
     answer = step(POLICY, at_100(phase, durable), says(101.0))
     (note,) = (note for note in answer.notes if note.event == "load_not_fallen_raised")
-    assert note.because == "training was paused, the load is still 100 % (expected 40 %)"
+    assert note.because == "training was paused, the load is still 100 % (expected 60 %)"
 
 
 # --- While it lasts -----------------------------------------------------------------------------------------------
