@@ -1,7 +1,8 @@
 """What a daemon heard while an outage ran, packed small: every input of `step` that a replay needs.
 
 A reading a second for hours must not fill the journal. So several are one row, and of each only that is written which
-differs from the one before of its kind (of the same UPS and source, of the same trainer).
+differs from the one before of its kind (of the same UPS and source, of the same trainer); whose it is, only where that
+changes.
 """
 
 import dataclasses
@@ -64,6 +65,7 @@ def pack(heard: Heard) -> str:
     dropped = heard.dropped
     events: list[dict[str, object]] = []
     known: dict[tuple[object, ...], dict[str, object]] = {}
+    last: tuple[object, ...] = ()
     for event in heard.events:
         try:
             plain = plain_of(event)
@@ -73,8 +75,10 @@ def pack(heard: Heard) -> str:
         whose = _whose(plain)
         before = known.get(whose) or _defaults(event)
         known[whose] = plain
+        told = () if whose == last else (KIND, *_WHOSE)
+        last = whose
         same = {name for name, value in plain.items() if name in before and before[name] == value}
-        events.append({name: value for name, value in plain.items() if name not in same or name in (KIND, *_WHOSE)})
+        events.append({name: value for name, value in plain.items() if name not in same or name in told})
     row: dict[str, object] = {"events": events}
     if heard.start is not None:
         try:
@@ -106,16 +110,17 @@ def unpack(outage: str, text: str) -> Heard:
     dropped = found if isinstance(found, int) else 0
     events: list[Event] = []
     known: dict[tuple[object, ...], dict[str, object]] = {}
+    whose: tuple[object, ...] = ()
     packed = row.get("events")
     for each in packed if isinstance(packed, list) else ():
         if not isinstance(each, dict):
             dropped += 1
             continue
-        whose = _whose(each)
+        whose = _whose(each) if KIND in each else whose
         plain = known.get(whose, {}) | each
         known[whose] = plain
         try:
-            events.append(from_plain(plain, Event))
+            events.append(cast("Event", from_plain(plain, Event)))
         except PlainError:
             dropped += 1
     start = None
