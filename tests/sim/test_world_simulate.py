@@ -1,0 +1,237 @@
+"""`powerguard simulate`: what it prints, how it exits, and the large runs in which nothing may be violated."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerguard.cli.main import main
+from powerguard.sim.world.many import play_many
+from powerguard.sim.world.reference import page
+from powerguard.sim.world.report import Options, Sample, report
+from powerguard.sim.world.run import Result
+from powerguard.sim.world.site import Site, load
+
+ROOT = Path(__file__).parents[2]
+KEYS = {
+    "outages",
+    "excess_s_mean",
+    "excess_s_p95",
+    "rollback_s_mean",
+    "planning_dirty",
+    "physics_dirty",
+    "shutdowns",
+    "needless",
+    "stranded",
+    "invariant_violations",
+}
+
+
+def simulate(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    try:
+        status = main(["simulate", *words])
+    except SystemExit as ended:
+        status = int(ended.code or 0)
+    told = capsys.readouterr()
+    return status, told.out, told.err
+
+
+def told_by(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    status, out, _ = simulate(capsys, *words, "--json", "--jobs", "1")
+    assert status == 0
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+# --- What it prints --------------------------------------------------------------------------------------------------
+
+
+def test_the_object_is_the_one_in_the_reference(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever programs against docs/reference/simulate.json finds these keys, and these very numbers."""
+    example = json.loads((ROOT / "docs/reference/simulate.json").read_text(encoding="utf-8"))
+    told = told_by(capsys, "--seed", "300", "--outages", "40", "--policy", "nut", "--no-faults")
+    assert told == example
+    assert set(told) >= KEYS
+
+
+def test_the_reference_is_made_from_the_code() -> None:
+    """python -m powerguard.sim.world.reference > docs/reference/simulate.md"""
+    written = (ROOT / "docs/reference/simulate.md").read_text(encoding="utf-8")
+    assert written == page()
+    assert all(f"{key}" in written for key in KEYS)
+
+
+def test_people_get_it_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = simulate(capsys, "--outages", "3", "--seed", "5", "--policy", "fixed")
+    assert (status, err) == (0, "")
+    assert "3 outages from seed 5, with faults, policy fixed, level core" in out
+    assert re.search(r"shut down +\d \(\d+\.\d\d %\)", out)
+
+
+def test_a_run_is_its_outages_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """The third outage of seed 20 is the outage of seed 22: so one line plays any of them again."""
+    whole = told_by(capsys, "--seed", "20", "--outages", "3", "--policy", "nut")
+    alone = [told_by(capsys, "--seed", str(seed), "--outages", "1", "--policy", "nut") for seed in (20, 21, 22)]
+    assert whole["loss_s_mean"] == pytest.approx(sum(one["loss_s_mean"] for one in alone) / 3, abs=0.01)
+    for key in ("planning_dirty", "physics_dirty", "shutdowns", "needless", "stranded"):
+        assert whole[key] == sum(one[key] for one in alone)
+
+
+def test_many_processes_change_nothing() -> None:
+    """Split over two interpreters, or played in this one: the same samples; and the progress is told."""
+    options = Options(seed=1, outages=120, policy="nut")
+    seen: list[int] = []
+    spread = play_many(Site(), options, jobs=2, tell=seen.append)
+    assert sorted(spread) == sorted(play_many(Site(), options, jobs=1))
+    assert seen == sorted(seen)
+    assert seen[-1] == 120
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["--outages", "0"], "must be a whole number from 1 on, got '0'"),
+        (["--seed", "-1"], "must be a whole number from 0 on, got '-1'"),
+        (["--seed", "1.5"], "must be a whole number from 0 on, got '1.5'"),
+        (["--jobs", "none"], "must be a whole number from 1 on"),
+        (["--policy", "luck"], "invalid choice: 'luck'"),
+        (["--level", "hardware"], "invalid choice: 'hardware'"),
+        (["--level", "loop", "--policy", "nut"], "plays powerguard itself only"),
+    ],
+)
+def test_wrong_options_are_told(capsys: pytest.CaptureFixture[str], words: Sequence[str], wanted: str) -> None:
+    status, out, err = simulate(capsys, *words)
+    assert (status, out) == (64, "")
+    assert wanted in err
+
+
+# --- The site file ---------------------------------------------------------------------------------------------------
+
+
+def test_a_site_changes_what_it_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A battery for a day: nobody has to shut down any more. The file is named in the reproduction and the object."""
+    file = tmp_path / "site.yaml"
+    file.write_text("ups:\n  runtime_table: {50: 90000, 100: 80000}\n  bad_cell_share: 0\n", encoding="utf-8")
+    told = told_by(capsys, "--site", str(file), "--outages", "10", "--no-faults")
+    assert (told["shutdowns"], told["planning_dirty"], told["site"]) == (0, 0, str(file))
+    assert load(file).host == Site().host
+
+
+def test_the_site_of_the_guide_is_one(tmp_path: Path) -> None:
+    guide = (ROOT / "docs/guides/simulator.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```yaml\n(.*?)```", guide, flags=re.DOTALL)
+    assert len(blocks) == 1
+    file = tmp_path / "site.yaml"
+    file.write_text(blocks[0], encoding="utf-8")
+    site = load(file)
+    assert (site.ups.runtime_table[50.0], site.drill.done, len(site.outage.bins)) == (900.0, True, 2)
+
+
+def test_an_empty_site_is_the_default(tmp_path: Path) -> None:
+    file = tmp_path / "site.yaml"
+    file.write_text("# nothing yet\n", encoding="utf-8")
+    assert load(file) == Site()
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("ups:\n  health: [0.6, 1.4]\n", "site.yaml:2:"),
+        ("host:\n  laod: 0.5\n", "did you mean 'load'?"),
+        ("trainer:\n  checkpoint_median_s: '20'\n", "site.yaml:2:"),
+        ("outage:\n  bins: [{from_s: 60, to_s: 1, share: 1}]\n", "to_s must not be below from_s"),
+        ("outage:\n  bins: [{from_s: 1, to_s: 2, share: 0}]\n", "at least one share must be above 0"),
+        ("outage:\n  sag_s: [0, 1]\n", "both above 0"),
+        ("- 1\n", "must be a map of sections"),
+        ("ups: {health: [1, 1]\n", "site.yaml:"),
+    ],
+)
+def test_mistakes_in_a_site_are_told_with_their_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, wanted: str
+) -> None:
+    file = tmp_path / "site.yaml"
+    file.write_text(text, encoding="utf-8")
+    status, out, err = simulate(capsys, "--site", str(file))
+    assert (status, out) == (78, "")
+    assert wanted in err
+    assert str(file) in err
+    assert "Traceback" not in err
+
+
+def test_a_site_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = simulate(capsys, "--site", "/nowhere/site.yaml")
+    assert status == 78
+    assert "/nowhere/site.yaml" in err
+
+
+# --- The report ------------------------------------------------------------------------------------------------------
+
+
+def some(seed: int, excess_s: float = 0.0) -> Sample:
+    return Sample(
+        seed=seed,
+        excess_s=excess_s,
+        loss_s=excess_s,
+        rollback_s=0.0,
+        planning_dirty=False,
+        physics_dirty=False,
+        shutdown=False,
+        needless=False,
+        stranded=False,
+        gate_wait_s=0.0,
+        violations=(),
+    )
+
+
+def test_sums_are_of_outages() -> None:
+    """Mean and 95th percentile of 1 to 100; what happened is counted once for each outage."""
+    samples = [some(seed, float(seed))._replace(shutdown=seed % 2 == 0) for seed in range(100, 0, -1)]
+    told = report(samples, Options(seed=1, outages=100))
+    assert (told["outages"], told["excess_s_mean"], told["excess_s_p95"], told["shutdowns"]) == (100, 50.5, 96.0, 50)
+    assert (told["schema_version"], told["object"], told["invariant_violations"]) == (1, "simulate", [])
+
+
+def test_a_violation_comes_with_the_line_that_plays_it_again() -> None:
+    options = Options(seed=1, outages=9, policy="powerguard", faults=False, site="'my site.yaml'", level="loop")
+    violated = some(4)._replace(violations=("a grade only goes down",))
+    told = report([violated, some(5)._replace(planning_dirty=True)], options)
+    line = "powerguard simulate --seed {} --outages 1 --no-faults --site 'my site.yaml' --level loop"
+    assert told["invariant_violations"] == [
+        {"seed": 4, "violation": "a grade only goes down", "reproduce": line.format(4)}
+    ]
+    assert told["planning_dirty_outages"] == [{"seed": 5, "reproduce": line.format(5)}]
+    assert "--policy nut" in Options(seed=1, outages=1, policy="nut").reproduce(7)
+
+
+def test_a_result_says_whose_fault_it_was() -> None:
+    result = Result(seed=1, dirty=[(5.0, "physics"), (9.0, "planning")])
+    assert (result.dirty_by("physics"), result.dirty_by("planning")) == (True, True)
+    assert not Result(seed=1).dirty_by("planning")
+
+
+# --- The large runs --------------------------------------------------------------------------------------------------
+
+
+def all_is_well(samples: list[Sample], options: Options) -> None:
+    told = report(samples, options)
+    assert told["outages"] == options.outages
+    assert told["invariant_violations"] == []
+    assert told["planning_dirty_outages"] == []
+    assert told["shutdowns"] > 0, "a world in which nothing happens proves nothing"
+
+
+@pytest.mark.parametrize("seed", [1, 501, 1001, 1501])
+def test_two_thousand_outages_with_faults(seed: int) -> None:
+    """No invariant violated, and no power lost that planning could have avoided (in four parts, for two cores)."""
+    options = Options(seed=seed, outages=500)
+    all_is_well(play_many(Site(), options, jobs=1), options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10_000, 110_000, 10_000))
+def test_a_hundred_thousand_outages_with_faults(seed: int) -> None:
+    options = Options(seed=seed, outages=10_000)
+    all_is_well(play_many(Site(), options), options)
