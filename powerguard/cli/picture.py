@@ -103,7 +103,7 @@ def levels_of(stretches: Sequence[Stretch]) -> tuple[Level, ...]:
     words = {
         "checkpoint": "pause and checkpoint",
         "stop": "power-off (commit)",
-        "margin": "not planned with below",
+        "margin": "margin",
     }
     return tuple(
         Level(each.left, f"{words[each.name]}: {100 * each.left:.0f} %") for each in stretches if each.name in words
@@ -189,13 +189,14 @@ body { margin: 0 auto; padding: 1.5rem 1rem 3rem; max-width: 60rem; background: 
 h1 { font-size: 1.35rem; margin: 0 0 .3rem; } h2 { font-size: 1.05rem; margin: 1.8rem 0 .4rem; }
 .verdict { font-size: 1.1rem; font-weight: 600; margin: 0 0 1rem; }
 .good { color: var(--good); } .warn { color: var(--warn); } .bad { color: var(--bad); }
-svg { width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; fill: var(--ink); }
+.scroll { overflow-x: auto; } svg { width: 100%; min-width: 34rem; height: auto; }
+svg text { font: 12px system-ui, sans-serif; fill: var(--ink); }
 svg .soft { fill: var(--soft); } svg .grid { stroke: var(--line); } svg .fall { stroke: var(--ink); fill: none;
   stroke-width: 2; } svg .level { stroke: var(--ink); stroke-dasharray: 5 4; opacity: .55; }
 svg .halo { stroke: var(--page); stroke-width: 4px; paint-order: stroke; stroke-linejoin: round; }
 table { border-collapse: collapse; width: 100%; } th, td { text-align: left; padding: .25rem .7rem .25rem 0;
-  border-bottom: 1px solid var(--line); vertical-align: top; overflow-wrap: anywhere; }
-th { font-weight: 600; } td.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+  border-bottom: 1px solid var(--line); vertical-align: top; overflow-wrap: break-word; }
+th { font-weight: 600; } td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .soft, footer { color: var(--soft); } .swatch { display: inline-block; width: .8em; height: .8em; margin-right: .5em; }
 ul { padding-left: 1.2rem; }
 """
@@ -320,7 +321,7 @@ def page(
     style = _STYLE.replace("LIGHT", light).replace("DARK", dark)
     body = [f"<h1>{html.escape(title)}</h1>", f'<p class="verdict {mood}">{html.escape(verdict)}</p>']
     if stretches:
-        body += [svg(stretches), _legend(stretches)]
+        body += [_scrolls(svg(stretches)), _scrolls(_legend(stretches))]
     if notes:
         body.append("<ul>" + "".join(f"<li>{html.escape(note)}</li>" for note in notes) + "</ul>")
     body += [_table(section) for section in sections if section.rows]
@@ -342,12 +343,16 @@ def _legend(stretches: Sequence[Stretch]) -> str:
         left = f"{100 * each.left:.1f} -> {100 * each.left_after:.1f} %"
         numbers = "".join(f'<td class="n">{html.escape(cell)}</td>' for cell in (*cells, left))
         rows.append(f"<tr><td>{swatch}{html.escape(_LOOKS[each.name].words)}</td>{numbers}</tr>")
-    head = "".join(f"<th>{word}</th>" for word in ("what", "from", "for", "load", "energy left"))
+    words = ("from", "for", "load", "energy left")
+    head = "<th>what happens</th>" + "".join(f'<th class="n">{word}</th>' for word in words)
     return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
 
 
 def _table(section: Section) -> str:
-    head = "".join(f"<th>{html.escape(word)}</th>" for word in section.head)
+    head = "".join(
+        f'<th class="n">{html.escape(word)}</th>' if at in section.numbers else f"<th>{html.escape(word)}</th>"
+        for at, word in enumerate(section.head)
+    )
     rows = "".join(
         "<tr>"
         + "".join(
@@ -357,4 +362,9 @@ def _table(section: Section) -> str:
         + "</tr>"
         for row in section.rows
     )
-    return f"<h2>{html.escape(section.title)}</h2><table><tr>{head}</tr>{rows}</table>"
+    return f"<h2>{html.escape(section.title)}</h2>" + _scrolls(f"<table><tr>{head}</tr>{rows}</table>")
+
+
+def _scrolls(wide: str) -> str:
+    """On a phone the picture scrolls, not the page."""
+    return f'<div class="scroll">{wide}</div>'

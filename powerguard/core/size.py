@@ -43,9 +43,9 @@ def nameplate_table(battery_wh: float, rating_w: float) -> tuple[tuple[float, fl
     Peukert's law from the 20-hour rate, 90 % inverter efficiency, and 4 % of the rating for the UPS itself.
 
     Held against the makers' figures (runtime by VA in the manual of the APC Smart-UPS 420, 650, 1000 and 1400, section
-    13; nameplates 84, 144, 288 and 408 Wh) it is 11 to 45 % short from 20 % load upwards, and never long; exponent 1.30
-    is 7 % long at one of them. Given the energy that meets its 240 s at full load, it says 347 s and 582 s where an SRT
-    6000VA has 360 s and 540 s, at 75 % and 50 %. A data sheet's table is always worth more.
+    13; nameplates 84, 144, 288 and 408 Wh) it is 10 to 52 % short, and never long; exponent 1.30 is 7 % long at one of
+    them. Given the energy that meets its 240 s at full load, it says 348 s and 581 s where an SRT 6000VA has 360 s and
+    540 s, at 75 % and 50 %. A data sheet's table is always worth more.
     """
     rate_w = battery_wh * NAMEPLATE_EFFICIENCY / _RATED_H
     return tuple(
@@ -152,7 +152,7 @@ class Fix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """The whole answer. course: None without a runtime table. fixes: empty where it fits, and where nothing alone helps."""
+    """The whole answer. course: None without a runtime table. fixes: empty where it fits or nothing alone helps."""
 
     site: Site
     budget: Budget

@@ -1,0 +1,347 @@
+"""The capacity check says what the machine does: its verdicts, times and fixes, held against the real rules."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from powerguard.core import budget as sums
+from powerguard.core import plan
+from powerguard.core.events import Grade
+from powerguard.core.model import EmergencyCheckpoint, Outage, Policy
+from powerguard.core.size import (
+    LEAST_RESERVE_S,
+    MOST_BATTERY,
+    Lever,
+    Site,
+    Verdict,
+    changed,
+    nameplate_table,
+    policy_of,
+    size,
+    state_at,
+    works,
+)
+from tests.core.play import Player
+
+SRT = ((0.5, 540.0), (0.75, 360.0), (1.0, 240.0))
+"""APC SRT 6000VA: 9, 6 and 4 minutes at 50, 75 and 100 % load."""
+
+
+def site(load: float = 0.75, paused: float = 0.6, checkpoint_s: float = 20.0, **fields: object) -> Site:
+    """A site with an SRT 6000VA. paused: as a share of the load."""
+    made = Policy(**{"boot_id": "b", "ups": "u", "runtime_table": SRT, "rating_w": 6000.0, **fields})  # type: ignore[arg-type]
+    return Site(policy=made, load=load, load_paused=load * paused, checkpoint_s=checkpoint_s)
+
+
+def sites() -> st.SearchStrategy[Site]:
+    """Sites of all kinds: far too small, just so, far too large."""
+
+    def make(base_s: float, k: float, load: float, paused: float, checkpoint_s: float, policy: Policy) -> Site:
+        table = tuple((x, base_s * float(x**-k)) for x in (0.25, 0.5, 1.0))
+        return Site(
+            policy=replace(policy, runtime_table=table),
+            load=load,
+            load_paused=load * paused,
+            checkpoint_s=checkpoint_s,
+        )
+
+    policies = st.builds(
+        lambda health, margin, reserve_s, stop_s, off_s: Policy(
+            boot_id="b",
+            ups="u",
+            health=health,
+            margin=margin,
+            reserve_s=reserve_s,
+            stop_q95_s=stop_s,
+            stop_median_s=min(45.0, stop_s),
+            ups_off_s=off_s,
+        ),
+        st.floats(0.2, 1.0),
+        st.floats(0.0, 0.5),
+        st.floats(0.0, 120.0),
+        st.floats(5.0, 110.0),
+        st.sampled_from((0.0, 30.0)),
+    )
+    return st.builds(
+        make,
+        st.floats(30.0, 1500.0),
+        st.floats(1.0, 1.46),
+        st.floats(0.1, 1.0),
+        st.floats(0.2, 1.0),
+        st.floats(1.0, 400.0),
+        policies,
+    )
+
+
+# --- By hand ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_example_by_hand() -> None:
+    """SRT 6000VA, 20 % margin, 60 s reserve, 8.5 GB in 20 s, 75 % load, health and paused load as presumed.
+
+    Paused: 45 % load, below the table: 540 x 0.54 / 0.49 = 595.10 s. Usable: min(0.8 x 0.75, 0.75 - 0.1) = 0.6.
+    Allowed: 0.75 x 0.6 x 595.10 = 267.80 s. Needed: 20 + 110 + 60 = 190 s. The emergency comes at
+    190 / 0.75 / 595.10 / 0.8 = 53.21 %, after (0.75 - 0.5321) x 360 = 78.44 s; the commit at
+    170 / 595.10 + 0.1 = 38.57 %, (0.5321 - 0.3857) x 595.10 = 87.16 s later.
+    """
+    told = size(site())
+    assert told.verdict is Verdict.FULL
+    assert told.fixes == ()
+    full, short, bare = told.grades
+    assert (full.need_s, short.need_s, bare.need_s) == (190.0, 85.0, 30.0)
+    assert full.spare_s == pytest.approx(77.80, abs=0.01)
+    assert told.course is not None
+    assert told.course.training_s == pytest.approx(78.44, abs=0.01)
+    assert told.course.durable_s == pytest.approx(98.44, abs=0.01)
+    assert told.course.commit_s == pytest.approx(165.59, abs=0.01)
+    assert told.course.emergency_left == pytest.approx(0.5321, abs=1e-4)
+    assert told.course.commit_left == pytest.approx(0.3857, abs=1e-4)
+    assert [stage.name for stage in told.course.stages] == [
+        "training",
+        "checkpoint",
+        "holding",
+        "stop",
+        "reserve",
+        "margin",
+    ]
+
+
+def test_short_by_seven_seconds_and_a_half() -> None:
+    """Full load, 40 s: 0.75 x 0.6 x 450 = 202.5 s for 210 s. Every fix is the hand-computed one, on the safe side."""
+    told = size(site(load=1.0, checkpoint_s=40.0))
+    assert told.verdict is Verdict.SHORT
+    assert told.grades[0].spare_s == pytest.approx(-7.5)
+    fixes = {fix.lever: fix.value for fix in told.fixes}
+    # 210 / 0.45 = 466.67 s are needed at the paused load, which the table has at 0.6 x 450 / 466.67 = 0.5786.
+    assert fixes == {
+        Lever.CHECKPOINT: 32.5,
+        Lever.LOAD: 0.964,
+        Lever.PAUSED_LOAD: 0.578,
+        Lever.BATTERY: 1.04,
+        Lever.HEALTH: 0.78,
+        Lever.RESERVE: 52.0,
+        Lever.STOP: 102.0,
+    }
+
+
+def test_an_overloaded_ups_is_no_question_of_seconds() -> None:
+    """10.2 kW on 6 kW: whatever the battery, only a smaller load helps."""
+    told = size(site(load=1.7, paused=0.1, checkpoint_s=1.0))
+    assert told.verdict is Verdict.OVERLOAD
+    assert [fix.lever for fix in told.fixes] == [Lever.LOAD]
+    assert told.fixes[0].value <= 1.0
+
+
+def test_nobody_knows_the_battery() -> None:
+    """No table: no verdict in its favour, no course, no fix."""
+    told = size(site(runtime_table=()))
+    assert (told.verdict, told.course, told.fixes) == (Verdict.NONE, None, ())
+
+
+# --- What it says is what the rules do --------------------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None)
+@given(sites())
+def test_the_verdict_is_the_grade_that_an_outage_begins_with(given_site: Site) -> None:
+    """One judgement, whoever asks: the verdict, the spare seconds, and the grade of `budget` for the same state."""
+    told = size(given_site)
+    state = state_at(given_site, 0.0)
+    now = plan.outage_budget(policy_of(given_site), state, 0.0)
+    best = next((each.grade for each in told.grades if each.fits), None)
+    assert now.grade is (best or Grade.BARE)
+    assert now.fits is (best is not None)
+    assert told.verdict.value == ("none" if best is None else best.value)
+    for each in told.grades:
+        assert each.fits is (each.spare_s >= 0.0) or abs(each.spare_s) < 1e-6
+    assert works(given_site) is (told.verdict is Verdict.FULL)
+
+
+def _first(rule: object, begin_s: float, end_s: float, step_s: float = 0.25) -> float:
+    """When a rule first comes true, looked at four times a second; infinite where it does not."""
+    assert callable(rule)
+    count = math.ceil((end_s - begin_s) / step_s) + 1
+    return next((begin_s + at * step_s for at in range(count) if rule(begin_s + at * step_s)), math.inf)
+
+
+@settings(max_examples=40, deadline=None)
+@given(sites())
+def test_training_ends_when_the_rule_says_so(given_site: Site) -> None:
+    """Step by step through `plan.checkpoint_due`: the emergency comes within one step of what was told."""
+    policy = policy_of(given_site)
+    course = size(given_site).course
+    assert course is not None
+
+    def due(at_s: float) -> bool:
+        state = state_at(given_site, at_s)
+        return bool(plan.checkpoint_due(policy, state, plan.outage_budget(policy, state, at_s), at_s))
+
+    found_s = _first(due, 0.0, course.training_s + 2.0)
+    assert course.training_s - 1e-6 <= found_s <= course.training_s + 0.25 + 1e-6
+
+
+@settings(max_examples=40, deadline=None)
+@given(sites())
+def test_the_commit_is_when_the_rule_says_so(given_site: Site) -> None:
+    """Step by step through `plan.commit_due` from the pause on, with the load that a pause leaves."""
+    policy = policy_of(given_site)
+    course = size(given_site).course
+    assert course is not None
+    began = state_at(given_site, course.training_s)
+    outage = Outage(
+        id="o",
+        since_s=0.0,
+        grade=plan.outage_budget(policy, began, course.training_s).grade,
+        load_at_start=given_site.load,
+    )
+
+    def due(at_s: float) -> bool:
+        battery = replace(began.battery, load=given_site.load_paused)
+        trainer = replace(
+            began.trainers[0],
+            paused=True,
+            told_pause=True,
+            order="1",
+            ordered_at_s=course.training_s,
+            eta_at_s=course.durable_s,
+            durable=at_s >= course.durable_s,
+        )
+        state = replace(
+            began,
+            phase=EmergencyCheckpoint(outage=outage, began_s=course.training_s, because="budget"),
+            battery=sums.advance(policy, battery, at_s, draining=True),
+            trainers=(trainer,),
+        )
+        return bool(plan.commit_due(policy, state, plan.outage_budget(policy, state, at_s), at_s))
+
+    found_s = _first(due, course.training_s, course.commit_s + 2.0)
+    assert course.commit_s - 1e-6 <= found_s <= course.commit_s + 0.25 + 1e-6
+    assert course.durable is (course.durable_s <= course.commit_s)
+
+
+@settings(max_examples=100, deadline=None)
+@given(sites())
+def test_the_stages_are_the_battery_from_full_to_empty(given_site: Site) -> None:
+    """End to end, each as long as its energy lasts at its load: nothing is planned with twice, nothing is lost."""
+    course = size(given_site).course
+    assert course is not None
+    at_s, left = 0.0, given_site.policy.health
+    for stage in course.stages:
+        assert (stage.begins_s, stage.left) == (pytest.approx(at_s), pytest.approx(left))
+        tau_s = sums.tau_s(given_site.policy.runtime_table, stage.load)
+        assert stage.left - stage.left_after == pytest.approx(stage.lasts_s / tau_s, rel=1e-6, abs=1e-9)
+        at_s, left = at_s + stage.lasts_s, stage.left_after
+    assert left == pytest.approx(0.0, abs=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(sites())
+def test_every_fix_is_enough_and_none_is_much_too_large(given_site: Site) -> None:
+    """What is told really makes a full stop fit, and a little less of it does not."""
+    grain = {Lever.CHECKPOINT: 0.2, Lever.LOAD: 0.002, Lever.PAUSED_LOAD: 0.002, Lever.BATTERY: 0.02}
+    grain |= {Lever.HEALTH: 0.02, Lever.RESERVE: 2.0, Lever.STOP: 2.0}
+    told = size(given_site)
+    assert (told.fixes == ()) or told.verdict is not Verdict.FULL
+    for fix in told.fixes:
+        assert works(changed(given_site, fix.lever, fix.value))
+        back = fix.value + math.copysign(grain[fix.lever], fix.now - fix.value)
+        if abs(fix.now - fix.value) > grain[fix.lever]:
+            assert not works(changed(given_site, fix.lever, back))
+        assert not (fix.lever is Lever.RESERVE and fix.value < LEAST_RESERVE_S)
+        assert not (fix.lever is Lever.BATTERY and fix.value > MOST_BATTERY)
+
+
+@settings(max_examples=40, deadline=None)
+@given(sites(), st.sampled_from(tuple(Lever)))
+def test_a_lever_that_is_not_told_does_not_help(given_site: Site, lever: Lever) -> None:
+    """As far as a lever may go, it is not enough: what is missing from the list is missing for a reason."""
+    told = size(given_site)
+    if told.verdict is Verdict.FULL or lever in {fix.lever for fix in told.fixes}:
+        return
+    limits = {Lever.CHECKPOINT: 1.0, Lever.LOAD: 0.05, Lever.PAUSED_LOAD: 0.05, Lever.BATTERY: MOST_BATTERY}
+    limits |= {Lever.HEALTH: 1.0, Lever.RESERVE: LEAST_RESERVE_S, Lever.STOP: 5.0}
+    policy = given_site.policy
+    now = {Lever.CHECKPOINT: given_site.checkpoint_s, Lever.RESERVE: policy.reserve_s, Lever.STOP: policy.stop_q95_s}
+    if lever in now and now[lever] <= limits[lever]:
+        return
+    assert not works(changed(given_site, lever, limits[lever]))
+
+
+# --- The whole machine ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("load", "checkpoint_s"), [(75, 20), (50, 60), (100, 20), (100, 40), (100, 120), (75, 300), (100, 400)]
+)
+def test_the_machine_does_what_was_told(load: int, checkpoint_s: int) -> None:
+    """A whole outage through `step`, a reading a second: each phase begins within 3 s of the forecast.
+
+    Two witnesses, one poll a second and the second look at the commit cost up to that much.
+    """
+    course = size(site(load=load / 100, checkpoint_s=checkpoint_s)).course
+    assert course is not None
+    player = Player()
+    table = ",".join(f"{100 * x:g}:{s:g}" for x, s in SRT)
+    player.line(f"policy table={table} trainer=llm:pause:{checkpoint_s}")
+    player.line(f"auto policy sync poweroff checkpoint={checkpoint_s}")
+    player.line("0 trainer llm")
+    player.line(f"1..3 utility load={load} charge=100")
+    began: dict[str, float] = {}
+    for second in range(4, 900):
+        paused = player.told is not None and player.told.phase in {"emergency_checkpoint", "holding"}
+        player.line(f"{second} battery load={0.6 * load if paused else load}")
+        assert player.told is not None
+        began.setdefault(player.told.phase, second - 4.0)
+        if player.told.phase == "shutdown":
+            break
+    assert began["emergency_checkpoint"] == pytest.approx(course.training_s, abs=3.0)
+    assert began["shutdown"] == pytest.approx(course.commit_s, abs=3.5)
+    assert ("holding" in began) is (course.durable and course.commit_s - course.durable_s > 3.5)
+    if "holding" in began:
+        assert began["holding"] == pytest.approx(course.durable_s, abs=3.0)
+
+
+# --- The nameplate ----------------------------------------------------------------------------------------------------
+
+MAKERS = (
+    # Wh of the nameplate, W of the rating, and (VA, minutes): APC Smart-UPS 420, 650, 1000 and 1400, user's manual,
+    # section 13 "How to determine on-battery run time", which counts 1.4 VA for a watt.
+    (84.0, 260.0, ((100, 21.0), (200, 10.0), (300, 6.2), (400, 4.3))),
+    (144.0, 410.0, ((200, 22.0), (400, 9.3), (600, 5.8))),
+    (288.0, 670.0, ((200, 47.0), (500, 14.0), (1000, 5.8))),
+    (408.0, 950.0, ((200, 99.0), (500, 29.0), (1000, 11.0))),
+)
+
+
+@pytest.mark.parametrize(("battery_wh", "rating_w", "points"), MAKERS)
+def test_a_nameplate_never_promises_more_than_the_maker(
+    battery_wh: float, rating_w: float, points: tuple[tuple[int, float], ...]
+) -> None:
+    """Cautious at every load in the maker's table, and within 55 % of it."""
+    table = nameplate_table(battery_wh, rating_w)
+    for load_va, minutes in points:
+        told_s = sums.tau_s(table, load_va / 1.4 / rating_w)
+        print(f"{rating_w:g} W, {load_va} VA: {told_s / 60:.1f} of {minutes:g} min")
+        assert 0.45 * 60.0 * minutes <= told_s <= 60.0 * minutes
+
+
+def test_the_shape_of_the_nameplate_is_that_of_a_known_table() -> None:
+    """With the energy that meets 240 s at full load, an SRT 6000VA's other two points are met within 8 %."""
+    table = dict(nameplate_table(2027.0, 6000.0))
+    assert table[1.0] == pytest.approx(240.0, rel=0.01)
+    assert table[0.75] == pytest.approx(360.0, rel=0.08)
+    assert table[0.5] == pytest.approx(540.0, rel=0.08)
+
+
+@given(st.floats(10.0, 2e7), st.floats(100.0, 2e6))
+def test_any_nameplate_gives_a_table_that_the_sums_can_use(battery_wh: float, rating_w: float) -> None:
+    """Ascending loads, no more seconds at more load, none negative, none beyond two days."""
+    table = nameplate_table(battery_wh, rating_w)
+    assert [load for load, _ in table] == sorted({load for load, _ in table})
+    for (_, longer_s), (_, shorter_s) in itertools.pairwise(table):
+        assert 0.0 < shorter_s <= longer_s <= 172800.0
+    assert math.isfinite(sums.tau_s(table, 0.05))
