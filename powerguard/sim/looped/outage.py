@@ -26,7 +26,7 @@ from powerguard.sim.world.world import UPS, World
 BEGIN_S = -40.0
 _BOOTED_S = 100_000.0
 _LOOK_S = 20.0
-_PATIENCE_S = 6 * 3600.0
+_PATIENCE_S = 1.5 * 3600.0
 _MOST_LIVES = 60
 _DRILLED = 0.5
 
@@ -92,13 +92,11 @@ def _remembered(scene: Scene, site: Site) -> State | None:
 
 
 class Outage:
-    """Plays one seed."""
+    """Plays one scene, with what breaks in it."""
 
-    def __init__(self, seed: int, site: Site, *, faults: bool, folder: Path) -> None:
+    def __init__(self, scene: Scene, mischief: Mischief, site: Site, folder: Path) -> None:
         """folder: empty, for the journals."""
-        self.scene = draw_scene(seed, site, faults=faults)
-        self.mischief: Mischief = draw_mischief(seed, faults=faults)
-        self.site = site
+        self.scene, self.mischief, self.site = scene, mischief, site
         self.world = World(self.scene, site, began_s=BEGIN_S)
         self.witness = Witness(self.world, self.mischief)
         self.settings = settings_of(self.scene, site)
@@ -259,7 +257,9 @@ def play(seed: int, site: Site, *, faults: bool) -> Told:
     memory = Path("/dev/shm")  # noqa: S108 - a folder of our own in it
     where = str(memory) if memory.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="pg-sim-", dir=where) as folder:
-        return Outage(seed, quick(site), faults=faults, folder=Path(folder)).play()
+        site = quick(site)
+        scene = draw_scene(seed, site, faults=faults)
+        return Outage(scene, draw_mischief(seed, faults=faults), site, Path(folder)).play()
 
 
 def quick(site: Site) -> Site:

@@ -45,6 +45,7 @@ TIMEOUT_S = 1.0
 MISSES = 3
 _LATE_S = 3.0
 _STRAY_S = 30.0
+_WRITE_S = 0.002
 
 
 class Life(Protocol):
@@ -304,7 +305,7 @@ def effectors(life: Life) -> dict[type[Action], Effector]:
 
 
 class SimDisk:
-    """The journal's disk, as an executor of its calls: it may hang, and the process may be killed beside it."""
+    """The journal's disk, as an executor of its calls: a little slow, at times hung, and killed beside the process."""
 
     def __init__(self, life: Life) -> None:
         """Everything has been written so far."""
@@ -312,23 +313,27 @@ class SimDisk:
         self._waiting: list[Callable[[], None]] = []
 
     def submit(self, call: Callable[[], None]) -> None:
-        """Do it here and now, as virtual time wants it, unless the disk hangs."""
+        """Do it soon, after what was there before."""
+        self._waiting.append(call)
+        if len(self._waiting) == 1:
+            self._next()
+
+    def _next(self) -> None:
+        now_s = self._life.world.now_s
+        until_s = max((end for begin, end in self._life.mischief.hung if begin <= now_s < end), default=now_s)
+        # Not at once: whoever does not wait for it must be seen to run ahead of it.
+        asyncio.get_running_loop().call_later(max(_WRITE_S, until_s - now_s), self._work)
+
+    def _work(self) -> None:
         life = self._life
         life.moment(Moment.WRITE_BEGINS)
         if life.dead:
             return
-        until_s = max((end for begin, end in life.mischief.hung if begin <= life.world.now_s < end), default=None)
-        if until_s is None and not self._waiting:
-            call()
-            life.moment(Moment.WRITE_ENDED)
-            return
-        self._waiting.append(call)
-        if until_s is not None and len(self._waiting) == 1:
-            asyncio.get_running_loop().call_later(until_s - life.world.now_s, self._recovered)
-
-    def _recovered(self) -> None:
-        while self._waiting and not self._life.dead:
-            self._waiting.pop(0)()
+        self._waiting[0]()
+        life.moment(Moment.WRITE_ENDED)
+        self._waiting.pop(0)
+        if self._waiting and not life.dead:
+            self._next()
 
     def close(self, limit_s: float) -> None:
         """Nothing to wait for: what hangs, hangs."""

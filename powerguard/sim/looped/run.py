@@ -8,6 +8,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Final
 
 from powerguard.sim.looped import outage, wired
+from powerguard.sim.world.bound import bound
 from powerguard.sim.world.many import Tell
 from powerguard.sim.world.oracle import best
 from powerguard.sim.world.report import Options, Sample
@@ -47,14 +48,15 @@ def play_many(site: Site, options: Options, *, jobs: int | None = None, tell: Te
 
 
 def one(seed: int, site: Site, *, faults: bool) -> Sample:
-    """Play one outage at the loop level, and set it against the best plan in hindsight."""
+    """Play one outage at the loop level, and set it against what would have been best."""
     told = outage.play(seed, site, faults=faults)
     quick = outage.quick(site)
-    least_s = best(draw(seed, quick, faults=faults), quick).loss_s
+    scene = draw(seed, quick, faults=faults)
     loss_s = max(0.0, told.lost_s - told.waited_s)
     return Sample(
         seed=seed,
-        excess_s=loss_s - least_s,
+        excess_s=max(0.0, loss_s - best(scene, quick).loss_s),
+        beyond_bound_s=max(0.0, loss_s - bound(scene, quick).loss_s),
         loss_s=loss_s,
         rollback_s=told.rollback_s,
         planning_dirty=told.planning_dirty,

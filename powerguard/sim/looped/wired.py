@@ -66,7 +66,7 @@ def draw(seed: int, *, faults: bool) -> Script:
 
 
 def _length_s(chance: Random) -> float:
-    return uniform(chance, chance.choice(((2.0, 3.5), (8.0, 10.0), (17.0, 22.0))))
+    return uniform(chance, chance.choice(((2.0, 3.5), (8.0, 10.0), (15.0, 18.0))))
 
 
 def _kills(seed: int) -> tuple[tuple[float, float], ...]:
@@ -167,7 +167,7 @@ class Outage:
         """Play it."""
         try:
             async with self._world() as (stage, ups, agent, config):
-                await rest(2.5)
+                await rest(1.5)
                 self.began_s = boottime_s()
                 watching = asyncio.get_running_loop().create_task(self._watch(stage, ups))
                 try:

@@ -20,7 +20,7 @@ from powerguard.core.events import (
     TriggerCheckpoint,
 )
 from powerguard.core.model import EmergencyCheckpoint, Holding, OnBattery, Online, Policy, Recovery, Shutdown, State
-from powerguard.core.table import phase_name
+from powerguard.core.table import TABLE, phase_name
 from powerguard.daemon.journal import Loaded
 from powerguard.sim.looped.mischief import Mischief
 from powerguard.sim.world.world import World
@@ -33,6 +33,7 @@ AGAIN_S = 13.0
 """From a word that was not heard to the next one."""
 PATIENCE_S = 600.0
 """Nothing that began in the dark pauses training so long after utility is back."""
+MINUTE_S = 60.0
 DWELL_S = 3.5
 """No battery that is full is so short that a dip of this length must pause training."""
 _CLOCK_S = 0.75
@@ -124,7 +125,9 @@ class Witness:
         if left is None or isinstance(left.phase, Online) or self._died_s - self._phase_since_s < 1.0:
             return
         phase = None if state is None else state.phase
-        if type(phase) is not type(left.phase) and not (isinstance(left.phase, Recovery) and isinstance(phase, Online)):
+        # A step ahead is well: what is durable becomes true only then.
+        ahead = any(old is type(left.phase) and new is type(phase) for (old, _), new in TABLE.items())
+        if type(phase) is not type(left.phase) and not ahead:
             held = "nothing" if phase is None else phase_name(phase)
             self.broke("journal_behind", f"the daemon died in {phase_name(left.phase)}, its journal holds {held}")
 
@@ -236,6 +239,9 @@ class Witness:
         told = gone_s is not None and gone_s > NEWS_S and self._was_told(gone_s + NEWS_S)
         if isinstance(phase, Recovery) and told:
             self.broke("resumed_on_battery", f"{kind} {gone_s:.1f} s after utility had gone again")
+        # Later than this nobody repeats any more what a return before that cut had ordered.
+        elif told and (gone_s or 0.0) > MINUTE_S and not self._mischief.people and isinstance(state.phase, OnBattery):
+            self.broke("resumed_on_battery", f"{kind} after {gone_s:.0f} s on battery")
 
     # --- What the daemon is -----------------------------------------------------------------------------------------
 

@@ -1,0 +1,345 @@
+"""The faults that are planted: what is replaced in which module, and within how many seeds the simulator finds it.
+
+Each is a slip that a person could make and a reader could miss. `within` is about three times what it took when it was
+written (docs/decisions/0042): seeds move with every change of the world, a fault that hides does not stay within it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+_KILLED: dict[str, Any] = {"faults": {"daemon_killed_share": 1.0}}
+_SILENT: dict[str, Any] = {"faults": {"source_lost_share": 1.0, "source_gone_share": 1.0}}
+_ORDERED: dict[str, Any] = {"faults": {"countdown_share": 1.0, "fsd_share": 0.0}}
+_FORCED: dict[str, Any] = {"faults": {"countdown_share": 0.0, "fsd_share": 1.0}}
+_WORN: dict[str, Any] = {"ups": {"health": [0.6, 0.7], "coulomb_share": 1.0, "bad_cell_share": 0.0}}
+_BLIND: dict[str, Any] = {
+    "ups": {"health": [0.6, 0.62], "coulomb_share": 1.0, "bad_cell_share": 0.0, "gauge_error": 0.0},
+    "host": {"stop_stuck_share": 1.0},
+    "faults": {"silent_field_share": 1.0},
+}
+_CAPPED: dict[str, Any] = {"drill": {"done": True, "cap": True}}
+
+
+_START = "        for action in answer.actions:\n            self._start(action)\n"
+
+FIRST = 20
+"""The first seed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plant:
+    """One fault. swaps: (text, what stands there instead), each text to be found once. level: "core" or "loop".
+
+    within: so many seeds, from FIRST on, find it. hint: the one that did when this was written; it is played first.
+    site: what the world has more of, so that the fault has something to meet.
+    """
+
+    name: str
+    module: str
+    swaps: tuple[tuple[str, str], ...]
+    level: str = "core"
+    within: int = 60
+    hint: int = FIRST
+    site: dict[str, Any] = field(default_factory=dict)
+
+
+PLANTS: tuple[Plant, ...] = (
+    # --- The account -------------------------------------------------------------------------------------------------
+    Plant(
+        name="charge_in_percent_instead_of_a_share",
+        module="powerguard.core.budget",
+        swaps=(("return told / 100.0 if told", "return told if told"),),
+        site=_WORN,
+    ),
+    Plant(
+        name="margin_dropped",
+        module="powerguard.core.budget",
+        swaps=(("min((1.0 - policy.margin) * left, left - policy.floor)", "left"),),
+        site=_WORN,
+    ),
+    Plant(
+        name="seconds_taken_for_minutes",
+        module="powerguard.core.budget",
+        swaps=(("    drain = gone_s / tau_s(", "    drain = gone_s / 60.0 / tau_s("),),
+        within=150,
+        site=_BLIND,
+    ),
+    Plant(
+        name="energy_never_counted",
+        module="powerguard.core.budget",
+        swaps=(
+            (
+                "    gone_s = now_s - battery.at_s\n    if gone_s <= 0.0:",
+                "    gone_s = now_s - battery.at_s\n    if True:",
+            ),
+        ),
+        within=150,
+        site=_BLIND,
+    ),
+    Plant(
+        name="health_believed_to_be_new",
+        module="powerguard.core.battery",
+        swaps=(("        return presumed\n", "        return 1.0\n"),),
+        site=_WORN,
+    ),
+    Plant(
+        name="used_forgotten_at_boot",
+        module="powerguard.core.recovery",
+        swaps=(("        used=old.battery.used,\n", "        used=None,\n"),),
+        level="loop",
+        within=20,
+    ),
+    Plant(
+        name="used_reset_at_a_restart",
+        module="powerguard.core.recovery",
+        swaps=(
+            (
+                "state = replace(stored.state, trainers=_known(policy, stored.state))",
+                "state = replace(stored.state, trainers=_known(policy, stored.state), battery=Battery(at_s=now_s))",
+            ),
+        ),
+        level="loop",
+        within=20,
+        hint=26,
+    ),
+    # --- Witnesses ---------------------------------------------------------------------------------------------------
+    Plant(
+        name="one_witness_enough",
+        module="powerguard.core.fusion",
+        swaps=(
+            ("        witness = supports_battery(reading)\n", '        witness = supports_battery(reading) or "one"\n'),
+        ),
+        level="loop",
+        within=60,
+    ),
+    Plant(
+        name="poll_not_repeated_before_the_latch",
+        module="powerguard.core.machine",
+        swaps=(
+            ("    if phase.due_at_s is None:\n        turn.set_phase", "    if False:\n        turn.set_phase"),
+            ("    if plan.may_latch(", "    if phase.due_at_s is None or plan.may_latch("),
+        ),
+    ),
+    Plant(
+        name="countdown_of_the_ups_ignored",
+        module="powerguard.core.budget",
+        swaps=(("for at_s in (feed.countdown_at_s, feed.fsd_at_s) if", "for at_s in (feed.fsd_at_s,) if"),),
+        site=_ORDERED,
+    ),
+    Plant(
+        name="forced_shutdown_of_the_ups_ignored",
+        module="powerguard.core.budget",
+        swaps=(("for at_s in (feed.countdown_at_s, feed.fsd_at_s) if", "for at_s in (feed.countdown_at_s,) if"),),
+        site=_FORCED,
+    ),
+    Plant(
+        name="lost_source_blocks_the_commit",
+        module="powerguard.core.plan",
+        swaps=(("        return now_s - due_at_s >= _FRESH_S", "        return False"),),
+        site=_SILENT,
+        hint=37,
+    ),
+    # --- The rule ----------------------------------------------------------------------------------------------------
+    Plant(
+        name="utility_ignored_before_the_latch",
+        module="powerguard.core.machine",
+        swaps=(
+            ("    if not fusion.is_stable(turn.policy, state.feed, turn.now_s, stable_s=stable_s):", "    if True:"),
+        ),
+    ),
+    Plant(
+        name="resume_while_on_battery",
+        module="powerguard.core.machine",
+        swaps=(
+            ("    if not fusion.is_stable(turn.policy, state.feed, turn.now_s, stable_s=stable_s):", "    if False:"),
+        ),
+        level="loop",
+    ),
+    Plant(
+        name="utility_undoes_the_latch",
+        module="powerguard.core.machine",
+        swaps=(
+            (
+                "if not turn.policy.powers_off and turn.state.phase.ordered and _may_return(turn):",
+                "if _may_return(turn):",
+            ),
+        ),
+        hint=47,
+    ),
+    Plant(
+        name="pause_never_undone",
+        module="powerguard.core.moves",
+        swaps=(("if cause in (Cause.UTILITY_STABLE, Cause.ABORTED, Cause.REHEARSED):", "if cause is Cause.ABORTED:"),),
+    ),
+    Plant(
+        name="cap_never_lifted",
+        module="powerguard.core.cap",
+        swaps=(
+            (
+                "turn.policy, feed, turn.now_s, stable_s=turn.policy.cap_lift_s\n    ):\n        return True",
+                "turn.policy, feed, turn.now_s, stable_s=turn.policy.cap_lift_s\n    ):\n        return False",
+            ),
+        ),
+        site=_CAPPED,
+    ),
+    Plant(
+        name="wrong_grade",
+        module="powerguard.core.budget",
+        swaps=(
+            (
+                "return next((grade for grade in grades[grades.index(at_most) :] if is_possible(grade)), Grade.BARE)",
+                "return at_most",
+            ),
+        ),
+        site={"host": {"stop_stuck_share": 1.0}, "ups": {"health": [0.6, 0.65], "charge": [0.3, 0.45]}},
+    ),
+    Plant(
+        name="power_off_not_repeated_when_refused",
+        module="powerguard.core.machine",
+        swaps=(('                changes["again_at_s"] = turn.now_s + RETRY_S\n', "                pass\n"),),
+        level="loop",
+        within=40,
+    ),
+    Plant(
+        name="policy_not_checked",
+        module="powerguard.core.moves",
+        swaps=(
+            ("        turn.order(EnsurePolicy, limit_s=prepare_s, outage=outage.id),\n", ""),
+            (
+                "                turn.order(EnsurePolicy, limit_s=turn.policy.bmc_limit_s, outage=phase.outage.id)\n",
+                "                pass\n",
+            ),
+        ),
+        level="loop",
+        within=40,
+    ),
+    Plant(
+        name="power_off_before_the_sync",
+        module="powerguard.core.moves",
+        swaps=(
+            (
+                "    first = not phase.force_at_s and (not phase.waiting or turn.now_s >= phase.prepare_by_s)",
+                "    first = not phase.force_at_s",
+            ),
+        ),
+        level="loop",
+        within=40,
+    ),
+    Plant(
+        name="trainer_that_did_not_hear_stays_paused",
+        module="powerguard.core.trainers",
+        swaps=(
+            (
+                "        again_s = None if heard or not trainer.alive else turn.now_s + RESUME_AGAIN_S",
+                "        again_s = None",
+            ),
+        ),
+        level="loop",
+        within=60,
+        hint=57,
+    ),
+    # --- Restarts ----------------------------------------------------------------------------------------------------
+    Plant(
+        name="latch_lost_at_a_restart",
+        module="powerguard.core.recovery",
+        swaps=(
+            (
+                "state = replace(stored.state, trainers=_known(policy, stored.state))",
+                "state = replace(stored.state, trainers=_known(policy, stored.state), phase=Online())",
+            ),
+        ),
+        level="loop",
+        within=40,
+        hint=26,
+    ),
+    Plant(
+        name="latch_holds_in_the_next_boot",
+        module="powerguard.core.recovery",
+        swaps=(("    if stored.boot_id == policy.boot_id and stored.at_s <= now_s:", "    if True:"),),
+        level="loop",
+        within=40,
+    ),
+    Plant(
+        name="deadline_moved_back_at_a_restart",
+        module="powerguard.core.recovery",
+        swaps=(
+            (
+                "turn.set_phase(replace(phase, waiting=waiting, again_at_s=again_at_s))",
+                "turn.set_phase(replace(phase, waiting=waiting, again_at_s=now_s, latched_s=now_s, force_at_s=0.0))",
+            ),
+        ),
+        level="loop",
+        within=60,
+        hint=34,
+    ),
+    # --- Loop, bulkhead, journal -------------------------------------------------------------------------------------
+    Plant(
+        name="journal_after_the_action",
+        module="powerguard.daemon.loop",
+        swaps=(
+            (
+                "        self._recorder.hear(event, ",
+                f"{_START}        self._recorder.hear(event, ",
+            ),
+            (
+                f"        self._tell(old, answer)\n{_START}",
+                "        self._tell(old, answer)\n",
+            ),
+        ),
+        level="loop",
+        within=10,
+    ),
+    Plant(
+        name="outcome_forgotten",
+        module="powerguard.daemon.journal.store",
+        swaps=(('        _run(db, "DELETE FROM actions WHERE id = ?", line.action)', "        pass"),),
+        level="loop",
+        within=40,
+    ),
+    Plant(
+        name="state_not_written",
+        module="powerguard.daemon.journal.store",
+        swaps=(
+            (
+                "            if batch.snapshot is not None:\n                _write_snapshot(db, batch.snapshot)",
+                "            if batch.snapshot is not None:\n                pass",
+            ),
+        ),
+        level="loop",
+        within=40,
+        hint=26,
+    ),
+    Plant(
+        name="a_hung_disk_holds_up_the_loop",
+        module="powerguard.daemon.journal.journal",
+        swaps=(
+            (
+                "            async with asyncio.timeout(self._limits.append_s):\n                return await waiter",
+                "            async with asyncio.timeout(None):\n                return await waiter",
+            ),
+        ),
+        level="loop",
+        within=150,
+        hint=58,
+    ),
+    Plant(
+        name="no_deadline_for_an_effector",
+        module="powerguard.daemon.attempt",
+        swaps=(("timeout=None if math.isinf(limit_s) else limit_s", "timeout=None"),),
+        level="loop",
+        within=40,
+    ),
+    Plant(
+        name="an_effectors_bug_ends_the_daemon",
+        module="powerguard.daemon.attempt",
+        swaps=(
+            (
+                "    except BaseException as error:  # noqa: BLE001",
+                "    except EffectorError as error:  # noqa: BLE001",
+            ),
+        ),
+        level="loop",
+        within=40,
+    ),
+)
+"""All of them."""

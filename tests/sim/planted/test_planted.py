@@ -1,0 +1,104 @@
+"""The proof of the proof: a simulator that finds nothing shows something only if it finds what is there."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sim.planted.plants import FIRST, PLANTS, Plant
+
+ROOT = Path(__file__).parents[3]
+Ask = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def ask() -> Iterator[Ask]:
+    """Plays seeds in a process of their own, with a fault or without."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "POWERGUARD_UNDER_TEST": "1"}
+    with subprocess.Popen(
+        [sys.executable, str(ROOT / "tests/sim/planted/grow.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+    ) as garden:
+        assert garden.stdin is not None
+        assert garden.stdout is not None
+        come_in, go_out = garden.stdin, garden.stdout
+
+        def asked(level: str, site: dict[str, Any], seeds: list[int], plant: Plant | None = None) -> dict[str, Any]:
+            what = {
+                "module": "" if plant is None else plant.module,
+                "swaps": () if plant is None else plant.swaps,
+                "level": level,
+                "site": site,
+                "seeds": seeds,
+            }
+            come_in.write(json.dumps(what) + "\n")
+            come_in.flush()
+            told: dict[str, Any] = json.loads(go_out.readline())
+            assert told.get("error", "") == ""
+            return told
+
+        yield asked
+        come_in.close()
+
+
+def seeds_of(plant: Plant) -> list[int]:
+    """All that a fault is looked for in; the one that found it once is the first."""
+    return sorted(range(FIRST, FIRST + plant.within), key=lambda seed: (seed < plant.hint, seed))
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
+def test_planted_fault_is_found(ask: Ask, plant: Plant) -> None:
+    """It is found within the stated number of seeds, and without it the seed that found it has nothing to say."""
+    found = ask(plant.level, plant.site, seeds_of(plant), plant)
+    assert found["seed"] is not None, f"{plant.name} stays hidden for {plant.within} seeds"
+    without = ask(plant.level, plant.site, [found["seed"]])
+    assert without["found"] == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("site", sorted({(plant.level, json.dumps(plant.site)) for plant in PLANTS}), ids=str)
+def test_without_a_fault_all_those_seeds_pass(ask: Ask, site: tuple[str, str]) -> None:
+    """Not just the seed that found it: none of those in which a fault is looked for cries wolf."""
+    level, text = site
+    most = max(plant.within for plant in PLANTS if (plant.level, json.dumps(plant.site)) == site)
+    assert ask(level, json.loads(text), list(range(FIRST, FIRST + most)))["found"] == ""
+
+
+def test_faults_are_many_and_everywhere() -> None:
+    """In the core, in the loop, in the bulkhead of all effectors and in the journal; each of them once."""
+    assert len({plant.name for plant in PLANTS}) == len(PLANTS) >= 20
+    places = Counter(".".join(plant.module.split(".")[1:3]) for plant in PLANTS)
+    assert places.keys() >= {"core.budget", "core.recovery", "daemon.loop", "daemon.attempt", "daemon.journal"}
+
+
+def test_fault_that_cannot_be_planted_is_told() -> None:
+    """The text that a fault replaces has changed: that must not pass for a fault that was not found."""
+    what = {
+        "module": "powerguard.core.budget",
+        "swaps": [["no such text", ""]],
+        "level": "core",
+        "site": {},
+        "seeds": [0],
+    }
+    ended = subprocess.run(
+        [sys.executable, str(ROOT / "tests/sim/planted/grow.py")],
+        input=json.dumps(what) + "\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert "holds this 0 times" in json.loads(ended.stdout)["error"]

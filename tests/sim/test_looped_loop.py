@@ -1,0 +1,109 @@
+"""The loop level: the real loop, bulkhead, journal and recovery, in a world that lies, in virtual time."""
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerguard.sim.looped import mischief, outage
+from powerguard.sim.looped.mischief import Kill, Manner, Mischief, Moment
+from powerguard.sim.looped.outage import Outage, Told, quick
+from powerguard.sim.looped.run import play_many
+from powerguard.sim.world.outages import Cut
+from powerguard.sim.world.report import Options, report
+from powerguard.sim.world.scene import draw
+from powerguard.sim.world.site import Site
+
+LONG_S = 900.0
+"""Longer than any battery here holds a paused host."""
+
+
+def told_of(folder: Path, *, seed: int = 3, length_s: float = LONG_S, **breaks: Any) -> Told:  # noqa: ANN401
+    """Play one cut of that length on a sound battery, with nothing broken but what is named."""
+    site = quick(Site())
+    folder.mkdir(exist_ok=True)
+    scene = replace(draw(seed, site, faults=False), cuts=(Cut(0.0, length_s),), dies_at=0.0, health=0.75, charge=1.0)
+    return Outage(scene, Mischief(**breaks), site, folder).play()
+
+
+@pytest.mark.parametrize("first", range(100, 150, 10))
+def test_fifty_outages_break_no_invariant(first: int) -> None:
+    """Whatever hangs, lies, refuses, steps, dies or is killed; and no power is lost that planning could have saved."""
+    told = [outage.play(seed, Site(), faults=True) for seed in range(first, first + 10)]
+    assert [(one.seed, one.violations) for one in told if one.violations] == []
+    assert [one.seed for one in told if one.planning_dirty] == []
+    assert {one.how for one in told} == {"finished"}
+
+
+def test_same_seed_same_story() -> None:
+    """A failing seed is a one-line reproduction only if it is the same every time."""
+    first, again = (outage.play(23, Site(), faults=True) for _ in range(2))
+    assert first == again
+
+
+def test_short_cut_is_ridden_through(tmp_path: Path) -> None:
+    told = told_of(tmp_path / "a", length_s=20.0)
+    assert (told.how, told.latches, told.holds, told.lives, told.violations) == ("finished", 0, 0, 1, ())
+
+
+def test_long_cut_ends_in_power_off_and_return(tmp_path: Path) -> None:
+    """It holds, latches, powers off, comes back in another boot and trains again, without a step lost."""
+    told = told_of(tmp_path / "a")
+    assert (told.how, told.latches, told.boots, told.dirty, told.violations) == ("finished", 1, 2, 0, ())
+    assert told.rollback_s == 0.0
+
+
+@pytest.mark.parametrize("moment", Moment)
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
+def test_killed_daemon_goes_on(tmp_path: Path, moment: Moment, count: int) -> None:
+    """kill -9 at each kind of moment, early and late: the same outage ends as it does without."""
+    kills = tuple(Kill(moment, count * (97 if moment is Moment.TURN else 1), away_s) for away_s in (0.5, 2.0))
+    told = told_of(tmp_path / "a", kills=kills)
+    assert told.violations == ()
+    assert (told.how, told.latches, told.dirty) == ("finished", 1, 0)
+    assert told.lives >= 2
+
+
+@pytest.mark.parametrize(
+    ("peer", "manner"), list(itertools.chain.from_iterable([(p, m) for m in ms] for p, ms in mischief.PEERS))
+)
+def test_peer_that_misbehaves_holds_nothing_up(tmp_path: Path, peer: str, manner: Manner) -> None:
+    """Each of them in each of its manners, three times in a row."""
+    told = told_of(tmp_path / "a", manners=((peer, (manner,) * 3),))
+    assert told.violations == ()
+    assert (told.how, told.dirty) == ("finished", 0)
+
+
+@pytest.mark.parametrize("breaks", [{"hung": ((-5.0, 700.0),)}, {"full": ((-5.0, 700.0),)}], ids=["hung", "full"])
+def test_disk_of_the_journal_holds_nothing_up(tmp_path: Path, breaks: dict[str, Any]) -> None:
+    told = told_of(tmp_path / "a", **breaks)
+    assert (told.violations, told.latches, told.dirty) == ((), 1, 0)
+
+
+def test_host_that_crashes_comes_back_to_its_outage(tmp_path: Path) -> None:
+    told = told_of(tmp_path / "a", length_s=60.0, crash_s=30.0)
+    assert (told.how, told.boots, told.violations) == ("finished", 2, ())
+
+
+def test_one_lying_reading_changes_nothing(tmp_path: Path) -> None:
+    told = told_of(tmp_path / "a", length_s=2.0, lies=(-15.0,))
+    assert (told.how, told.latches, told.holds, told.violations) == ("finished", 0, 0, ())
+
+
+def test_report_is_the_one_of_every_level() -> None:
+    """The samples fit the report, and a violation in it would name its seed and level."""
+    options = Options(seed=100, outages=3, level="loop")
+    told = report(play_many(Site(), options, jobs=1), options)
+    assert (told["level"], told["outages"], told["planning_dirty"], told["invariant_violations"]) == ("loop", 3, 0, [])
+    assert options.reproduce(7) == "powerguard simulate --seed 7 --outages 1 --level loop"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(5400)
+def test_five_thousand_outages_break_no_invariant() -> None:
+    options = Options(seed=10_000, outages=5000, level="loop")
+    told = report(play_many(Site(), options), options)
+    assert told["invariant_violations"] == []
+    assert told["planning_dirty_outages"] == []

@@ -1,0 +1,36 @@
+"""The socket level: the daemon as a process, killed with SIGKILL, and every wire for real."""
+
+import pytest
+
+from powerguard.sim.looped import wired
+from powerguard.sim.looped.run import play_many
+from powerguard.sim.world.report import Options, report
+from powerguard.sim.world.site import Site
+
+
+def test_three_outages_break_no_invariant() -> None:
+    """A dip, a hold and a power-off, with a daemon that is killed and a card that spoils its answers."""
+    options = Options(seed=14, outages=3, level="sockets")
+    told = report(play_many(Site(), options), options)
+    assert told["invariant_violations"] == []
+    assert (told["outages"], told["planning_dirty"], told["shutdowns"] > 0) == (3, 0, True)
+
+
+def test_script_breaks_everything_sooner_or_later() -> None:
+    """A hundred seeds hold every kind of cut and of fault, and without faults there is none."""
+    scripts = [wired.draw(seed, faults=True) for seed in range(100)]
+    lengths = {round(end_s - begin_s) for script in scripts for begin_s, end_s in script.cuts}
+    assert (min(lengths) <= 3, max(lengths) >= 15) == (True, True)
+    assert any(script.kills for script in scripts)
+    assert any(script.spoiled for script in scripts)
+    assert any(script.bmc.dead for script in scripts)
+    assert not any(wired.draw(seed, faults=False).kills for seed in range(100))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_hundred_outages_break_no_invariant() -> None:
+    options = Options(seed=1000, outages=100, level="sockets")
+    told = report(play_many(Site(), options, jobs=6), options)
+    assert told["invariant_violations"] == []
+    assert told["planning_dirty"] == 0
