@@ -1,0 +1,110 @@
+"""A trainer is told to stand still: a real one does at its next step boundary, others say why they cannot."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerguard.clock import boottime_s
+from powerguard.core.events import PauseTrainer, ResumeTrainer
+from powerguard.effectors.base import EffectorError
+from powerguard.effectors.trainer.options import TrainerOptions
+from tests.effectors.trainer_peers import STATUS, effector, serve, serve_raw
+from tests.trainer.toy import Toy, short_folder
+
+PAUSE = "POST /api/v1/pause"
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as folder:
+        yield folder
+
+
+def pause(limit_s: float = 5.0) -> PauseTrainer:
+    return PauseTrainer(id="p1", by_s=boottime_s() + limit_s, trainer="llm", outage="d1")
+
+
+def llm(url: str) -> TrainerOptions:
+    return TrainerOptions(name="llm", url=url)
+
+
+def told(**status: object) -> dict[str, object]:
+    return {"body": {"job": "llm", "conduct": "pause", **status}}
+
+
+async def test_a_real_trainer_stands_still_and_goes_on(folder: Path) -> None:
+    """Paused twice is paused once; resumed, it trains on from where it stood."""
+    with Toy(folder, "--step-ms", "5", socket_name="toy.sock") as toy:
+        async with effector(llm(f"unix:{toy.socket}")) as (made, news):
+            detail = dict(await made.carry_out(pause()))
+            assert (detail["native"], detail["paused"]) == (True, True)
+            stands = detail["step"]
+            assert isinstance(stands, int)
+            assert news.seen[-1].paused
+            await asyncio.sleep(0.1)
+            assert dict(await made.carry_out(pause()))["step"] == stands
+            await made.carry_out(ResumeTrainer(id="r1", by_s=boottime_s() + 5, trainer="llm", outage="d1"))
+            await asyncio.sleep(0.2)
+            await made.look()
+            assert not news.seen[-1].paused
+            step = news.seen[-1].step
+            assert step is not None
+            assert step > stands
+
+
+async def test_it_waits_for_the_step_boundary() -> None:
+    """The answer to the pause says where training is now; that it stands is told by a later status."""
+    script: dict[str, list[Any]] = {PAUSE: [told(step=6)], STATUS: [told(step=6), told(step=7), told(step=7, paused=True)]}
+    async with serve(script) as peer, effector(llm(peer.url)) as (made, news):
+        detail = dict(await made.carry_out(pause()))
+    assert detail == {"native": True, "paused": True, "step": 7}
+    assert peer.count(PAUSE) == 1
+    assert [seen.paused for seen in news.seen] == [False, False, False, True]
+
+
+async def test_a_step_that_never_ends_is_cut_off_by_the_bulkhead() -> None:
+    async with serve({PAUSE: [told(step=6)], STATUS: [told(step=6)]}) as peer, effector(llm(peer.url)) as (made, _):
+        began_s = time.perf_counter()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.8):
+                await made.carry_out(pause())
+        assert time.perf_counter() - began_s < 3.0
+        assert peer.count(STATUS) >= 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"status": 404}, r"cannot be paused \(it has no POST /api/v1/pause; embed powerguard.trainer\)"),
+        ({"status": 405}, "cannot be paused"),
+        ({"status": 200, "body": {"hello": 1}}, "expected 200 and its status"),
+        ({"status": 500}, "HTTP 500"),
+        ({"status": 401}, "HTTP 401"),
+        (told(step=1) | {"body": {"job": "llm", "conduct": "continue"}}, "not willing to pause"),
+    ],
+)
+async def test_whoever_cannot_says_why(answer: dict[str, object], said: str) -> None:
+    async with serve({PAUSE: [answer]}) as peer, effector(llm(peer.url)) as (made, _):
+        with pytest.raises(EffectorError, match=said):
+            await made.carry_out(pause())
+
+
+async def test_nobody_there_and_somebody_mute() -> None:
+    async with effector(llm("http://127.0.0.1:9")) as (made, news):
+        with pytest.raises(EffectorError, match="nobody listens"):
+            await made.carry_out(pause())
+        assert not news.seen[0].alive
+
+    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        await asyncio.sleep(10.0)
+        writer.close()
+
+    async with serve_raw(mute) as url, effector(llm(url)) as (made, _):
+        with pytest.raises(EffectorError, match="no answer to POST /api/v1/pause"):
+            await made.carry_out(replace(pause(), by_s=boottime_s() + 9))
