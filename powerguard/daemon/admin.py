@@ -182,11 +182,14 @@ class Admin:
 
     def drill_stop(self, who: Peer, body: Mapping[str, object]) -> Answer:
         """End the drill that runs; everything is put back."""
-        if self._daemon.state.drill is None:
+        running = self._daemon.state.drill
+        if running is None:
             return error_json("no drill runs", 409)
+        if not isinstance(self._daemon.state.phase, Online):
+            return error_json("a real outage runs, and comes first: it puts everything back when it ends", 409)
         reason = _text(body, "reason")
         self._daemon.submit(StopDrill(at_s=self._daemon.clock(), who=who.name, reason=reason))
-        return self._accepted("drill_stop", who, reason=reason)
+        return self._accepted("drill_stop", who, drill=running.id, reason=reason)
 
     def drill_plan(self, _: Peer, body: Mapping[str, object]) -> Answer:
         """Say what a drill would do, and whether it may begin now; changes nothing."""

@@ -59,7 +59,8 @@ async def test_a_real_trainer_stands_still_and_goes_on(folder: Path) -> None:
 
 async def test_it_waits_for_the_step_boundary() -> None:
     """The answer to the pause says where training is now; that it stands is told by a later status."""
-    script: dict[str, list[Any]] = {PAUSE: [told(step=6)], STATUS: [told(step=6), told(step=7), told(step=7, paused=True)]}
+    later = [told(step=6), told(step=7), told(step=7, paused=True)]
+    script: dict[str, list[Any]] = {PAUSE: [told(step=6)], STATUS: [*later]}
     async with serve(script) as peer, effector(llm(peer.url)) as (made, news):
         detail = dict(await made.carry_out(pause()))
     assert detail == {"native": True, "paused": True, "step": 7}
