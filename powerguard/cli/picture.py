@@ -202,7 +202,7 @@ ul { padding-left: 1.2rem; }
 """
 
 
-def svg(stretches: Sequence[Stretch]) -> str:
+def svg(stretches: Sequence[Stretch], *, since: str = "utility failed") -> str:
     """Draw the energy that is left, over time, coloured by what happens, with the levels at which rules come true."""
     end_s = stretches[-1].begins_s + stretches[-1].lasts_s
     top = max(0.1, stretches[0].left)
@@ -226,7 +226,7 @@ def svg(stretches: Sequence[Stretch]) -> str:
         )
         fall.append(f"{x1:.1f},{y1:.1f}")
     parts.append(f'<polyline class="fall" points="{" ".join(fall)}"/>')
-    parts += _times(stretches, x)
+    parts += _times(stretches, x, since)
     parts += _level_lines(levels_of(stretches), y)
     parts += _names(stretches, x)
     return "\n".join([*parts, "</svg>"])
@@ -249,12 +249,12 @@ def _grid(top: float, y: Any) -> list[str]:  # noqa: ANN401 - a scale
     return parts
 
 
-def _times(stretches: Sequence[Stretch], x: Any) -> list[str]:  # noqa: ANN401 - a scale
+def _times(stretches: Sequence[Stretch], x: Any, since: str) -> list[str]:  # noqa: ANN401 - a scale
     end_s = stretches[-1].begins_s + stretches[-1].lasts_s
     base, last = _HIGH - _BOTTOM, _WIDE - _RIGHT
     parts = [
         f'<text class="soft" x="{last}" y="{base + 18}" text-anchor="end">{duration(end_s)}</text>',
-        f'<text class="soft" x="{_LEFT}" y="{base + 36}">time since utility failed</text>',
+        f'<text class="soft" x="{_LEFT}" y="{base + 36}">time since {since}</text>',
     ]
     free = float(_LEFT)
     for each in stretches:
@@ -314,6 +314,7 @@ def page(
     sections: Sequence[Section],
     notes: Sequence[str] = (),
     footer: str = "",
+    since: str = "utility failed",
 ) -> str:
     """Return a page of its own: no scripts, nothing from elsewhere. Every word is escaped. mood: good, warn or bad."""
     light = " ".join(f"--{name}: {look.light};" for name, look in _LOOKS.items())
@@ -321,7 +322,7 @@ def page(
     style = _STYLE.replace("LIGHT", light).replace("DARK", dark)
     body = [f"<h1>{html.escape(title)}</h1>", f'<p class="verdict {mood}">{html.escape(verdict)}</p>']
     if stretches:
-        body += [_scrolls(svg(stretches)), _scrolls(_legend(stretches))]
+        body += [_scrolls(svg(stretches, since=since)), _scrolls(_legend(stretches))]
     if notes:
         body.append("<ul>" + "".join(f"<li>{html.escape(note)}</li>" for note in notes) + "</ul>")
     body += [_table(section) for section in sections if section.rows]

@@ -56,6 +56,7 @@ def _add_size(parser: argparse.ArgumentParser) -> None:
         "Exit 0: a full stop fits; 1: it does not.",
     )
     size.add_argument("--size", action="store_true", help="check the capacity of a site, and tell what would fix it")
+    size.add_argument("--no-settings", action="store_true", help="pass the settings over: another site than this host")
     size.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="settings")
     for option, metavar, text in _SIZE_OPTIONS:
         size.add_argument(option, metavar=metavar, default=None, help=text)
@@ -112,6 +113,7 @@ def _write(told: dict[str, Any], path: str) -> str:
         stretches=picture.from_plan(told),
         notes=[clean(reason["text"]) for reason in told["reasons"]] + [describe_step(step) for step in told["next"]],
         sections=(picture.Section("The terms", ("term", "value", "where it comes from"), rows, numbers=(1,)),),
+        since="now",
         footer=f"powerguard {clean(told['version'])}, plan; phase {clean(told['phase'])}, {clean(told['mode'])}.",
     )
     try:

@@ -73,7 +73,8 @@ def asked(args: argparse.Namespace) -> Asked:
 
 def _base(args: argparse.Namespace) -> _Base:
     path = Path(args.config)
-    if str(path) == CONFIG and "POWERGUARD_CONFIG" not in os.environ and not path.exists():
+    is_default = str(path) == CONFIG and "POWERGUARD_CONFIG" not in os.environ
+    if args.no_settings or (is_default and not path.exists()):
         defaults = Policy(boot_id="size", ups="ups")
         return _Base(policy=defaults, trainers=(), title="UPS", battery_wh=None, origin="default")
     settings = load(path)

@@ -237,7 +237,7 @@ def _course(site: Site) -> Course:
     tau_now_s, tau_paused_s = then.tau_now_s or math.inf, then.tau_paused_s or math.inf
     left = paused.battery.left or 0.0
     durable_s = training_s + then.checkpoint_s
-    commit_s = _commit_s(policy, then, _step(steps, "shutdown"), durable_s, left)
+    commit_s = _commit_s(policy, then, _step(steps, "shutdown"), left)
     first = plan.forecast(policy, state, now)[0]
     emergency_left = max(0.0, policy.health - _step((first,), first.action) / tau_now_s)
     commit_left = sums.energy_for(policy, then.stop_s / tau_paused_s)
@@ -261,24 +261,22 @@ def _step(steps: tuple[plan.Forecast, ...], action: str) -> float:
     return next((step.at_s for step in steps if step.action == action and step.at_s is not None), 0.0)
 
 
-def _commit_s(policy: Policy, then: Budget, forecast_s: float, durable_s: float, left: float) -> float:
-    """When the commit is: as forecast, but a checkpoint that still fits is waited for, and the dwell is kept."""
-    if forecast_s < durable_s:
-        # The reserve may be spent on it down to 20 s (plan.commit_due).
-        tau_paused_s = then.tau_paused_s or math.inf
-        reff_s = sums.usable(policy, left - (forecast_s - then.now_s) / tau_paused_s) * tau_paused_s
-        least_s = sums.stop_s(policy, then.grade, reserve_s=LEAST_RESERVE_S)
-        if reff_s > least_s and durable_s - forecast_s + least_s <= reff_s:
-            return durable_s
+def _commit_s(policy: Policy, then: Budget, forecast_s: float, left: float) -> float:
+    """When the commit is: as forecast, but not before the dwell where the stop without its reserve waits for it.
+
+    A checkpoint that is still being written never moves it: where one is not durable by then, no grade has fitted, and
+    a bare stop has no reserve to spend.
+    """
     if forecast_s >= policy.commit_dwell_s:
         return forecast_s
     tau_paused_s = then.tau_paused_s or math.inf
-    at_dwell = left - (policy.commit_dwell_s - then.now_s) / tau_paused_s
-    reff_s = sums.usable(policy, left - (forecast_s - then.now_s) / tau_paused_s) * tau_paused_s
-    grade = sums.grade_within(policy, reff_s, at_most=then.grade)
-    if sums.usable(policy, at_dwell) * tau_paused_s >= sums.stop_s(policy, grade, reserve_s=0.0):
-        return policy.commit_dwell_s
-    return forecast_s
+
+    def reff_s(at_s: float) -> float:
+        return sums.usable(policy, left - (at_s - then.now_s) / tau_paused_s) * tau_paused_s
+
+    grade = sums.grade_within(policy, reff_s(forecast_s), at_most=then.grade)
+    waits = reff_s(policy.commit_dwell_s) >= sums.stop_s(policy, grade, reserve_s=0.0)
+    return policy.commit_dwell_s if waits else forecast_s
 
 
 def _stages(site: Site, then: Budget, *, training_s: float, durable_s: float, commit_s: float) -> tuple[Stage, ...]:

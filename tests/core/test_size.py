@@ -188,6 +188,27 @@ def test_training_ends_when_the_rule_says_so(given_site: Site) -> None:
 @given(sites())
 def test_the_commit_is_when_the_rule_says_so(given_site: Site) -> None:
     """Step by step through `plan.commit_due` from the pause on, with the load that a pause leaves."""
+    _commits_when_due(given_site)
+
+
+def test_the_commit_keeps_its_dwell() -> None:
+    """A host that stops in 2 s, with 12 s of reserve, on a battery of half a minute: there are 8 s to wait."""
+    tiny = site(
+        load=1.0,
+        paused=1.0,
+        checkpoint_s=0.5,
+        runtime_table=((1.0, 32.5),),
+        stop_q95_s=2.0,
+        stop_median_s=2.0,
+        reserve_s=12.0,
+    )
+    course = size(tiny).course
+    assert course is not None
+    assert (course.training_s, course.commit_s) == (4.0, 8.0)
+    _commits_when_due(tiny)
+
+
+def _commits_when_due(given_site: Site) -> None:
     policy = policy_of(given_site)
     course = size(given_site).course
     assert course is not None

@@ -1,0 +1,505 @@
+"""`plan --size` as its users meet it: words, object, exit status, pictures, and what it says to nonsense."""
+
+import asyncio
+import itertools
+import json
+import re
+import shlex
+import tempfile
+from collections.abc import Callable, Iterator
+from datetime import date
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from powerguard.cli import picture
+from powerguard.cli.amounts import AmountError, rate_bytes, seconds, share, size_bytes, table, watts
+from powerguard.cli.main import main
+from powerguard.cli.picture import Stretch
+from powerguard.cli.render import Paint
+from powerguard.core.size import nameplate_table
+from powerguard.daemon.admin import admin_server
+from powerguard.daemon.origins import tau_from
+from powerguard.settings.load import load
+from powerguard.settings.policy import policy
+from tests.daemon.watched import PHASES, scene
+
+DOCS = Path(__file__).parents[2] / "docs"
+EXAMPLE = ["--ups", "APC SRT 6000VA", "--load-pct", "75", "--bytes", "8.5GB", "--checkpoint-s", "20"]
+SHORT = ["--ups", "APC SRT 6000VA", "--load-w", "6kW", "--bytes", "8.5GB", "--disk", "0.425GB/s"]
+SETTINGS = """\
+mode: dry-run
+ups:
+  rack-a:
+    sources: [{kind: snmp, host: 127.0.0.1, version: 2c}]
+    %s
+trainers:
+  - {name: llm, url: "unix:/run/powerguard-trainers/llm.sock", checkpoint_s: 20, disk: nvme}
+  - {name: small, url: "unix:/run/powerguard-trainers/small.sock", checkpoint_s: 10, disk: nvme}
+budget: {reserve_s: 30, health: 0.9}
+"""
+
+Say = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short path: unix sockets have 108 characters."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="pg") as made:
+        yield Path(made)
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Say:
+    """Run `plan` with options; returns exit status, stdout and stderr."""
+
+    def run(*options: str) -> tuple[int, str, str]:
+        try:
+            code = main(["plan", *options])
+        except SystemExit as error:
+            code = int(error.code or 0)
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return run
+
+
+def settings_file(folder: Path, ups: str) -> str:
+    path = folder / "powerguard.yaml"
+    path.write_text(SETTINGS % ups, encoding="utf-8")
+    return str(path)
+
+
+# --- What it says -----------------------------------------------------------------------------------------------------
+
+
+def test_the_example(say: Say) -> None:
+    """The site that fits: exit 0, 77 s to spare (77.8, on the safe side), and each moment as computed by hand."""
+    code, out, err = say("--size", "--no-settings", *EXAMPLE)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "It fits in full, with 1 m 17 s to spare."
+    assert "Training goes on for 1 m 18 s on battery; its checkpoint is durable after 1 m 38 s" in " ".join(lines[1:4])
+    terms = {line.split()[0]: line for line in lines if line.startswith("  ")}
+    assert re.search(r"allowed_s +267\.8 s", terms["allowed_s"])
+    assert re.search(r"need_s +190\.0 s", terms["need_s"])
+    assert "APC SRT 6000VA: 9, 6 and 4 minutes" in terms["tau_now_s"]
+
+
+def test_the_guide_shows_what_is_printed(say: Say) -> None:
+    """docs/guides/sizing.md: each of its outputs is the one that its command prints today."""
+    guide = (DOCS / "guides" / "sizing.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```console\n\$ powerguard plan (.*?)\n(.*?)```", guide, flags=re.DOTALL)
+    assert len(examples) >= 2
+    for command, output in examples:
+        words = shlex.split(command.replace("\\\n", " "))
+        _, out, err = say("--no-settings", *words)
+        assert (err, output) == ("", out)
+
+
+def test_the_object_is_the_documented_one(say: Say) -> None:
+    """Whoever programs against docs/reference/size.json gets it, to the last figure."""
+    code, out, _ = say("--size", "--no-settings", "--json", *SHORT)
+    told = json.loads(out)
+    page = DOCS / "reference" / "size.json"
+    assert told == json.loads(page.read_text(encoding="utf-8")), f"{page}: powerguard plan {' '.join(SHORT)} --json"
+    assert (code, told["schema_version"], told["object"], told["verdict"]) == (1, 1, "size", "short")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "first"),
+    [
+        (SHORT, 1, "Only a short stop fits, with 1 m 37 s to spare: 7.5 s short of a full stop."),
+        (
+            [*SHORT[:2], "--checkpoint-s", "160"],
+            1,
+            "Only a bare stop fits, with 32 s to spare: 2 m 08 s short of a full",
+        ),
+        (
+            [*SHORT[:2], "--checkpoint-s", "400"],
+            1,
+            "It does not fit: 3 m 28 s short of even a bare stop, 6 m 08 s short",
+        ),
+        ([*SHORT[:2], "--load-w", "10.2kW"], 1, "The load is more than the UPS can carry: nothing else matters."),
+        (["--table", "100:20m", "--load-pct", "50"], 0, "It fits in full"),
+    ],
+)
+def test_every_verdict(options: list[str], code: int, first: str, say: Say) -> None:
+    """The verdict in the first line, and in the exit status."""
+    told, out, err = say("--size", "--no-settings", *options)
+    assert (told, err) == (code, "")
+    assert out.startswith(first)
+
+
+def test_every_fix_in_its_own_words(say: Say) -> None:
+    """Seconds, bandwidth, bytes, watts, watt-hours: as far as they can be told, and on the safe side."""
+    _, out, _ = say("--size", "--no-settings", "--json", *SHORT)
+    fixes = {fix["lever"]: fix for fix in json.loads(out)["fixes"]}
+    assert fixes["checkpoint"]["bytes_per_s"] == 261538462  # 8.5 GB in 32.5 s, rounded up
+    assert fixes["checkpoint"]["at_most_bytes"] == 6906250000
+    assert "the disk promises 20.0 s" in fixes["checkpoint"]["text"]
+    assert fixes["load"]["less_w"] == 217
+    assert "5784 W (96.4 %), paused 3470 W (57.8 %)" in fixes["load"]["text"]
+    assert fixes["battery"]["more_delivered_wh"] == 17  # 4 % of 240 s x 6000 W = 400 Wh, rounded up
+    _, out, _ = say(
+        *[
+            "--size",
+            "--no-settings",
+            "--json",
+            "--battery-wh",
+            "1kWh",
+            "--rating-w",
+            "6000",
+            "--load-w",
+            "4500",
+            "--checkpoint-s",
+            "20",
+        ]
+    )
+    battery = {fix["lever"]: fix for fix in json.loads(out)["fixes"]}["battery"]
+    assert battery["more_wh"] == pytest.approx((battery["value"] - 1) * 1000, abs=1)
+    assert "Wh of external packs (nameplate)" in battery["text"]
+
+
+def test_a_model_by_its_parameters(say: Say) -> None:
+    """70B over 8 hosts at 16 bytes each: 140 GB a host, twice as long as the disk promises until it was measured."""
+    _, out, _ = say(
+        *["--size", "--no-settings", "--json", "--ups", "srt6000", "--params", "70B", "--hosts", "8", "--disk", "3GB/s"]
+    )
+    terms = {term["name"]: term for term in json.loads(out)["terms"]}
+    assert terms["size_bytes"]["value"] == 140e9
+    assert terms["size_bytes"]["source"] == "--params 70B x 16 bytes (Adam, mixed precision, all states) / 8 hosts"
+    assert terms["checkpoint_s"]["value"] == pytest.approx(2 * 140 / 3, abs=1e-3)
+    _, out, _ = say(
+        *[
+            "--size",
+            "--no-settings",
+            "--json",
+            "--ups",
+            "srt6000",
+            "--params",
+            "7B",
+            "--bytes-per-param",
+            "12",
+            "--checkpoint-s",
+            "9",
+        ]
+    )
+    assert {term["name"]: term["value"] for term in json.loads(out)["terms"]}["size_bytes"] == 84e9
+
+
+# --- Settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_told_comes_from_the_settings(folder: Path, say: Say) -> None:
+    """Table, reserve, health and the checkpoints that share a disk; an option goes over each."""
+    path = settings_file(folder, "runtime_table: {50: 540, 75: 360, 100: 240}")
+    _, out, _ = say("--size", "--config", path, "--json", "--load-pct", "75")
+    terms = {term["name"]: term for term in json.loads(out)["terms"]}
+    assert {name: terms[name]["value"] for name in ("checkpoint_s", "reserve_s", "health")} == {
+        "checkpoint_s": 30.0,
+        "reserve_s": 30.0,
+        "health": 0.9,
+    }
+    assert terms["reserve_s"]["source"] == "settings"
+    assert "budget.health of the settings" in terms["health"]["source"]
+    assert terms["tau_now_s"]["source"].endswith("runtime_table, settings")
+    more = [
+        "--health",
+        "60%",
+        "--reserve-s",
+        "1m",
+        "--checkpoint-s",
+        "5",
+        "--stop-s",
+        "2m",
+        "--margin",
+        "0.3",
+        "--paused-pct",
+        "30",
+    ]
+    _, out, _ = say("--size", "--config", path, "--json", "--load-pct", "75", *more)
+    terms = {term["name"]: term for term in json.loads(out)["terms"]}
+    told = [terms[name]["value"] for name in ("health", "reserve_s", "checkpoint_s", "host_stop_s", "load_paused")]
+    assert told == [0.6, 60.0, 5.0, 120.0, 0.3]
+    assert terms["usable"]["value"] == pytest.approx(0.42)
+
+
+def test_a_nameplate_in_the_settings(folder: Path, say: Say) -> None:
+    """battery_wh stands in for the table, and everybody who asks is told that it does."""
+    path = settings_file(folder, "battery_wh: 2000\n    rating_w: 6000")
+    made = policy(load(Path(path)), boot_id="b", today=date(2026, 1, 1))
+    assert (made.table_origin, made.runtime_table) == ("nameplate", nameplate_table(2000.0, 6000.0))
+    assert tau_from(made, scene().state) == (
+        "made from battery_wh and rating_w of the settings, cautiously (no runtime_table)"
+    )
+    _, out, _ = say("--size", "--config", path, "--load-w", "3kW")
+    assert "made from battery_wh of the settings, cautiously" in out
+
+
+@pytest.mark.parametrize(
+    ("ups", "told"),
+    [
+        ("battery_wh: 2000", "battery_wh says nothing without rating_w"),
+        ("battery_wh: 2\n    rating_w: 6000", "ups.rack-a.battery_wh: must be 10 to"),
+        ("battery_wh: 100\n    rating_w: 60000", "do not go together: that is 0.1 minutes at full load"),
+    ],
+)
+def test_a_nameplate_that_cannot_be(ups: str, told: str, folder: Path, say: Say) -> None:
+    """A wrong unit is told when the settings are read, not in an outage: exit 78."""
+    code, out, err = say("--size", "--config", settings_file(folder, ups))
+    assert (code, out) == (78, "")
+    assert told in err
+
+
+def test_settings_that_are_not_there(folder: Path, say: Say) -> None:
+    """A file that was named must be there; that there is none at the usual place is no mistake."""
+    code, _, err = say("--size", "--config", str(folder / "none.yaml"), *EXAMPLE)
+    assert code == 78
+    assert "none.yaml" in err
+
+
+def test_a_model_of_the_site(folder: Path, say: Say) -> None:
+    """A site's own file adds models; what is wrong in it has a line."""
+    path = folder / "models.yaml"
+    path.write_text(
+        "models:\n  Big One:\n    rating_w: 20000\n    runtime_table: {50: 1200, 100: 480}\n    source: its sheet\n",
+        encoding="utf-8",
+    )
+    code, out, _ = say(*["--size", "--no-settings", "--ups", "big-one", "--load-w", "9kW", "--models"], str(path))
+    assert code == 0
+    assert "Big One: its sheet" in out
+    path.write_text("models:\n  Big One:\n    rating_w: 20000\n", encoding="utf-8")
+    code, _, err = say(*["--size", "--no-settings", "--ups", "x", "--models"], str(path))
+    assert code == 78
+    assert "models.yaml:3:5" in err
+
+
+# --- Nonsense ---------------------------------------------------------------------------------------------------------
+
+BASE = ("--ups", "APC SRT 6000VA")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ((), "which battery?"),
+        (("--ups", "no such"), "'no such' is not known; known are APC SRT 6000VA"),
+        (("--ups", "x" * 5000), "is not known"),
+        (("--ups", "\x1b[31m"), "is not known"),
+        ((*BASE, "--table", "50:540"), "--ups and --table contradict each other"),
+        (("--table", "50"), "is no point (write load in percent and seconds"),
+        (("--table", ""), "is no point"),
+        (("--table", "50:540,50:500"), "50 % stands there twice"),
+        (("--table", "50:240,100:540"), "must fall as the load rises"),
+        (("--table", ",".join(f"{at}:{6000 - at}" for at in range(1, 60))), "more than 32"),
+        (("--table", "50:nan"), "is no duration"),
+        (("--table", "50:540", "--load-w", "3kW"), "watts of what?"),
+        (("--battery-wh", "2kWh"), "says nothing without --rating-w"),
+        (("--battery-wh", "2VAh", "--rating-w", "6000"), "'2VAh' is no energy"),
+        ((*BASE, "--load-w", "4500VA"), "'4500VA' is no power (write it as 4500W or 4.5kW; not VA)"),
+        ((*BASE, "--load-w", "-x"), "expected one argument"),
+        ((*BASE, "--load-w=-5"), "'-5' is no power"),
+        ((*BASE, "--load-w", "0"), "must be 1 to"),
+        ((*BASE, "--load-w", "1e3"), "'1e3' is no power"),
+        ((*BASE, "--load-w", "inf"), "'inf' is no power"),
+        ((*BASE, "--load-w", "٤٥"), "is no power"),
+        ((*BASE, "--load-w", "9" * 4000), "is no power"),
+        ((*BASE, "--load-w", "1kW", "--load-pct", "5"), "--load-w and --load-pct contradict"),
+        ((*BASE, "--load-pct", "0.5"), "must be 1 to"),
+        ((*BASE, "--load-w", "1kW", "--paused-w", "2kW"), "is more than the load"),
+        ((*BASE, "--bytes", "8.5"), "write it as 8.5GB, with its unit"),
+        ((*BASE, "--bytes", "8.5Gb/s"), "is no size"),
+        ((*BASE, "--bytes", "8GB"), "how fast is it written?"),
+        ((*BASE, "--disk", "0.4GB/s"), "--disk says nothing without"),
+        ((*BASE, "--bytes", "8GB", "--disk", "0.4GB"), "is no bandwidth"),
+        ((*BASE, "--bytes", "8GB", "--disk", "0GB/s"), "--disk: must be"),
+        ((*BASE, "--bytes", "8GB", "--disk", "1GB/s", "--checkpoint-s", "8"), "contradict each other"),
+        ((*BASE, "--params", "70B", "--bytes", "8GB"), "--params and --bytes contradict"),
+        ((*BASE, "--params", "70b", "--disk", "1Gbit/s"), "is no bandwidth"),
+        ((*BASE, "--bytes-per-param", "16"), "goes with --params"),
+        ((*BASE, "--hosts", "8"), "--hosts goes with"),
+        ((*BASE, "--health", "75"), "is more than the whole (write it as 0.2 or 20%)"),
+        ((*BASE, "--health", "0.1"), "--health: must be 0.2 to 1"),
+        ((*BASE, "--margin", "0.95"), "--margin: must be 0 to 0.9"),
+        ((*BASE, "--reserve-s", "2h"), "--reserve-s: must be 0 to 1800 s"),
+        ((*BASE, "--checkpoint-s", "0"), "--checkpoint-s: must be"),
+        ((*BASE, "--html", "/nowhere/at/all.html"), "/nowhere/at/all.html: No such file or directory"),
+    ],
+)
+def test_nonsense_is_told(options: tuple[str, ...], told: str, say: Say) -> None:
+    """Exit 64, one line on stderr that names what is wrong and what would be right; nothing on stdout."""
+    code, out, err = say("--size", "--no-settings", *options)
+    assert (code, out) == (64, "")
+    assert told in err
+    assert len(err.splitlines()) <= 2
+    assert "Traceback" not in err
+    assert "\x1b" not in err
+
+
+def test_options_of_size_need_it(say: Say) -> None:
+    """A forgotten --size is told, instead of being passed over."""
+    code, _, err = say("--load-w", "3kW", "--disk", "1GB/s")
+    assert code == 64
+    assert "--disk, --load-w only with --size" in err
+
+
+def test_wrong_input_as_an_object(say: Say) -> None:
+    """Programs get the error as an object."""
+    code, out, _ = say("--size", "--no-settings", "--json", "--ups", "x")
+    assert (code, json.loads(out)["object"]) == (64, "error")
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_an_amount_or_told_not_to_be(text: str) -> None:
+    """No text makes a parser fail in any other way, or return what is no usable number."""
+    for parse in (
+        lambda: size_bytes("--x", text),
+        lambda: rate_bytes("--x", text),
+        lambda: watts("--x", text),
+        lambda: share("--x", text, 0.0, 1.0),
+        lambda: seconds("--x", text, 0.0, 1e6),
+        lambda: len(table("--x", text)),
+    ):
+        told = ""
+        value = 0.0
+        try:
+            value = parse()
+        except AmountError as error:
+            told = str(error)
+        assert told == "" or told.startswith("--x: ")
+        assert 0.0 <= value < 1e17
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("8.5GB", 8.5e9), ("8.5 GB", 8.5e9), ("1GiB", 2**30), ("8gb", 8e9), ("12kB", 12e3), ("7B", 7.0)],
+)
+def test_sizes(text: str, value: float) -> None:
+    """Decimal and binary units, as written on disks and in memory."""
+    assert size_bytes("--bytes", text) == value
+
+
+# --- The pictures -----------------------------------------------------------------------------------------------------
+
+
+class _Coloured(Paint):
+    """A terminal with colours."""
+
+    def __init__(self) -> None:
+        self._on = True
+
+
+def stretches() -> st.SearchStrategy[tuple[Stretch, ...]]:
+    names = ("training", "checkpoint", "holding", "stop", "reserve", "margin")
+
+    def make(lasts: list[float], left: float, load: float) -> tuple[Stretch, ...]:
+        made, at_s, end_s = [], 0.0, sum(lasts)
+        for name, lasts_s in zip(names, lasts, strict=False):
+            after = max(0.0, left * (1.0 - (at_s + lasts_s) / end_s))
+            made.append(Stretch(name, at_s, lasts_s, load, left * (1.0 - at_s / end_s), after))
+            at_s += lasts_s
+        return tuple(made)
+
+    return st.builds(
+        make, st.lists(st.floats(0.001, 2e5), min_size=1, max_size=6), st.floats(0.01, 1.0), st.floats(0.05, 1.5)
+    )
+
+
+@given(stretches(), st.booleans())
+def test_the_bar_fits_the_terminal(parts: tuple[Stretch, ...], utf8: bool) -> None:
+    """Whatever the times: at most 80 columns, one cell at least for each part, and ASCII where that is all there is."""
+    lines = picture.text(parts, Paint(), utf8=utf8)
+    assert max(len(line) for line in lines) <= 80
+    assert len(lines) == 3 + len(parts)
+    assert len(lines[0]) == picture.WIDTH
+    assert len(set(lines[0].strip())) == len(parts)
+    if not utf8:
+        assert "".join(lines).isascii()
+
+
+@given(stretches())
+def test_colours_change_nothing_but_colour(parts: tuple[Stretch, ...]) -> None:
+    """Without its colours the picture is the plain one: nobody needs them to read it."""
+    coloured = "\n".join(picture.text(parts, _Coloured(), utf8=True))
+    assert "\x1b[32m" in coloured
+    assert re.sub(r"\x1b\[[0-9]+m", "", coloured) == "\n".join(picture.text(parts, Paint(), utf8=True))
+
+
+@given(st.lists(st.floats(0.001, 1e6), min_size=1, max_size=6), st.integers(6, 200))
+def test_cells_are_shared_out_whole(parts: list[float], cells: int) -> None:
+    """They add up, and more time never has fewer cells."""
+    counts = picture.shares(parts, cells)
+    assert sum(counts) == cells
+    assert min(counts) >= 1
+    ranked = sorted(zip(parts, counts, strict=True))
+    assert all(low <= high + 1 for (_, low), (_, high) in itertools.pairwise(ranked))
+
+
+@given(stretches())
+def test_the_drawing_is_sound(parts: tuple[Stretch, ...]) -> None:
+    """Well-formed, and every point of it inside the frame."""
+    root = ET.fromstring(picture.svg(parts))
+    for element in root.iter():
+        for name in ("x", "x1", "x2"):
+            assert 0 <= float(element.get(name, 0)) <= 760
+        for name in ("y", "y1", "y2"):
+            assert 0 <= float(element.get(name, 0)) <= 380
+        for point in (element.get("points") or "").split():
+            x, y = (float(value) for value in point.split(","))
+            assert 0 <= x <= 760
+            assert 0 <= y <= 380
+
+
+def test_the_page_is_of_its_own(folder: Path, say: Say) -> None:
+    """No script, nothing from elsewhere; what a site calls its UPS stays text."""
+    models = folder / "models.yaml"
+    models.write_text(
+        'models:\n  "<script>alert(1)</script>":\n    rating_w: 6000\n    runtime_table: {50: 540, 100: 240}\n'
+        "    source: '\"><img src=http://example.org/x>'\n",
+        encoding="utf-8",
+    )
+    path = folder / "page.html"
+    options = ["--ups", "<script>alert(1)</script>", "--models", str(models), "--html", str(path)]
+    code, _, err = say("--size", "--no-settings", *options, "--checkpoint-s", "60")
+    assert (code, err) == (1, "")
+    text = path.read_text(encoding="utf-8")
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    for tag in ("<script", "<img", "<link", "<iframe", "@import", "url("):
+        assert tag not in text
+    assert "default-src 'none'" in text
+    assert "prefers-color-scheme: dark" in text
+    for words in ("pause and checkpoint: ", "power-off (commit): ", "What would make a full stop fit", "Only a short"):
+        assert words in text
+
+
+@pytest.mark.parametrize("phase", PHASES)
+async def test_the_running_budget_as_a_picture(phase: str, folder: Path, say: Say) -> None:
+    """`plan --picture` and `plan --html` draw what the daemon tells: the same moments as its own forecast."""
+    page = folder / "plan.html"
+    async with admin_server(scene(phase), path=f"{folder}/s.sock") as path:
+        _, out, err = await asyncio.to_thread(say, "--socket", path, "--picture", "--html", str(page))
+        told = json.loads((await asyncio.to_thread(say, "--socket", path, "--json"))[1])
+    assert err == ""
+    drawn = picture.from_plan(told)
+    at = {step["action"]: step["in_s"] for step in told["next"]}
+    if phase == "shutdown":
+        assert drawn == ()
+        assert out.startswith("Nothing to draw")
+        return
+    assert out.splitlines()[1:] == picture.text(drawn, Paint(), utf8=picture.is_utf8())
+    begins = {each.name: each.begins_s for each in drawn}
+    assert begins["stop"] == pytest.approx(max(0.0, at["shutdown"]), abs=0.01)
+    if "checkpoint" in begins and "emergency_checkpoint" in at:
+        assert begins["checkpoint"] == pytest.approx(max(0.0, at["emergency_checkpoint"]), abs=0.01)
+    assert drawn[-1].left_after == pytest.approx(0.0, abs=1e-6)
+    assert "<svg" in page.read_text(encoding="utf-8")
+
+
+def test_nothing_known_is_nothing_drawn() -> None:
+    """A blind UPS has no budget to draw."""
+    assert picture.from_plan({"terms": [{"name": "left", "value": None}], "next": []}) == ()
+    assert picture.text((), Paint(), utf8=True) == []
