@@ -113,6 +113,7 @@ class Life:
         self._looking: sqlite3.Connection | None = None
         # A disk that does not answer at the start: nothing is known, in memory we go on, and that is told.
         self._began_blind = any(begin - _LOAD_S <= world.now_s < end for begin, end in mischief.hung)
+        witness.blind |= self._began_blind
         self._crashes = mischief.crash_s is not None and world.now_s < mischief.crash_s
 
     # --- What happens to it ----------------------------------------------------------------------------------------

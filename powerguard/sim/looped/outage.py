@@ -35,6 +35,7 @@ _DRILLED = 0.5
 class Told:
     """How one outage went. how: "finished", or why not. dirty: power was lost so often under a host that was up.
 
+    needless: it was powered off, and the battery would have carried it, paused, until utility was back.
     lost_s: of training; waited_s: of that, for the battery to charge.
     """
 
@@ -47,6 +48,7 @@ class Told:
     holds: int
     dirty: int
     planning_dirty: bool
+    needless: bool
     stranded: bool
     rollback_s: float
     lost_s: float
@@ -102,7 +104,7 @@ class Outage:
         self.settings = settings_of(self.scene, site)
         self.boots = 1
         self.lives = 0
-        self.stranded = False
+        self.needless = self.stranded = False
         self._folder = folder
         self._offset_s = _BOOTED_S - BEGIN_S
         self._wall_error_s = 0.0
@@ -182,6 +184,10 @@ class Outage:
     def _boot(self) -> bool:
         """Let time pass until the host is up again, and its daemon runs."""
         world = self.world
+        if world.host.power is Power.STOPPING:
+            world.advance(world.host.stop_ends_s)
+        if world.host.power is Power.OFF:
+            self._was_it_needed()
         latest_s = max(world.now_s, self.scene.end_s) + _PATIENCE_S
         while world.now_s < latest_s:
             if world.stranded:
@@ -204,12 +210,21 @@ class Outage:
         self._checkpoints.clear()
         return True
 
+    def _was_it_needed(self) -> None:
+        """A power-off is needless where the battery would have carried the paused host; a foreign order is a need."""
+        world, scene = self.world, self.scene
+        ordered_s, left = world.ordered_off
+        cut = next((cut for cut in scene.cuts if cut.begin_s <= ordered_s < cut.end_s), None)
+        host = self.site.host
+        carried_s = max(0.0, left - world.pack.dies_at) * scene.curve.tau_s(host.load * host.paused_load)
+        if scene.order is None and (cut is None or carried_s >= cut.end_s - ordered_s):
+            self.needless = True
+
     def _look_back(self) -> None:
         """See what is left behind."""
         host, stored = self.world.host, self._stored()
         self.witness.ended(
             training=host.training,
-            reachable=host.trainer_alive and host.power is Power.UP,
             capped=host.capped,
             open_outage="" if stored is None or stored.outage is None else stored.outage.id,
             in_flight=() if stored is None else stored.in_flight,
@@ -227,6 +242,7 @@ class Outage:
             holds=self.witness.holds,
             dirty=len(host.dirty_at_s),
             planning_dirty=bool(host.dirty_at_s) and self._was_avoidable(),
+            needless=self.needless,
             stranded=self.stranded,
             rollback_s=host.rollback_s,
             lost_s=max(0.0, self.world.now_s - BEGIN_S - host.progress_s),

@@ -268,7 +268,7 @@ class SimHost(_Peer):
         """Begin to go down; what still runs after force_after_s is cut off."""
         if not isinstance(action, PowerOff):
             return ()
-        return await self.answer(self.life.world.host.power_off(self.life.world.now_s, action.force_after_s))
+        return await self.answer(self.life.world.power_off(action.force_after_s))
 
 
 class SimStart(_Peer):

@@ -62,7 +62,7 @@ def one(seed: int, site: Site, *, faults: bool) -> Sample:
         planning_dirty=told.planning_dirty,
         physics_dirty=told.dirty > 0 and not told.planning_dirty,
         shutdown=told.latches > 0,
-        needless=False,
+        needless=told.needless,
         stranded=told.stranded,
         gate_wait_s=told.waited_s,
         violations=tuple(f"{violation.name}: {violation.what}" for violation in told.violations),

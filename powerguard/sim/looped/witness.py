@@ -51,6 +51,7 @@ class Witness:
     """Watches one outage over all lives and boots of its daemon.
 
     waited_s: for how long, with utility there, training waited after a return for the battery to charge.
+    blind: a life began while the disk of its journal did not answer, so that nobody knew of the outage any more.
     """
 
     def __init__(self, world: World, mischief: Mischief) -> None:
@@ -59,6 +60,7 @@ class Witness:
         self.latches = 0
         self.holds = 0
         self.waited_s = 0.0
+        self.blind = False
         self._world, self._mischief = world, mischief
         self._policy: Policy | None = None
         self._state: State | None = None
@@ -293,11 +295,9 @@ class Witness:
 
     # --- How it ends ------------------------------------------------------------------------------------------------
 
-    def ended(
-        self, *, training: bool, reachable: bool, capped: bool, open_outage: str, in_flight: Sequence[Action]
-    ) -> None:
+    def ended(self, *, training: bool, capped: bool, open_outage: str, in_flight: Sequence[Action]) -> None:
         """Everything is over, and utility is there. in_flight: as the journal has it."""
-        if reachable and not training:
+        if not training and not self.blind:
             self.broke("left_paused", "utility is back, and training still stands")
         if capped:
             self.broke("left_capped", "utility is back, and GPU power is still capped")
