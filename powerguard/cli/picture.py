@@ -50,8 +50,9 @@ _LOOKS: Final = {
 }
 
 
-def is_utf8(stream: TextIO = sys.stdout) -> bool:
-    """Say whether a stream takes more than ASCII."""
+def is_utf8(stream: TextIO | None = None) -> bool:
+    """Say whether a stream takes more than ASCII. None: stdout."""
+    stream = sys.stdout if stream is None else stream
     return (stream.encoding or "").lower().replace("-", "").startswith("utf8")
 
 
