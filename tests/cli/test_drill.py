@@ -1,0 +1,317 @@
+"""`powerguard drill` as its users meet it: what it says first, how it asks, what it shows, and how Ctrl-C ends it.
+
+The daemon beside it is the real core behind the real socket, in a world that goes twenty times as fast.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerguard.cli.checks import drill_finding
+from powerguard.cli.drill_report import describe
+from powerguard.cli.render import Paint
+from powerguard.core.events import (
+    Action,
+    Conduct,
+    Done,
+    EnsurePolicy,
+    Event,
+    Failed,
+    OutputSource,
+    PauseTrainer,
+    PollNow,
+    ResumeTrainer,
+    TrainerSeen,
+    TriggerCheckpoint,
+)
+from powerguard.core.machine import step
+from powerguard.daemon.admin import admin_server
+from powerguard.daemon.drills import drill_view
+from tests.cli.test_commands import Ended, powerguard
+from tests.daemon.looped import until
+from tests.daemon.watched import DAY_S, NOW_S, Watched, drilled, reading, scene
+
+FAST = 20.0
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    made = tempfile.mkdtemp(dir="/tmp", prefix="pg ")
+    yield Path(made)
+    shutil.rmtree(made)
+
+
+@dataclass
+class Living(Watched):
+    """A daemon that answers by the real core; its trainer, BMC and disks do what they are asked, or refuse it."""
+
+    refuses: tuple[type[Action], ...] = ()
+    told: list[Action] = field(default_factory=list)
+    open: list[Action] = field(default_factory=list)
+    stands: bool = False
+    battery: bool = False
+
+    def submit(self, event: Event) -> None:
+        answer = step(self.policy, self.state, event)
+        self.state = answer.state
+        orders = [action for action in answer.actions if not isinstance(action, PollNow)]
+        self.told += orders
+        self.open += orders
+
+    async def live(self) -> None:
+        """One second of this world after the other."""
+        while True:
+            await asyncio.sleep(1.0 / FAST)
+            self.now_s += 1.0
+            source = OutputSource.BATTERY if self.battery else OutputSource.UTILITY
+            load_pct = 30.0 if self.stands else 62.0
+            self.submit(reading(at_s=self.now_s, output_source=source, load_pct=load_pct))
+            waiting, self.open = self.open, []
+            for action in waiting:
+                self._carry_out(action)
+
+    def _carry_out(self, action: Action) -> None:
+        if isinstance(action, self.refuses):
+            self.submit(Failed(at_s=self.now_s, action=action, took_s=1.0, reason="disk full"))
+            return
+        if isinstance(action, PauseTrainer):
+            self.stands = True
+        elif isinstance(action, TriggerCheckpoint):
+            self.stands = self.stands or action.after is not Conduct.CONTINUE
+        elif isinstance(action, ResumeTrainer):
+            self.stands = False
+        detail = (("verified", True), ("paused", self.stands), ("resumed", not self.stands), ("step", 48300))
+        if isinstance(action, EnsurePolicy):
+            detail = (("verified", True), ("policy", "always-on"))  # type: ignore[assignment]
+        self.submit(Done(at_s=self.now_s, action=action, took_s=1.0, detail=detail))
+
+
+@contextlib.asynccontextmanager
+async def living(folder: Path, *, refuses: tuple[type[Action], ...] = (), age_s: float = 60.0) -> AsyncIterator[Living]:
+    quiet = scene()
+    daemon = Living(policy=quiet.policy, state=quiet.state, refuses=refuses)
+    daemon.submit(reading(at_s=NOW_S))
+    daemon.submit(TrainerSeen(at_s=NOW_S, trainer="llm", alive=True, conduct=Conduct.PAUSE, durable_age_s=age_s))
+    task = asyncio.get_running_loop().create_task(daemon.live())
+    try:
+        async with admin_server(daemon, path=f"{folder}/s.sock"):
+            yield daemon
+    finally:
+        task.cancel()
+
+
+async def drill(folder: Path, *words: str) -> Ended:
+    return await powerguard("drill", *words, "--socket", f"{folder}/s.sock")
+
+
+# --- Before -----------------------------------------------------------------------------------------------------------
+
+
+async def test_it_says_first_what_will_happen_and_needs_a_yes(folder: Path) -> None:
+    """Where nobody can be asked, it does nothing without --yes."""
+    async with living(folder) as daemon:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "powerguard", "drill", "--socket", f"{folder}/s.sock",
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=ROOT,
+        )  # fmt: skip
+        out, err = await process.communicate()
+        assert daemon.told == []
+    assert process.returncode == 64
+    assert b"repeat with --yes" in err
+    assert b"ask llm for a checkpoint and to pause there" in out
+    assert b"left out: the settings cap no GPU power" in out
+
+
+@pytest.mark.parametrize(("answer", "begins"), [(b"\n", False), (b"n\n", False), (b"y\n", True)])
+async def test_it_asks_on_a_terminal(folder: Path, answer: bytes, *, begins: bool) -> None:
+    async with living(folder) as daemon:
+        ours, theirs = pty.openpty()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "powerguard", "drill", "--scope", "policy", "--socket", f"{folder}/s.sock",
+            stdin=theirs, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=ROOT,
+        )  # fmt: skip
+        os.write(ours, answer)
+        async with asyncio.timeout(30.0):
+            _, err = await process.communicate()
+        os.close(ours)
+        os.close(theirs)
+        assert any(isinstance(action, EnsurePolicy) for action in daemon.told) is begins
+    assert b"Begin? [y/N]" in err
+    assert process.returncode == (0 if begins else 1)
+
+
+async def test_it_is_refused_with_the_numbers(folder: Path) -> None:
+    async with living(folder, age_s=4000.0) as daemon:
+        ended = await drill(folder, "--yes")
+        assert (ended.code, daemon.told) == (1, [])
+        assert "refused: llm: its checkpoint is 67 minutes old (at most 30 minutes)" in ended.err
+        assert (await drill(folder, "--yes", "--json")).object["object"] == "error"
+
+
+@pytest.mark.parametrize(
+    "words", [["--scope", "nonsense"], ["--scope", "pause,"], ["--witness", "magic"], ["reports"], ["--scope"]]
+)
+async def test_wrong_options(folder: Path, words: list[str]) -> None:
+    assert (await drill(folder, *words)).code == 64
+
+
+async def test_the_daemon_is_down(folder: Path) -> None:
+    for words in (["--yes"], ["report"]):
+        ended = await drill(folder, *words)
+        assert ended.code == 4
+        assert "not running" in ended.err
+
+
+# --- While it runs, and after -----------------------------------------------------------------------------------------
+
+
+async def test_a_full_drill_from_the_first_word_to_the_report(folder: Path) -> None:
+    """Stages as they begin, then what was expected beside what was measured; training goes on."""
+    async with living(folder) as daemon:
+        ended = await drill(folder, "--yes")
+        assert not daemon.stands
+        assert daemon.state.drill is None
+        assert (await drill(folder, "report")).out.splitlines()[0].startswith("Drill passed")
+    assert ended.code == 0, ended.err
+    assert "baseline: begun" in ended.err
+    report = ended.out.partition("Drill passed: every stage was carried out\n")[2]
+    assert re.search(r"load paused +37\.2 % +30\.0 %", report)
+    assert re.search(r"saved by pausing +1728 W", report)
+    assert re.search(r"BMC policy +always-on", report)
+    assert re.search(r"power-off \(not ordered\): grade +full", report)
+    assert "left out: cap: the settings cap no GPU power" in report
+
+
+async def test_a_drill_for_programs(folder: Path) -> None:
+    async with living(folder):
+        ended = await drill(folder, "--scope", "checkpoint,policy", "--scope", "policy", "--yes", "--json")
+    assert ended.err == ""
+    told = ended.object
+    assert (told["object"], told["running"], told["last"]["result"]) == ("drill", None, "passed")
+    assert told["last"]["scopes"] == ["checkpoint", "policy"]
+
+
+async def test_a_drill_that_fails(folder: Path) -> None:
+    """Exit 1, the trainer's own words, and training goes on."""
+    async with living(folder, refuses=(TriggerCheckpoint,)) as daemon:
+        ended = await drill(folder, "--scope", "checkpoint", "--scope", "pause", "--yes")
+        assert not daemon.stands
+    assert ended.code == 1
+    assert "Drill failed: checkpoint: llm: disk full" in ended.out
+
+
+async def test_progress_on_a_terminal(folder: Path) -> None:
+    """One line that changes: stage, time, load; gone when the drill is over."""
+    async with living(folder):
+        ours, theirs = pty.openpty()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "powerguard", "drill", "--scope", "pause", "--yes", "--socket", f"{folder}/s.sock",
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=theirs, cwd=ROOT,
+        )  # fmt: skip
+        async with asyncio.timeout(30.0):
+            await process.communicate()
+        os.close(theirs)
+        shown = os.read(ours, 65536).decode()
+        os.close(ours)
+    assert process.returncode == 0
+    assert re.search(r"\r  baseline: [\d.]+ s, ends in [\d.]+ s at the latest; load 62 %", shown)
+    assert "\n" not in shown
+    assert shown.endswith("\r\x1b[K")
+
+
+async def test_begin_and_leave(folder: Path) -> None:
+    async with living(folder) as daemon:
+        ended = await drill(folder, "--scope", "policy", "--yes", "--no-wait")
+        assert (ended.code, ended.out.splitlines()[-1][:6]) == (0, "begun;")
+        await until(lambda: daemon.state.learned.drill, 10.0)
+
+
+async def test_ctrl_c_puts_everything_back_first(folder: Path) -> None:
+    """One Ctrl-C: stopped, waited for, told; exit 1."""
+    async with living(folder) as daemon:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "powerguard", "drill", "--scope", "pause", "--yes", "--socket", f"{folder}/s.sock",
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=ROOT,
+        )  # fmt: skip
+        await until(lambda: daemon.stands, 20.0)
+        process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(20.0):
+            out, err = await process.communicate()
+        assert not daemon.stands
+    assert process.returncode == 1
+    assert b"stopping: everything is put back" in err
+    assert b"Drill interrupted: stopped by " in out
+    assert b"Traceback" not in out + err
+
+
+async def test_a_real_outage_ends_it(folder: Path) -> None:
+    """The drill is told as interrupted at once; the daemon has other things to do now."""
+    async with living(folder) as daemon:
+        asking = asyncio.get_running_loop().create_task(drill(folder, "--scope", "pause", "--yes"))
+        await until(lambda: daemon.stands, 20.0)
+        daemon.battery = True
+        async with asyncio.timeout(20.0):
+            ended = await asking
+    assert ended.code == 1
+    assert "Drill interrupted: a real outage" in ended.out
+
+
+async def test_there_was_none_yet(folder: Path) -> None:
+    async with admin_server(scene(), path=f"{folder}/s.sock"):
+        ended = await drill(folder, "report")
+        told = (await drill(folder, "report", "--json")).object
+    assert (ended.code, told["last"]) == (0, None)
+    assert "no drill yet" in ended.out
+
+
+# --- The report and doctor's word -------------------------------------------------------------------------------------
+
+
+def last(daemon: Watched) -> dict[str, Any]:
+    told: Any = json.loads(json.dumps(drill_view(daemon)))["last"]
+    return dict(told)
+
+
+def test_the_report_shows_what_was_not_measured() -> None:
+    report = last(drilled())
+    report["figures"] |= {"load_told": False, "cap_speed_told": False, "checkpoint_verified.llm": False}
+    text = "\n".join(describe(report, Paint()))
+    assert "the UPS tells no load" in text
+    assert "nobody knows whether capping pays" in text
+    assert re.search(r"llm +18 s, unverified", text)
+
+
+def test_hostile_words_do_not_reach_the_terminal() -> None:
+    report = last(drilled()) | {"because": "\x1b[2J", "who": "\x07"}
+    report["figures"] |= {"checkpoint_s.\x1b[2J": 1.0, "policy": "\x1b[31m", "skipped_cap": "\x1b"}
+    assert "\x1b" not in "\n".join(describe(report, Paint()))
+
+
+@pytest.mark.parametrize(
+    ("result", "age_s", "verdict", "said"),
+    [
+        ("passed", 5 * DAY_S, "PASS", "5 days ago: passed"),
+        ("passed", 91 * DAY_S, "WARN", "older than 90 days"),
+        ("failed", DAY_S, "WARN", "disk full"),
+        ("interrupted", DAY_S, "WARN", "interrupted"),
+        ("recorded", DAY_S, "WARN", "nothing is proved"),
+    ],
+)
+def test_doctor_on_drills(result: str, age_s: float, verdict: str, said: str) -> None:
+    found = drill_finding(last(drilled(result, age_s)))
+    assert (found.verdict, said in found.text) == (verdict, True)
+    assert drill_finding(None).verdict == "WARN"
