@@ -130,7 +130,7 @@ def test_short_by_seven_seconds_and_a_half() -> None:
 
 
 def test_a_battery_more_than_twice_as_large() -> None:
-    """300 s at full load: 470 s are needed, 202.5 s allowed, so 2.321 times the battery; a small reserve is not enough."""
+    """300 s at full load: 470 s are needed, 202.5 s allowed, so 2.321 times the battery."""
     told = size(site(load=1.0, checkpoint_s=300.0))
     assert told.verdict is Verdict.NONE
     assert {fix.lever: fix.value for fix in told.fixes} == {
