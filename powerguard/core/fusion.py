@@ -140,6 +140,7 @@ def _supply(feed: Feed, reading: Reading) -> Feed:
     first_charge_pct = reading.charge_pct if feed.first_charge_pct is None else feed.first_charge_pct
     claim = _claim(feed, reading, test_since_s)
     supply, since_s, suspect, unproven = claim, feed.since_s, False, False
+    proven_by = feed.proven_by
     utility_seen = feed.utility_seen or feed.supply is Supply.UTILITY
     if claim is Supply.BATTERY and feed.supply is not Supply.BATTERY:
         witness = supports_battery(reading)
@@ -148,7 +149,7 @@ def _supply(feed: Feed, reading: Reading) -> Feed:
         elif not witness and first_charge_pct is not None and reading.charge_pct is not None:
             witness = "charge_pct" if first_charge_pct - reading.charge_pct >= _CHARGE_FALL_PCT else ""
         if witness:
-            since_s = _battery_since_s(feed, reading)
+            since_s, proven_by = _battery_since_s(feed, reading), witness
         else:
             supply = feed.supply
             suspect = utility_seen
@@ -164,6 +165,7 @@ def _supply(feed: Feed, reading: Reading) -> Feed:
         feed,
         supply=supply,
         since_s=since_s,
+        proven_by=proven_by,
         reading=reading,
         previous=last,
         suspect=suspect,

@@ -346,7 +346,7 @@ def _cause_online(turn: Turn) -> tuple[Cause | None, str]:
     policy, state, now_s = turn.policy, turn.state, turn.now_s
     feed = state.feed
     if feed.supply is Supply.BATTERY:
-        return Cause.BATTERY, fusion.supports_battery(feed.reading) or "second_reading" if feed.reading else "battery"
+        return Cause.BATTERY, feed.proven_by
     if sums.power_off_at_s(feed) is not None:
         return Cause.POWER_OFF_ORDERED, "countdown" if feed.countdown_at_s is not None else "fsd"
     if feed.reading is not None and feed.reading.calibrating and feed.reading.output_source is OutputSource.BATTERY:

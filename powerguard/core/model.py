@@ -101,6 +101,7 @@ class Feed:
     """One feed as confirmed by fusion.
 
     since_s: since when `supply` holds, by the best clock there is (the UPS's own seconds on battery count).
+    proven_by: the second witness of the last time that it went to battery.
     suspect: the newest reading says battery and waits for its second witness.
     unproven_battery: the source has said battery ever since first contact and nothing else supports it.
     utility_seen: the source has said utility since first contact, so a battery that repeats itself is news.
@@ -115,6 +116,7 @@ class Feed:
 
     supply: Supply = Supply.UNKNOWN
     since_s: float = 0.0
+    proven_by: str = ""
     reading: Reading | None = None
     previous: Reading | None = None
     suspect: bool = False

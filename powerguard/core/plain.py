@@ -11,14 +11,14 @@ import math
 import types
 import typing
 from collections.abc import Callable
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
 
 KIND = "kind"
 """The key that names the class of an object."""
 
 T = TypeVar("T")
-_Decode = Callable[[object], object]
-_Encode = Callable[[object], object]
+_Decode = Callable[[Any], object]
+_Encode = Callable[[Any], object]
 
 
 class PlainError(ValueError):
@@ -60,23 +60,22 @@ def _encoder(cls: type) -> _Encode:
     raise PlainError(message)
 
 
-def _encode_enum(value: object) -> object:
-    return typing.cast("enum.Enum", value).value
+def _encode_enum(value: enum.Enum) -> object:
+    return value.value
 
 
 def _encode_same(value: object) -> object:
     return value
 
 
-def _encode_float(value: object) -> object:
-    if not math.isfinite(typing.cast("float", value)):
+def _encode_float(value: float) -> object:
+    if not math.isfinite(value):
         message = f"cannot keep {value} (finite numbers only; None for unknown)"
         raise PlainError(message)
     return value
 
 
-def _encode_tuple(value: object) -> object:
-    items = typing.cast("tuple[object, ...]", value)
+def _encode_tuple(items: tuple[object, ...]) -> object:
     try:
         return [to_plain(item) for item in items]
     except PlainError:
@@ -315,8 +314,7 @@ def _fields_decoder(cls: type) -> _Decode:
         if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
     )
 
-    def decode(data: object) -> object:
-        given = typing.cast("dict[str, object]", data)
+    def decode(given: dict[str, object]) -> object:
         values: dict[str, object] = {}
         for name, decode_field in decoders:
             if name in given:

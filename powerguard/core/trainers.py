@@ -160,7 +160,9 @@ def _take_in_done(turn: Turn, done: Done) -> None:
             older = detail.get("at_paused_step") is False and action.after is not Conduct.CONTINUE
             fresh = replace(fresh, durable=not older or trainer.tries >= MAX_TRIES or not _fits_again(turn, trainer))
             if older and fresh.durable:
-                lost = trainer.step - step if trainer.step is not None and step is not None else None
+                told_step = detail.get("step")
+                known = trainer.step is not None and isinstance(told_step, int)
+                lost = trainer.step - told_step if known else None  # type: ignore[operator]
                 turn.note("older_checkpoint_stands", "a second one does not fit", Level.WARNING, steps_lost=lost)
     _put(turn, fresh)
     told = {name: value for name, value in done.detail if name in ("bytes", "verified", "paused", "path")}
@@ -373,6 +375,7 @@ def resume_all(turn: Turn) -> None:
     restart = False
     for trainer in turn.state.trainers:
         if trainer.alive and (trainer.paused or trainer.told_pause):
+            _put(turn, replace(trainer, resume_at_s=None))
             turn.order(ResumeTrainer, limit_s=10.0, trainer=trainer.name, outage=turn.outage_id)
         if trainer.told_pause and (not trainer.alive or trainer.conduct is Conduct.EXIT):
             # One that exits may be gone before anybody has seen it go; starting what runs changes nothing.
@@ -405,7 +408,7 @@ def forget_outage(turn: Turn) -> None:
     configured = {t.name for t in turn.policy.trainers}
     turn.update(
         trainers=tuple(
-            replace(t, durable=False, failed="", tries=0, told_pause=False, paused=False, resume_at_s=None)
+            replace(t, durable=False, failed="", tries=0, told_pause=False, paused=False)
             for t in turn.state.trainers
             if t.alive or t.name in configured
         )

@@ -218,3 +218,18 @@ def test_an_outage_begins_with_those_who_are_there_and_those_of_the_settings() -
     at = Turn(POLICY, at_100(Online(), *known), 100.0)
     trainers.forget_outage(at)
     assert [t.name for t in at.state.trainers] == ["a", "b"]
+
+
+def test_who_did_not_hear_is_told_again_also_when_the_power_fails_meanwhile() -> None:
+    """Three seconds of battery between the word that failed and the next one must not leave training standing."""
+    waits = replace(PAUSES, paused=True, resume_at_s=105.0)
+    state = at_100(Online(), waits, supply=Supply.UTILITY)
+    again: list[float] = []
+    for at_s in range(101, 120):
+        now = says(float(at_s), input_present=False) if at_s < 104 else says(float(at_s), "utility")
+        for event in (now, Tick(at_s=at_s + 0.5)):
+            answer = step(POLICY, state, event)
+            state = answer.state
+            again += [event.at_s for action in answer.actions if isinstance(action, ResumeTrainer)]
+    assert isinstance(state.phase, Online)
+    assert again == [105.5]
