@@ -90,7 +90,7 @@ def _drill(args: argparse.Namespace) -> int:
     given = [word for words in args.scope or [] for word in words]
     scopes = given or (["full"] if args.witness == "simulated" else [])
     asked: dict[str, object] = {"scopes": scopes, "witness": args.witness}
-    plan = post(args, "drill_plan", asked)
+    plan = post(args, "drill-plan", asked)
     if plan["refused"]:
         return fail(args, "drill", f"refused: {plan['refused']}", EX_REFUSED)
     if not args.json:
@@ -166,7 +166,7 @@ def _watch(args: argparse.Namespace, before: str | None) -> dict[str, Any]:
             stopping = True
             shown.line("stopping: everything is put back (Ctrl-C again leaves; the daemon goes on putting it back)")
             try:
-                post(args, "drill_stop", {"reason": "interrupted"})
+                post(args, "drill-stop", {"reason": "interrupted"})
             except (DownError, RefusedError) as error:
                 shown.line(str(error))
 

@@ -57,6 +57,8 @@ _ROWS: Final[tuple[tuple[str, str, str, Callable[[object], str]], ...]] = (
     ("self-test lasted", "", "test_s", _seconds),
     ("load in the self-test", "load_before", "load_test", _share),
     ("runtime in the self-test", "runtime_before_s", "runtime_test_s", _seconds),
+    ("battery health", "health_before", "health", _share),
+    ("as this discharge measured it", "", "health_measured", _share),
     ("outage lasted", "", "outage_s", _seconds),
     ("charge after", "", "charge_after_pct", _percent),
 )
@@ -104,6 +106,7 @@ def _doubts(figures: dict[str, object], paint: Paint) -> list[str]:
         "load_told": "the UPS tells no load: what pausing saves is not known",
         "load_paused_settled": "the paused load did not settle: it is not learned",
         "load_capped_settled": "the capped load did not settle: it is not learned",
+        "health_learned": "the discharge was not deep enough to measure the battery's health",
         "cap_speed_told": "no trainer told enough steps: nobody knows whether capping pays",
     }
     return [f"  {paint('!', 'yellow')} {text}" for name, text in doubts.items() if figures.get(name) is False]

@@ -7,6 +7,7 @@ told once more that it may go on: a pause cannot overtake its own end.
 from dataclasses import replace
 
 from powerguard.core.cap import LIMIT_S
+from powerguard.core.drill_measures import tell_health
 from powerguard.core.drill_turn import change, figure, find, mark, order, rounded
 from powerguard.core.events import Action, Level, RestorePower, ResumeTrainer
 from powerguard.core.learned import DrillReport
@@ -187,6 +188,7 @@ def end_of_outage(turn: Turn, because: str) -> None:
         reading = turn.state.feed.reading
         figure(turn, outage_s=round(turn.now_s - drill.stage_at_s, 3))
         figure(turn, charge_after_pct=None if reading is None else reading.charge_pct)
+        tell_health(turn, drill.began_s)
         report(turn, turn.state.drill or drill, "passed", f"the plug was pulled, and the outage ended: {because}")
     if drill.waiting and drill.stage == "handed_over":
         change(turn, stage="undo", stage_at_s=turn.now_s, result="interrupted", because="a real outage")

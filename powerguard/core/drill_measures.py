@@ -168,6 +168,7 @@ def look_at_self_test(turn: Turn, drill: Drill) -> str | None:
         if testing:
             figure(turn, test_began_s=round(turn.now_s - drill.stage_at_s, 3), load_before=rounded(load))
             figure(turn, charge_before_pct=reading.charge_pct, runtime_before_s=reading.runtime_s)
+            figure(turn, health_before=rounded(turn.state.battery.health))
             change(turn, stage_by_s=turn.now_s + drill_checks.SELF_TEST_S)
             return None
         return "the UPS began no self-test (start it at its front panel or on its card)" if late else None
@@ -175,7 +176,19 @@ def look_at_self_test(turn: Turn, drill: Drill) -> str | None:
         figure(turn, load_test=rounded(load), runtime_test_s=reading.runtime_s, charge_test_pct=reading.charge_pct)
         return "the self-test of the UPS did not end" if late else None
     figure(turn, test_s=round(turn.now_s - drill.stage_at_s - begun, 3))
+    tell_health(turn, drill.began_s)
     return ""
+
+
+def tell_health(turn: Turn, since_s: float) -> None:
+    """Tell what a discharge since then has taught of the battery's health; it is learned where it was deep enough."""
+    battery = turn.state.battery
+    learned = battery.model.health
+    if learned is None or learned.at_s < since_s:
+        figure(turn, health_learned=False)
+    else:
+        figure(turn, health=rounded(battery.health), health_measured=rounded(learned.share))
+        figure(turn, health_error=rounded(learned.error), health_learned=True)
 
 
 def look_at_resume(turn: Turn, drill: Drill) -> str | None:

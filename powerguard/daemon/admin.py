@@ -189,7 +189,7 @@ class Admin:
             return error_json("a real outage runs, and comes first: it puts everything back when it ends", 409)
         reason = _text(body, "reason")
         self._daemon.submit(StopDrill(at_s=self._daemon.clock(), who=who.name, reason=reason))
-        return self._accepted("drill_stop", who, drill=running.id, reason=reason)
+        return self._accepted("drill-stop", who, drill=running.id, reason=reason)
 
     def drill_plan(self, _: Peer, body: Mapping[str, object]) -> Answer:
         """Say what a drill would do, and whether it may begin now; changes nothing."""
@@ -224,8 +224,8 @@ class Admin:
             "maintenance": (self.maintenance, True),
             "checkpoint": (self.checkpoint, True),
             "drill": (self.drill, True),
-            "drill_stop": (self.drill_stop, True),
-            "drill_plan": (self.drill_plan, False),
+            "drill-stop": (self.drill_stop, True),
+            "drill-plan": (self.drill_plan, False),
             "battery-replaced": (self.battery_replaced, True),
             "event": (self.event, False),
         }

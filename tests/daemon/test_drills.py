@@ -110,7 +110,7 @@ async def test_begin_is_refused_with_the_numbers(path: str) -> None:
         code, body = await ask(path, "POST", "drill", {"scopes": ["full"]})
         assert (code, body["object"]) == (409, "error")
         assert "maintenance suspends" in body["error"]
-        assert (await ask(path, "POST", "drill_plan", {"scopes": ["full"]}))[1]["refused"] == body["error"]
+        assert (await ask(path, "POST", "drill-plan", {"scopes": ["full"]}))[1]["refused"] == body["error"]
     assert daemon.events == []
 
 
@@ -153,7 +153,7 @@ async def test_words_that_nobody_knows(path: str, body: object, said: str) -> No
 async def test_stop(path: str) -> None:
     daemon = running_drill()
     async with admin_server(daemon, path=path):
-        code, body = await ask(path, "POST", "drill_stop", {"reason": "enough"})
+        code, body = await ask(path, "POST", "drill-stop", {"reason": "enough"})
     (event,) = daemon.events
     assert isinstance(event, StopDrill)
     assert (code, body["drill"], event.reason) == (202, "6f1d2c3b-drill-49900", "enough")
@@ -161,14 +161,14 @@ async def test_stop(path: str) -> None:
 
 async def test_there_is_nothing_to_stop(path: str) -> None:
     async with admin_server(scene(), path=path):
-        assert await ask(path, "POST", "drill_stop") == (
+        assert await ask(path, "POST", "drill-stop") == (
             409,
             {"schema_version": 1, "object": "error", "error": "no drill runs"},
         )
     outage = running_drill()
     outage.state = replace(scene("on_battery").state, drill=outage.state.drill)
     async with admin_server(outage, path=path):
-        code, body = await ask(path, "POST", "drill_stop")
+        code, body = await ask(path, "POST", "drill-stop")
     assert (code, outage.events) == (409, list[Event]())
     assert "a real outage runs" in body["error"]
 
