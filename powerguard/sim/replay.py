@@ -2,8 +2,8 @@
 
 What is fed: readings, lost sources, what trainers said, operators' words, at their own times; ticks as the loop makes
 them. What is ordered is answered as the recording knows (the second checkpoint of a trainer takes as long as its second
-one took), and where it knows nothing as an obedient world would. The readings stay as they were: a battery that
-today's decisions would have spared lasts no longer here.
+one took, or for ever), and where it knows nothing as an obedient world would. The readings stay as they were: a battery
+that today's decisions would have spared lasts no longer here.
 """
 
 import heapq
@@ -52,6 +52,7 @@ LONG_GAP_S: Final = 60.0
 TICKS_IN_GAP_S: Final = 10.0
 AFTER_END_S: Final = 30.0
 """A power-off that has begun when the recording ends is followed for so long."""
+ROUNDING_S: Final = 0.01
 MISSES: Final = 3
 _TAKES_S: Final[dict[type[Action], float]] = {
     EnsurePolicy: 0.2,
@@ -64,7 +65,7 @@ _TAKES_S: Final[dict[type[Action], float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deed:
-    """An order of the recording and what came of it. outcome: None where nobody wrote it down.
+    """An order of the recording and what came of it. outcome: None where none came before the outage's end.
 
     progress: what its checkpoint told on the way. at_s: when it was ordered, in the clock of its boot.
     """
@@ -80,6 +81,7 @@ class Leg:
     """What one life of the daemon heard. shift_s: from its boot's clock to the recording's.
 
     state: it began with; None: with nothing known. restored: it went on with an outage. events: in order.
+    end_s: until when at least it lived, where that is after its last event.
     """
 
     at_s: float
@@ -88,6 +90,7 @@ class Leg:
     restored: bool = False
     shift_s: float = 0.0
     events: tuple[Event, ...] = ()
+    end_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,9 +251,10 @@ class _Player:
         self._began_s: float | None = recording.began_s
         self._readings = self._repeated = 0
         self._told: list[str] = []
-        self._off = False
+        self._off = self._survives = False
         self._heard_s = 0.0
         self._ordered: set[str] = set()
+        self._given: dict[str, tuple[float, Deed | None]] = {}
 
     # --- Legs --------------------------------------------------------------------------------------------------------
 
@@ -285,7 +289,7 @@ class _Player:
     def play(self, leg: Leg) -> None:
         """Feed what this leg heard, with ticks and answers between."""
         self._ahead = deque(leg.events)
-        end_s = leg.events[-1].at_s if leg.events else leg.at_s
+        end_s = max(leg.events[-1].at_s if leg.events else leg.at_s, leg.end_s or leg.at_s) + ROUNDING_S
         self._heard_s = leg.at_s
         while not self._off:
             tick_s = self._now_s + self._pace_s()
@@ -303,10 +307,12 @@ class _Player:
                 self._send(Tick(at_s=at_s))
             phase = self._state.phase
             if isinstance(phase, Shutdown) and self._policy.powers_off and phase.ordered:
-                self._off = self._now_s >= phase.force_at_s
+                self._off = self._now_s >= phase.force_at_s and not self._survives
 
     def _is_going_down(self) -> bool:
-        return isinstance(self._state.phase, Shutdown)
+        """The power-off has been decided and not ordered yet."""
+        phase = self._state.phase
+        return isinstance(phase, Shutdown) and not phase.ordered
 
     def _pace_s(self) -> float:
         if self._now_s - self._heard_s > LONG_GAP_S:
@@ -369,16 +375,24 @@ class _Player:
             self._later(at_s + POLL_TAKES_S, _Poll(at_s + POLL_TAKES_S))
             return
         self._open[action.id] = action
-        known = self._deeds.get((type(action).__name__, str(getattr(action, "trainer", ""))))
-        deed = known.popleft() if known else None
-        for each in () if deed is None else deed.progress:
-            told_s = at_s + each.at_s - deed.at_s if deed is not None else at_s
-            self._later(told_s, replace(each, at_s=told_s, action_id=action.id), action)
-        if deed is not None and deed.outcome is not None:
-            ended_s = at_s + max(0.0, deed.outcome.at_s - deed.at_s)
-            self._later(ended_s, replace(deed.outcome, at_s=ended_s, action=action), action)
-        else:
+        if action.id not in self._given:
+            known = self._deeds.get((type(action).__name__, str(getattr(action, "trainer", ""))))
+            self._given[action.id] = at_s, known.popleft() if known else None
+        # One that is repeated after a restart is the same order, answered as it was, as far as that is ahead.
+        given_s, deed = self._given[action.id]
+        if isinstance(action, PowerOff):
+            # Where the recording goes on after the same order, the host did not go down: that is what it tells.
+            self._survives = deed is not None and deed.at_s <= at_s + action.force_after_s
+        if deed is None:
             self._later(*self._obey(action, at_s), action)
+            return
+        for each in deed.progress:
+            told_s = given_s + each.at_s - deed.at_s
+            if told_s >= at_s:
+                self._later(told_s, replace(each, at_s=told_s, action_id=action.id), action)
+        if deed.outcome is not None:
+            ended_s = max(at_s, given_s + deed.outcome.at_s - deed.at_s)
+            self._later(ended_s, replace(deed.outcome, at_s=ended_s, action=action), action)
 
     def _obey(self, action: Action, at_s: float) -> tuple[float, Event]:
         """How it goes where everybody does what they are told."""

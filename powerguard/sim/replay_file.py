@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields, replace
 from difflib import get_close_matches
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
@@ -300,6 +301,7 @@ class _Outage:
         self._orders: dict[str, Deed] = {}
         self._where: dict[str, int] = {}
         self._marks: list[tuple[int, Mark]] = []
+        self._told_s: list[tuple[int, float]] = []
         self.told: list[str] = []
         self.ended = False
 
@@ -329,6 +331,7 @@ class _Outage:
             self._hear(boot, cast("Event", from_plain(line.get("event"), Event)), number)
         else:
             self._walls.setdefault(boot, _seconds(line, "at") - at_s)
+            self._told_s.append((boot, at_s))
             self._done(kind, boot, at_s, line)
 
     def _hear(self, boot: int, event: Event, number: int) -> None:
@@ -370,7 +373,8 @@ class _Outage:
         if not any(isinstance(event, Reading) for life in lives for event in life.events or ()):
             raise ReplayFileError(self._path, f"outage {self.meta.get('outage')}: no readings in it")
         zero = self._wall(lives[0]) or 0.0
-        legs = tuple(self._leg(life, zero, wanted) for life in lives)
+        ends = (*(life.at_s if life.boot == before.boot else None for before, life in pairwise(lives)), None)
+        legs = tuple(self._leg(life, zero, wanted, end_s) for life, end_s in zip(lives, ends, strict=True))
         shifts = {life.boot: leg.shift_s for life, leg in zip(lives, legs, strict=True)}
         known = [(boot, mark) for boot, mark in self._marks if boot in shifts or boot in self._walls]
         marks = [
@@ -394,7 +398,7 @@ class _Outage:
     def _wall(self, life: _Life) -> float | None:
         return self._walls.get(life.boot) if life.wall is None else life.wall
 
-    def _leg(self, life: _Life, zero: float, wanted: Wanted) -> Leg:
+    def _leg(self, life: _Life, zero: float, wanted: Wanted, next_s: float | None) -> Leg:
         events = tuple(sorted(life.events or (), key=lambda event: event.at_s))
         policy = wanted.policy or life.policy
         if policy is None:
@@ -427,6 +431,10 @@ class _Outage:
             restored=life.restored,
             shift_s=0.0 if wall is None else wall - zero,
             events=events,
+            end_s=max(
+                (at_s for boot, at_s in self._told_s if boot == life.boot and (next_s is None or at_s < next_s)),
+                default=None,
+            ),
         )
 
 
