@@ -21,7 +21,7 @@ a file, `powerguard config show --origin` says which line a value comes from.
   aliases, merge keys and tags are refused.
 - A secret is named, never written: `{credential: NAME}` is a systemd credential, `{file: /PATH}` a file that nobody but
   its owner can read.
-- SIGHUP reads the files again. It is refused while an outage runs, and when a file has a mistake; the log says why.
+- SIGHUP reads the files again. It is refused in an outage or a drill, and when a file has a mistake; the log says why.
 - Exit code 78: the settings have mistakes. All of them are told at once.
 """
 
