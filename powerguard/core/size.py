@@ -365,11 +365,11 @@ def _fix(site: Site, lever: Lever, now: float, limit: float, grain: float) -> Fi
     if not enough(limit):
         return None
     value = _nearest(enough, now, limit)
-    # Rounded away from where it is now, and tried again: what is told is what was tried.
-    rounded = math.ceil(value / grain) * grain if limit > now else math.floor(value / grain) * grain
-    rounded = round(rounded, 6)
-    if not min(now, limit) <= rounded <= max(now, limit) or not enough(rounded):
-        rounded = limit
+    # Rounded away from where it is now, and tried again: what is told is what was tried, to the last bit.
+    whole = math.ceil(value / grain) if limit > now else math.floor(value / grain)
+    rounded = round(whole * grain, 6)
+    if not enough(rounded):
+        rounded = round((whole + (1 if limit > now else -1)) * grain, 6)
     return Fix(lever=lever, value=rounded, now=now)
 
 

@@ -186,6 +186,28 @@ def _first(rule: Callable[[float], bool], begin_s: float, end_s: float) -> tuple
 @given(sites())
 def test_training_ends_when_the_rule_says_so(given_site: Site) -> None:
     """Step by step through `plan.checkpoint_due`: the emergency comes within one step of what was told."""
+    _pauses_when_due(given_site)
+
+
+def test_training_pauses_within_the_dwell_where_waiting_would_lose_it() -> None:
+    """Two seconds in, 14.5 s are needed; two more at full load and they would not be there when paused."""
+    tiny = site(
+        load=1.0,
+        paused=0.35,
+        checkpoint_s=0.5,
+        runtime_table=((0.35, 41.3), (1.0, 12.15)),
+        stop_q95_s=2.0,
+        stop_median_s=2.0,
+        reserve_s=12.0,
+    )
+    course = size(tiny).course
+    assert course is not None
+    # Reff paused falls by 0.8 x 41.3 / 12.15 = 2.72 s a second, from 24.78 s to 14.5 / 0.75 = 19.33 s.
+    assert course.training_s == pytest.approx(2.003, abs=0.01)
+    _pauses_when_due(tiny)
+
+
+def _pauses_when_due(given_site: Site) -> None:
     policy = policy_of(given_site)
     course = size(given_site).course
     assert course is not None
