@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from powerguard.cli.operate import Subparsers, fail
 from powerguard.cli.outages import EX_NOINPUT, UnknownOutageError, add_journal, find, journal_of
 from powerguard.cli.render import Paint, clean, clock_of, duration, moment, table
-from powerguard.cli.words import OUTCOMES, PHASES, order, sentence
+from powerguard.cli.words import NEED_SHARE, OUTCOMES, PHASES, order, sentence
 
 if TYPE_CHECKING:
     from powerguard.core.model import Policy
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 EX_USAGE: Final = 64
 _COLOURS: Final = {"warning": "yellow", "error": "red"}
+_SHORT_S: Final = 45.0
+"""With no more runtime than this at the load of now, training is paused whatever it needs (`core.plan`)."""
 _SILENT: Final = frozenset({"TriggerCheckpoint", "PowerOff", "CapPower", "PollNow", "EnsurePolicy"})
 """Orders of which a note tells, at once or when they are done."""
 
@@ -88,7 +90,7 @@ def _step(record: "OutageRecord", line: "Line") -> dict[str, Any]:
     text = f"{line.payload.get('steps')} steps are missing: {line.because}" if gap else ""
     return {
         "at": line.wall,
-        "after_s": round(line.wall - record.started_wall, 3),
+        "after_s": _after_s(record, line),
         "event": line.event,
         "level": "warning" if gap else str(line.payload.get("level", "info")),
         "because": line.because,
@@ -101,13 +103,19 @@ def _ordered(record: "OutageRecord", line: "Line") -> dict[str, Any]:
     whom = str(line.payload.get("trainer") or "")
     return {
         "at": line.wall,
-        "after_s": round(line.wall - record.started_wall, 3),
+        "after_s": _after_s(record, line),
         "event": "ordered",
         "level": "info",
         "because": line.event,
         "text": f"order: {order(line.event, whom)}",
         "numbers": {"trainer": whom} if whom else {},
     }
+
+
+def _after_s(record: "OutageRecord", line: "Line") -> float:
+    """Seconds since the outage began: by the boot's own clock within its boot, whatever NTP did to the other one."""
+    same_boot = line.boot_id == record.boot_id
+    return round(line.at_s - record.started_at_s if same_boot else line.wall - record.started_wall, 3)
 
 
 def _pairs(value: object) -> dict[str, Any]:
@@ -194,11 +202,27 @@ def what_if(
                 f"When the hold began, at least {duration(reff_s - stop_s)} were left until the power-off, at the load "
                 f"that a pause should bring; utility came after {duration(came - held['at'])} of it."
             )
+    elif paused is None and record.outcome == "ridden_through":
+        told += _spare(_moment_of(steps, "online"))
     if latched is not None:
         told += _grades(latched, policy)
     if paused is not None and paused["because"] == "blind":
         told.append("With a runtime table in the settings (runtime_table), training could have gone on for longer.")
     return told
+
+
+def _spare(ended: Mapping[str, Any] | None) -> list[str]:
+    """Say for how long training could have gone on: what is left shrinks by at most a second a second."""
+    numbers = {} if ended is None else ended["numbers"]
+    names = ("reff_now_s", "reff_paused_s", "checkpoint_s", "stop_s")
+    reff_now_s, reff_paused_s, checkpoint_s, stop_s = (_number(numbers.get(name)) for name in names)
+    if not reff_now_s or not reff_paused_s or checkpoint_s is None or stop_s is None:
+        return []
+    spare_s = (reff_paused_s - (checkpoint_s + stop_s) / NEED_SHARE) * reff_now_s / reff_paused_s
+    spare_s = min(spare_s, reff_now_s - _SHORT_S)
+    if spare_s <= 0.0:
+        return []
+    return [f"By the sums of its end, training could have gone on for at least {duration(spare_s)} more on battery."]
 
 
 def _grades(latched: Mapping[str, Any], policy: "Policy | None") -> list[str]:

@@ -11,6 +11,8 @@ from powerguard.cli.render import duration
 Numbers = Mapping[str, Any]
 _Sentence = Callable[[str, Numbers], str]
 
+NEED_SHARE: Final = 0.75
+"""What is still needed may take this share of the runtime with training paused, before training is paused."""
 WITNESSES: Final = {
     "second_reading": "a second reading says so too",
     "on_battery_s": "the UPS counts its seconds on battery",
@@ -128,7 +130,7 @@ def _why_checkpoint(because: str, numbers: Numbers) -> str:
         case "budget":
             paused_s = _seconds(numbers, "reff_paused_s")
             needs = f"checkpoint {_for(numbers, 'checkpoint_s')} + stop {_for(numbers, 'stop_s')}"
-            quarters = duration(None if paused_s is None else 0.75 * paused_s)
+            quarters = duration(None if paused_s is None else NEED_SHARE * paused_s)
             return (
                 f"three quarters of the runtime with training paused ({duration(paused_s)}, so {quarters}) had come "
                 f"down to what was still needed ({needs})"

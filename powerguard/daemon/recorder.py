@@ -7,6 +7,7 @@ the minute before the outage never with one that actions wait for.
 from collections import deque
 
 from powerguard.core.events import Done, Event, Failed, Tick
+from powerguard.core.machine import LATEST_S
 from powerguard.core.model import Online, Policy, State
 from powerguard.daemon.journal.recording import Heard, Start
 
@@ -33,6 +34,8 @@ class Recorder:
 
     def hear(self, event: Event | None, at_s: float, before: State, after: State, policy: Policy) -> None:
         """Take one event, the state before it and the state it led to. None: the state was restored at a start."""
+        if not -LATEST_S <= at_s <= LATEST_S:
+            return  # No time at all: the machine has passed it over, too.
         phase = after.phase
         outage = "" if isinstance(phase, Online) else phase.outage.id
         counts = event is not None and not isinstance(event, Tick | Done | Failed)

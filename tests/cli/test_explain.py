@@ -74,7 +74,19 @@ async def _running(world: World) -> None:
         await rest(7.0)
 
 
-STORIES = {"held": _held, "powered-off": _powered_off, "running": _running}
+async def _dip(world: World) -> None:
+    """Ridden through: nothing had to be done."""
+    async with world.running() as daemon:
+        await until(lambda: daemon.clock() > 1060.0)
+        world.ups.utility = False
+        await until(in_phase("OnBattery", daemon))
+        await rest(30.0)
+        world.ups.utility = True
+        await until(in_phase("Online", daemon))
+        await rest(60.0)
+
+
+STORIES = {"dip": _dip, "held": _held, "powered-off": _powered_off, "running": _running}
 
 
 async def told_in(path: Path, story: Callable[[World], Coroutine[Any, Any, None]]) -> None:
@@ -168,6 +180,18 @@ def test_a_power_off_is_explained(journals: dict[str, Path], run: Run) -> None:
     assert re.search(r"It came 1\d s too late\.", out)
     for part in ("host off", "from the start-up to training", "held, paused", "trained on, on battery"):
         assert part in out
+
+
+def test_a_dip_is_explained(journals: dict[str, Path], run: Run) -> None:
+    """How much longer it could have lasted: at least what the sums of its end give, and no more than the truth."""
+    code, out, _ = run("explain", "last", "--journal", journals["dip"])
+    assert code == 0
+    assert "utility is back before anything had to be done: training never noticed" in out
+    found = re.search(r"could have gone on for at least (\d+) s more on battery", out)
+    assert found is not None
+    paused = run("explain", "last", "--json", "--journal", journals["held"])[1]
+    trained_on_s = json.loads(paused)["durations"]["trained_on_s"]
+    assert 0.5 * (trained_on_s - 31.0) < float(found[1]) <= trained_on_s - 31.0
 
 
 def test_an_outage_that_runs_is_explained(journals: dict[str, Path], run: Run) -> None:

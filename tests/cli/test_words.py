@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.cli.words import ORDERS, PHASES, WITNESSES, has_words, mark, order, sentence
+from powerguard.cli.words import NEED_SHARE, ORDERS, PHASES, WITNESSES, has_words, mark, order, sentence
 from powerguard.core.events import Action, Note
 from powerguard.core.plain import _family
 from powerguard.core.table import TABLE, phase_name
@@ -136,6 +136,16 @@ SENTENCES = [
 @pytest.mark.parametrize(("because", "numbers", "expected"), SENTENCES)
 def test_a_phase_is_told_with_the_numbers_that_decided(because: str, numbers: dict[str, object], expected: str) -> None:
     assert expected in sentence("phase_changed", because, NUMBERS | numbers)
+
+
+def test_the_share_is_the_core_s_own() -> None:
+    """What is told of three quarters is where the core draws the line: within a second of battery."""
+    story = (ROOT / "tests" / "scenarios" / "long-outage.txt").read_text(encoding="utf-8").partition("\n----\n")[0]
+    (note,) = (each for each in Player().play(story).notes if dict(each.numbers).get("new") == "emergency_checkpoint")
+    numbers = {name: value for name, value in note.numbers if isinstance(value, float)}
+    need_s = numbers["checkpoint_s"] + numbers["stop_s"]
+    assert note.because == "budget"
+    assert need_s - 2.0 < NEED_SHARE * numbers["reff_paused_s"] <= need_s
 
 
 def test_what_has_no_words_is_told_by_its_name() -> None:

@@ -1,5 +1,6 @@
 """What is heard in an outage is in the journal, whole and small, and never in the way of an action."""
 
+import asyncio
 import dataclasses
 import itertools
 import sqlite3
@@ -25,11 +26,12 @@ from powerguard.core.events import (
 )
 from powerguard.core.model import OnBattery, Online, Outage, State
 from powerguard.core.plain import to_plain
-from powerguard.daemon.journal import Entry, Heard, Journal, Recorded, Retention, Start, read_only, recording
+from powerguard.daemon.journal import Entry, Heard, Journal, Limits, Recorded, Retention, Start, read_only, recording
 from powerguard.daemon.journal.recording import joined, pack, unpack
 from powerguard.daemon.journal.store import MIGRATIONS, Store
 from powerguard.daemon.recorder import BEFORE_S, LIMIT_EVENTS, QUICK_EVENTS, Recorder
 from tests.daemon.looped import POLICY, World, in_virtual_time, until
+from tests.daemon.test_journal_faults import Held
 
 WALL = 1_795_000_000.0
 OUTAGE = State(phase=OnBattery(outage=Outage(id="o-1", since_s=100.0, grade=Grade.FULL)))
@@ -173,6 +175,19 @@ def test_one_outage_after_the_other_is_kept_apart() -> None:
     assert [(heard.outage, len(heard.events)) for heard in recorder.take(hurry=False)] == [("o-1", 2), ("o-2", 1)]
 
 
+@pytest.mark.parametrize("at_s", [float("nan"), float("inf"), float("-inf"), 1e11])
+def test_an_event_of_no_time_is_passed_over(at_s: float) -> None:
+    """As by the machine; it must not cost the outage its beginning."""
+    recorder = Recorder()
+    recorder.hear(reading(at_s), at_s, State(), State(), POLICY)
+    recorder.hear(reading(5.0), 5.0, State(), OUTAGE, POLICY)
+    recorder.hear(reading(at_s), at_s, OUTAGE, OUTAGE, POLICY)
+    (heard,) = recorder.take(hurry=False)
+    assert [event.at_s for event in heard.events] == [5.0]
+    assert heard.start is not None
+    assert heard.start.at_s == 5.0
+
+
 def test_memory_is_bounded() -> None:
     """A journal that takes nothing for long: the oldest go, and are counted."""
     recorder = Recorder()
@@ -216,6 +231,27 @@ def test_a_journal_of_the_first_version_has_none(tmp_path: Path) -> None:
     with read_only(path) as db:
         assert recording(db, "o-1") == ()
         assert db.execute("PRAGMA user_version").fetchone() == (2,)
+
+
+async def test_it_waits_for_a_disk_that_hangs(tmp_path: Path) -> None:
+    """Nothing is held up, nothing is lost: when the disk answers again, what was heard meanwhile is on it."""
+    path = tmp_path / "journal.db"
+    writer = Held()
+    writer.held = False
+    journal = Journal(path, boot_id="boot-1", writer=writer, limits=Limits(append_s=0.05))
+    await journal.load()
+    writer.held = True
+    for n in range(5):
+        heard = Heard(outage="o-1", events=(reading(100.0 + n),))
+        assert not await journal.append(Entry(at_s=100.0 + n, state=OUTAGE, heard=(heard,)))
+    writer.release()
+    async with asyncio.timeout(10.0):
+        while not journal.health.durable:  # noqa: ASYNC110 - what is waited for has no event to wait on
+            await asyncio.sleep(0.01)
+    with read_only(path) as db:
+        (row,) = recording(db, "o-1")
+    assert [event.at_s for event in row.heard.events] == [100.0, 101.0, 102.0, 103.0, 104.0]
+    assert await journal.close()
 
 
 async def test_it_goes_with_its_outage(tmp_path: Path) -> None:
