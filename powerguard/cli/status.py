@@ -172,6 +172,10 @@ def _outage(told: dict[str, Any]) -> list[tuple[str, str]]:
     if maintenance is not None:
         text = f"for {duration(maintenance['ends_in_s'])} more, by {clean(maintenance['who'])}: "
         rows.append(("maintenance", text + clean(maintenance["reason"])))
+    drill = told.get("drill")
+    if drill is not None:
+        text = f"{clean(drill['stage'])}, for {duration(drill['lasted_s'])}, by {clean(drill['who'])}"
+        rows.append(("drill", f"{text}: it puts everything back (`powerguard drill report`)"))
     return rows
 
 

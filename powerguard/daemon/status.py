@@ -89,6 +89,7 @@ def status(daemon: Daemon) -> Json:
         "outage": _outage(daemon, times),
         "next": _next(daemon, now, times),
         "maintenance": _maintenance(daemon, times),
+        "drill": _drill(daemon, times),
         "trainers": [_trainer(trainer, times) for trainer in state.trainers],
         "sources": [_source(source, times) for source in daemon.sources],
         "bmc": _bmc(daemon, times),
@@ -241,6 +242,13 @@ def _next(daemon: Daemon, now: Budget, times: Times) -> list[Json]:
         for step in plan.forecast(daemon.policy, daemon.state, now)
         if step.at_s is None or math.isfinite(step.at_s)
     ]
+
+
+def _drill(daemon: Daemon, times: Times) -> Json | None:
+    drill = daemon.state.drill
+    if drill is None:
+        return None
+    return {"id": drill.id, "who": drill.who, "stage": drill.stage, "lasted_s": times.ago_s(drill.began_s)}
 
 
 def _maintenance(daemon: Daemon, times: Times) -> Json | None:

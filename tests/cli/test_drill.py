@@ -42,7 +42,7 @@ from powerguard.daemon.admin import admin_server
 from powerguard.daemon.drills import drill_view
 from tests.cli.test_commands import Ended, powerguard
 from tests.daemon.looped import until
-from tests.daemon.watched import DAY_S, NOW_S, Watched, drilled, reading, scene
+from tests.daemon.watched import DAY_S, NOW_S, Watched, drilled, reading, running_drill, scene
 
 FAST = 20.0
 ROOT = Path(__file__).parents[2]
@@ -268,6 +268,12 @@ async def test_a_real_outage_ends_it(folder: Path) -> None:
             ended = await asking
     assert ended.code == 1
     assert "Drill interrupted: a real outage" in ended.out
+
+
+async def test_status_shows_the_drill(folder: Path) -> None:
+    async with admin_server(running_drill(), path=f"{folder}/s.sock"):
+        ended = await powerguard("status", "--socket", f"{folder}/s.sock")
+    assert re.search(r"drill +pause, for 42 s, by root: it puts everything back", ended.out)
 
 
 async def test_there_was_none_yet(folder: Path) -> None:

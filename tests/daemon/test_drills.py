@@ -15,6 +15,7 @@ from powerguard.core.events import Event, StartDrill, StopDrill
 from powerguard.core.model import Maintenance
 from powerguard.daemon.admin import admin_server
 from powerguard.daemon.drills import drill_plan, drill_view
+from powerguard.daemon.status import status
 from tests.daemon.watched import NOW_S, WALL_S, Watched, drilled, running_drill, scene
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -87,6 +88,18 @@ def examples() -> dict[str, object]:
 def test_examples_in_the_reference_are_true(name: str) -> None:
     shown = json.loads((REFERENCE / f"{name}.json").read_text(encoding="utf-8"))
     assert shown == json.loads(json.dumps(examples()[name]))
+
+
+def test_status_tells_that_a_drill_runs() -> None:
+    """Training that stands still on utility is no alarm then."""
+    told: Any = status(running_drill())
+    assert told["drill"] == {"id": "6f1d2c3b-drill-49900", "who": "root", "stage": "pause", "lasted_s": 42.0}
+    assert "training_paused" not in [reason["name"] for reason in told["reasons"]]
+    assert status(scene())["drill"] is None
+    after = running_drill()
+    after.state = replace(after.state, drill=None)
+    told = status(after)
+    assert "training_paused" in [reason["name"] for reason in told["reasons"]], "and after it, it is one"
 
 
 # --- The verbs --------------------------------------------------------------------------------------------------------
