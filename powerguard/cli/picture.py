@@ -42,8 +42,8 @@ class Look(NamedTuple):
 
 _LOOKS: Final = {
     "training": Look("training on battery", "training", "█", "T", "green", "#2e8b57", "#3fae72"),
-    "checkpoint": Look("checkpoint, training paused", "checkpoint", "▓", "C", "cyan", "#1f78b4", "#4aa3dd"),
-    "holding": Look("holding, training paused", "holding", "▒", "H", "blue", "#7b68ae", "#9c8ad4"),
+    "checkpoint": Look("emergency checkpoint", "checkpoint", "▓", "C", "cyan", "#1f78b4", "#4aa3dd"),
+    "holding": Look("holding: utility may return", "holding", "▒", "H", "blue", "#7b68ae", "#9c8ad4"),
     "stop": Look("the host stops", "stop", "▞", "S", "yellow", "#d98c1f", "#e8a544"),
     "reserve": Look("reserve", "reserve", "░", "R", "magenta", "#c0605a", "#d98079"),
     "margin": Look("margin, not planned with", "margin", "·", "m", "dim", "#9a9a9a", "#6f6f6f"),
