@@ -11,6 +11,7 @@ from enum import StrEnum
 from random import Random
 
 _LEAST_LOAD = 0.01
+_NOTHING = 1e-9
 _GLITCHES = ("zero", "tenth", "tenfold", "silent")
 
 
@@ -73,7 +74,7 @@ class Pack:
     def drain(self, seconds: float, load: float) -> None:
         """Give power. Dead means empty: what a bad cell keeps is of no use."""
         self.left -= seconds / self.curve.tau_s(load)
-        if self.left <= self.dies_at + 1e-12:
+        if self.left <= self.dies_at + _NOTHING:
             self.left = self.dies_at
 
     def charge(self, seconds: float) -> None:

@@ -53,6 +53,10 @@ class Host:
         self.off_at_s: float | None = None
         self.stop_ends_s = math.inf
         self.capped = False
+        self.version = 0
+        """Changes with everything that may move the next change or the load: whoever plans with them looks at it."""
+        self.next_change_s = math.inf
+        """When something changes by itself; inf: not before it is asked for something."""
         self._scene, self._site = scene, site
         self._at_s = at_s
         self._changes: list[tuple[float, int, Callable[[], None]]] = []
@@ -91,22 +95,20 @@ class Host:
         local = self._saved_s + every_s * math.floor((self.progress_s - _LOCAL_SAVE_S - self._saved_s) / every_s)
         return max(self._durable_s, min(local, self.progress_s)) if local >= self._saved_s else self._durable_s
 
-    @property
-    def next_change_s(self) -> float:
-        """When something changes by itself; inf: not before it is asked for something."""
-        return min((change[0] for change in self._changes), default=math.inf)
-
     def advance(self, to_s: float) -> None:
         """Let time pass, to next_change_s at most."""
         if self.training and self.power is Power.UP:
             speed = self._site.host.capped_speed if self.capped else 1.0
             self.progress_s += speed * (to_s - self._at_s)
         self._at_s = to_s
+        if to_s < self.next_change_s:
+            return
+        self.version += 1
         due = sorted(change for change in self._changes if change[0] <= to_s)
-        if due:
-            self._changes = [change for change in self._changes if change[0] > to_s]
-            for _, _, change in due:
-                change()
+        self._changes = [change for change in self._changes if change[0] > to_s]
+        self.next_change_s = min((change[0] for change in self._changes), default=math.inf)
+        for _, _, change in due:
+            change()
 
     def _later(self, at_s: float, change: Callable[[], None]) -> None:
         self._serial += 1
@@ -117,6 +119,8 @@ class Host:
                 change()
 
         self._changes.append((at_s, self._serial, unless_gone))
+        self.next_change_s = min(self.next_change_s, at_s)
+        self.version += 1
 
     # --- What it is asked ----------------------------------------------------------------------------------------
 
@@ -232,6 +236,7 @@ class Host:
 
     def switch_on(self, at_s: float) -> None:
         """Switch it on: the firmware begins, nobody trains yet."""
+        self.version += 1
         self.power = Power.UP
         self.training = self.paused = self.capped = False
         self.trainer_alive = False
@@ -280,6 +285,8 @@ class Host:
         self.training = self.paused = self.trainer_alive = False
         self._boots += 1
         self._changes = []
+        self.next_change_s = math.inf
+        self.version += 1
         self._lose()
 
     def _lose(self) -> None:

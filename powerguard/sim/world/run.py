@@ -170,7 +170,10 @@ class _Stage:
                 world.press_button()
             else:
                 next_s = world.next_event_s
-                world.advance(max(world.scene.end_s, world.now_s) if next_s == math.inf else next_s)
+                if next_s == math.inf:
+                    next_s = world.scene.end_s
+                # A hair later: what was planned for a moment is due then, whatever the last digit of the sum is.
+                world.advance(max(next_s, world.now_s) + 1e-6)
 
     def _account(self) -> None:
         """Tell whose fault it was, while the world still shows it."""

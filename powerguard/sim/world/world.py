@@ -39,6 +39,7 @@ class World:
         self._fsd_since_s = math.inf
         self._ordered = scene.order is None
         self._off_since_s = -math.inf
+        self._planned, self._next_s = -1, began_s
         self._began_battery_s: float | None = None
 
     @property
@@ -72,16 +73,21 @@ class World:
 
     def advance(self, to_s: float) -> None:
         """Play physics up to to_s."""
+        host = self.host
         while self.now_s < to_s:
-            next_s = max(self.now_s, min(to_s, self.next_event_s))
+            if self._planned != host.version:
+                self._planned, self._next_s = host.version, self.next_event_s
+            next_s = max(self.now_s, self._next_s) if self._next_s < to_s else to_s
             gone_s = next_s - self.now_s
             if self.utility:
                 self.pack.charge(gone_s)
             elif self.output:
-                self.pack.drain(gone_s, self.load)
+                self.pack.drain(gone_s, host.load)
             self.now_s = next_s
-            self.host.advance(next_s)
-            self._happen()
+            host.advance(next_s)
+            if next_s >= self._next_s:
+                self._happen()
+                self._planned = -1
 
     def _happen(self) -> None:
         """Everything that is due at this moment."""
@@ -138,6 +144,7 @@ class World:
     def cycle(self, after_s: float) -> None:
         """Order the output off after after_s, and on again when utility is there: what killpower does."""
         self._off_at_s = min(self._off_at_s, self.now_s + after_s)
+        self._planned = -1
 
     def power_off(self, force_after_s: float) -> Answer:
         """Order the host off."""
