@@ -114,7 +114,8 @@ def _write(told: dict[str, Any], path: str) -> str:
         notes=[clean(reason["text"]) for reason in told["reasons"]] + [describe_step(step) for step in told["next"]],
         sections=(picture.Section("The terms", ("term", "value", "where it comes from"), rows, numbers=(1,)),),
         since="now",
-        footer=f"powerguard {clean(told['version'])}, plan of {moment(told['at'])}; phase {clean(told['phase'])}, {clean(told['mode'])}.",
+        footer=f"powerguard {clean(told['version'])}, plan of {moment(told['at'])}; phase {clean(told['phase'])}, "
+        f"{clean(told['mode'])}.",
     )
     try:
         with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs more than the verb itself
