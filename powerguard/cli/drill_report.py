@@ -60,6 +60,7 @@ _ROWS: Final[tuple[tuple[str, str, str, Callable[[object], str]], ...]] = (
     ("battery health", "health_before", "health", _share),
     ("as this discharge measured it", "", "health_measured", _share),
     ("outage lasted", "", "outage_s", _seconds),
+    ("powered off in order", "", "powered_off_clean", _word),
     ("charge after", "", "charge_after_pct", _percent),
 )
 

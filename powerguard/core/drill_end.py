@@ -11,7 +11,7 @@ from powerguard.core.drill_measures import tell_health
 from powerguard.core.drill_turn import change, figure, find, mark, order, rounded
 from powerguard.core.events import Action, Level, RestorePower, ResumeTrainer
 from powerguard.core.learned import DrillReport
-from powerguard.core.model import Drill
+from powerguard.core.model import Drill, Shutdown, State
 from powerguard.core.turn import Turn
 
 UNDO_S = 60.0
@@ -189,7 +189,11 @@ def end_of_outage(turn: Turn, because: str) -> None:
         figure(turn, outage_s=round(turn.now_s - drill.stage_at_s, 3))
         figure(turn, charge_after_pct=None if reading is None else reading.charge_pct)
         tell_health(turn, drill.began_s)
-        report(turn, turn.state.drill or drill, "passed", f"the plug was pulled, and the outage ended: {because}")
+        drill = turn.state.drill or drill
+        if dict(drill.figures).get("powered_off_clean") is False:
+            report(turn, drill, "failed", "the plug was pulled, and the host lost its power before it was off")
+        else:
+            report(turn, drill, "passed", f"the plug was pulled, and the outage ended: {because}")
     if drill.waiting and drill.stage == "handed_over":
         change(turn, stage="undo", stage_at_s=turn.now_s, result="interrupted", because="a real outage")
     else:
@@ -219,7 +223,17 @@ def after_restart(turn: Turn, in_flight: tuple[Action, ...]) -> tuple[Action, ..
     return tuple(action for action in in_flight if action.id not in own)
 
 
-def after_reboot(turn: Turn, drill: Drill | None) -> None:
-    """Another boot: no training of the old one stands still and no limit of it holds; it is only told."""
-    if drill is not None and drill.stage != "handed_over":
-        report(turn, replace(drill, began_s=turn.now_s), "interrupted", "the host was restarted in the middle of it")
+def after_reboot(turn: Turn, old: State, shift_s: float) -> None:
+    """Another boot: no training of the old one stands still and no limit of it holds; it is only told.
+
+    With a pulled plug the power-off was a part of it, and so is the return: it ends when training runs again.
+    """
+    drill = old.drill
+    if drill is None or drill.stage == "handed_over":
+        return
+    drill = replace(drill, began_s=drill.began_s + shift_s, stage_at_s=drill.stage_at_s + shift_s)
+    if drill.stage == "outage":
+        turn.update(drill=drill)
+        figure(turn, powered_off_clean=isinstance(old.phase, Shutdown) and bool(old.phase.force_at_s))
+    else:
+        report(turn, drill, "interrupted", "the host was restarted in the middle of it")

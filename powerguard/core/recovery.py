@@ -129,7 +129,7 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
         learned=needs.shifted(old.learned, shift_s),
     )
     turn = Turn(policy, state, now_s)
-    drill.after_reboot(turn, old.drill)
+    drill.after_reboot(turn, old, shift_s)
     phase = old.phase
     if isinstance(phase, Online):
         return turn.step()
