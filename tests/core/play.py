@@ -90,7 +90,7 @@ _NOTED = (
 
 
 def make_policy(words: list[str]) -> Policy:
-    """Read `policy` words: table=, trainer=name:conduct:seconds[:disk[:priority]] (more than once), any Policy field."""
+    """Read `policy` words: table=, trainer=name:conduct:seconds[:disk[:priority]] (often), any Policy field."""
     fields: dict[str, Any] = {}
     trainers = []
     for word in words:
@@ -211,13 +211,19 @@ class Player:
         msg = f"no {name} is open"
         raise AssertionError(msg)
 
-    def _event(self, at_s: float, verb: str, words: list[str], into_s: float) -> None:  # noqa: C901, PLR0912 - a list of words
+    def _event(self, at_s: float, verb: str, words: list[str], into_s: float) -> None:
         self.now_s = at_s
         if verb in tuple(OutputSource):
             self.send(self._reading(at_s, verb, words, into_s))
             return
         given = dict(w.partition("=")[::2] for w in words if "=" in w)
         plain = [w for w in words if "=" not in w]
+        if not self._world(at_s, verb, plain, given) and not self._operator(at_s, verb, plain, given):
+            msg = f"unknown word {verb!r}"
+            raise AssertionError(msg)
+
+    def _world(self, at_s: float, verb: str, plain: list[str], given: dict[str, str]) -> bool:
+        """Play what the world does: sources, trainers, outcomes, time, boots."""
         match verb:
             case "tick":
                 self.send(Tick(at_s=at_s))
@@ -228,14 +234,10 @@ class Player:
             case "progress":
                 action = self._pending("checkpoint", plain[0])
                 eta_s = float(given["eta"]) if "eta" in given else None
+                paused = "paused" in plain
                 self.send(
                     CheckpointProgress(
-                        at_s=at_s,
-                        trainer=plain[0],
-                        action_id=action.id,
-                        stage="writing",
-                        eta_s=eta_s,
-                        paused="paused" in plain,
+                        at_s=at_s, trainer=plain[0], action_id=action.id, stage="writing", eta_s=eta_s, paused=paused
                     )
                 )
             case "durable":
@@ -249,12 +251,23 @@ class Player:
                 self.send(Failed(at_s=at_s, action=action, took_s=0.1, reason=reason, timed_out="timeout" in plain))
             case "done":
                 self._done(at_s, self._pending(plain[0]), {})
-            case "battery_replaced":
-                self.send(BatteryReplaced(at_s=at_s, who="alice"))
             case "measured":
                 self.send(Measured(at_s=at_s, need=plain[0], seconds=float(plain[1])))
             case "learned":
                 self._learned(at_s, given)
+            case "sigterm":
+                self.send(ForeignStop(at_s=at_s, host_stopping="host" in plain))
+            case "restart" | "reboot":
+                self._restart(at_s, verb, given)
+            case _:
+                return False
+        return True
+
+    def _operator(self, at_s: float, verb: str, plain: list[str], given: dict[str, str]) -> bool:
+        """Play the word of a person."""
+        match verb:
+            case "battery_replaced":
+                self.send(BatteryReplaced(at_s=at_s, who="alice"))
             case "abort":
                 self.send(Abort(at_s=at_s, who="alice"))
             case "maintenance":
@@ -266,13 +279,9 @@ class Player:
                 self.send(StartDrill(at_s=at_s, who="alice", scopes=scopes, witness=given.get("witness", "simulated")))
             case "drill_stop":
                 self.send(StopDrill(at_s=at_s, who="alice"))
-            case "sigterm":
-                self.send(ForeignStop(at_s=at_s, host_stopping="host" in plain))
-            case "restart" | "reboot":
-                self._restart(at_s, verb, given)
             case _:
-                msg = f"unknown word {verb!r}"
-                raise AssertionError(msg)
+                return False
+        return True
 
     def _reading(self, at_s: float, source: str, words: list[str], into_s: float) -> Reading:
         fields: dict[str, Any] = {}
