@@ -135,7 +135,6 @@ def _start(turn: Turn, event: StartDrill) -> None:
     )
     turn.update(drill=drill)
     turn.note("drill_began", event.who, drill=drill.id, scopes=",".join(scopes), witness=event.witness)
-    _next_stage(turn)
 
 
 def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:

@@ -170,6 +170,13 @@ def test_a_pause_teaches_its_drop() -> None:
     assert figures["load_paused_expected"] == 0.45, "60 % of the load, until a drill has measured it"
 
 
+def test_what_was_read_before_training_stood_still_is_no_measurement() -> None:
+    """A step that takes long: the load stays, settled, until the trainer has acknowledged its pause."""
+    story = "16 drill scope=pause\n17..40 utility load=75\n41 done pause\n42..60 utility load=40\n61 utility load=75"
+    told = played(story, answers="auto trainer_resume")
+    assert round(dict(told.state.learned.pauses)["llm"].after, 6) == 0.40
+
+
 def test_two_that_pause_share_the_drop() -> None:
     words = "table=50:540,75:360,100:240 trainer=a:pause:20 trainer=b:pause:20"
     ready = READY.replace("15 trainer llm", "15 trainer a") + "\n15 trainer b durable_age_s=60"
@@ -216,6 +223,43 @@ def test_a_cap_teaches_load_and_speed() -> None:
     assert round(float(str(figures["cap_gain"])), 3) == 1.125
     assert told.state.cap is None
     assert len(told.ordered(CapPower)) == len(told.ordered(RestorePower)) == 1
+
+
+def test_the_speed_is_the_mean_of_those_who_tell_it() -> None:
+    """One at half its speed and one undisturbed: three quarters."""
+    words = "table=50:540,75:360,100:240 trainer=a:pause:20 trainer=b:pause:20 cap_share=0.7"
+    story = ["15 trainer a step=0 durable_age_s=60", "15 trainer b step=0 durable_age_s=60", "16 drill scope=cap"]
+    for second in range(17, 100):
+        capped_s = second - 31
+        if second % 6 == 0:
+            story.append(f"{second} trainer a step={10 * second if capped_s < 0 else 310 + 5 * capped_s}")
+            story.append(f"{second} trainer b step={10 * second}")
+        story.append(f"{second} utility load={75 if capped_s < 0 else 50} charge=100 runtime=360")
+    told = Player().play(f"policy {words}\n{ANSWERS}\n{READY.partition(chr(10))[0]}\n" + "\n".join(story))
+    assert told.state.learned.cap is not None
+    assert round(told.state.learned.cap.speed, 3) == 0.75
+
+
+def test_a_cap_without_steps_is_measured_and_believed_by_nobody() -> None:
+    story = "16 drill scope=cap\n17..27 utility load=75\n28..40 utility load=50\n41 trainer llm\n42..50 utility load=75"
+    told = Player().play(f"policy {WORDS} cap_share=0.7\n{ANSWERS}\n{READY.replace('step=100 ', '')}\n{story}")
+    figures = dict(report(told).figures)
+    assert (figures["load_capped"], figures["drop_capped_w"]) == (0.5, 1000.0)
+    assert figures["cap_speed_told"] is False
+    assert told.state.learned.cap is None
+
+
+@pytest.mark.parametrize("at_s", [float("nan"), float("inf"), -1e300, 1e300])
+def test_a_start_at_no_time_is_passed_over(at_s: float) -> None:
+    player = Player()
+    told = player.play(f"policy {WORDS}\n{READY}")
+    event = StartDrill(at_s=at_s, who="x" * 5000, scopes=("full",) * 99, witness="simulated")
+    assert step(player.policy, told.state, event).state == told.state
+
+
+def test_the_same_scope_twice_is_once() -> None:
+    told = played("16 drill scope=policy,policy\n17 tick")
+    assert report(told).scopes == ("policy",)
 
 
 def test_dry_run_proves_nothing() -> None:
