@@ -57,6 +57,8 @@ class Host:
         """Changes with everything that may move the next change or the load: whoever plans with them looks at it."""
         self.next_change_s = math.inf
         """When something changes by itself; inf: not before it is asked for something."""
+        self.trains_from_s = -math.inf
+        """After a boot, training that is started does not run before this."""
         self._scene, self._site = scene, site
         self._at_s = at_s
         self._changes: list[tuple[float, int, Callable[[], None]]] = []
@@ -198,8 +200,7 @@ class Host:
             return Answer(after_s=0.1, failure="the host is going down")
         self.paused = False
         if not self.trainer_alive or not self.training:
-            self.trainer_alive = True
-            self._later(at_s, self._going_on)
+            self._later(max(at_s, self.trains_from_s), self._begin)
         return Answer(after_s=0.5)
 
     def power_off(self, at_s: float, force_after_s: float) -> Answer:
@@ -256,6 +257,11 @@ class Host:
     def _going_on(self) -> None:
         if self.power is Power.UP and self.trainer_alive:
             self.training, self.paused = True, False
+
+    def _begin(self) -> None:
+        """What was started trains: a checkpoint has been loaded, the first step is done."""
+        self.trainer_alive = self.power is Power.UP
+        self._going_on()
 
     def _durable(self, progress_s: float) -> None:
         self._durable_s = max(self._durable_s, progress_s)

@@ -219,6 +219,7 @@ class _Stage:
         resumed_s = site.dirty_s if self._dirty else site.resumed_s
         daemon_s = max(0.0, resumed_s - (site.resumed_s - site.boot_s))
         on_s = world.now_s
+        host.trains_from_s = on_s + resumed_s
         self._watched_since_s = math.inf
         world.advance(on_s + daemon_s)
         if self._is_gone():
