@@ -29,11 +29,13 @@ def register(subparsers: Subparsers) -> None:
         help="rehearse an outage, and measure it",
         description="Rehearse an outage on this host: checkpoint, pause, GPU power cap, BMC policy, or all of it; only "
         "the power-off is written down instead. It says first what will happen, measures, and always ends with "
-        "everything as it was; Ctrl-C puts everything back at once. A real outage ends it and comes first. `drill "
-        "report` shows the last one. Exit 0: passed, or only recorded (dry-run); 1: failed, interrupted or refused; "
-        "4: the daemon is down.",
+        "everything as it was; Ctrl-C, or `drill stop`, puts everything back at once. A real outage ends it and comes "
+        "first. `drill report` shows the last one. Exit 0: passed, or only recorded (dry-run); 1: failed, interrupted "
+        "or refused; 4: the daemon is down.",
     )
-    parser.add_argument("action", nargs="?", choices=("report",), help="show how the last drill went")
+    parser.add_argument(
+        "action", nargs="?", choices=("report", "stop"), help="show how the last one went; stop this one"
+    )
     parser.add_argument(
         "--scope",
         action="append",
@@ -68,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         if args.action == "report":
             return _report(args)
+        if args.action == "stop":
+            return _stop(args)
         return _drill(args)
     except DownError as error:
         return fail(args, "drill", str(error), EX_DOWN)
@@ -84,6 +88,13 @@ def _report(args: argparse.Namespace) -> int:
     else:
         print("\n".join(describe(told["last"], Paint())))
     return 0
+
+
+def _stop(args: argparse.Namespace) -> int:
+    """Stop the drill that runs, whoever began it, and wait until everything is put back."""
+    before = _last_id(get(args, _PATH))
+    post(args, "drill-stop", {"reason": "asked for"})
+    return _tell(args, _watch(args, before), good=("interrupted", *_GOOD))
 
 
 def _drill(args: argparse.Namespace) -> int:
@@ -107,12 +118,15 @@ def _drill(args: argparse.Namespace) -> int:
     if args.no_wait:
         print(json.dumps(answer, indent=2) if args.json else "begun; `powerguard drill report` tells how it went")
         return 0
-    told = _watch(args, before)
+    return _tell(args, _watch(args, before), good=_GOOD)
+
+
+def _tell(args: argparse.Namespace, told: dict[str, Any], *, good: tuple[str, ...]) -> int:
     if args.json:
         print(json.dumps(told, indent=2))
     else:
         print("\n".join(describe(told["last"], Paint())))
-    return 0 if told["last"]["result"] in _GOOD else 1
+    return 0 if told["last"]["result"] in good else EX_REFUSED
 
 
 def _outline(plan: dict[str, Any]) -> list[str]:

@@ -240,6 +240,19 @@ async def test_begin_and_leave(folder: Path) -> None:
         await until(lambda: daemon.state.learned.drill, 10.0)
 
 
+async def test_stop_a_drill_that_nobody_watches(folder: Path) -> None:
+    """Begun and left: whoever may begin one may stop it, and is told when everything is put back."""
+    async with living(folder) as daemon:
+        assert (await drill(folder, "stop")).code == 1, "none runs"
+        assert (await drill(folder, "--scope", "pause", "--yes", "--no-wait")).code == 0
+        await until(lambda: daemon.stands, 20.0)
+        ended = await drill(folder, "stop")
+        assert not daemon.stands
+    assert ended.code == 0
+    assert "Drill interrupted: stopped by " in ended.out
+    assert "asked for" in ended.out
+
+
 async def test_ctrl_c_puts_everything_back_first(folder: Path) -> None:
     """One Ctrl-C: stopped, waited for, told; exit 1."""
     async with living(folder) as daemon:

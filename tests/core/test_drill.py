@@ -36,7 +36,7 @@ from powerguard.core.events import (
 )
 from powerguard.core.learned import DrillReport, Drop
 from powerguard.core.machine import step
-from powerguard.core.model import Drill, Online, Policy, State, Step
+from powerguard.core.model import Drill, Online, Policy, State, Step, Trainer
 from powerguard.core.recovery import Stored, restore
 
 WORDS = "table=50:540,75:360,100:240 trainer=llm:pause:20 rating_w=4000"
@@ -139,6 +139,30 @@ def test_the_outline_tells_every_stage_and_its_limit() -> None:
     assert "70 %" in words["cap"]
     assert all(limit_s > 0 for stage, _, limit_s in lines if stage != "record")
     assert [stage for stage, *_ in drill_checks.outline(player.policy, told.state, (), "plug")] == ["plug"]
+
+
+@pytest.mark.parametrize(
+    ("step_s", "checkpoint_s", "limits"),
+    [
+        (0.0, 20.0, {"baseline": 30.0, "checkpoint": 80.0, "pause": 45.0, "resume": 30.0, "cap": 45.0}),
+        (10.0, 5.0, {"baseline": 90.0, "checkpoint": 60.0, "pause": 45.0, "resume": 35.0, "cap": 90.0}),
+        (20.0, 300.0, {"baseline": 150.0, "checkpoint": 600.0, "pause": 55.0, "resume": 55.0, "cap": 150.0}),
+    ],
+)
+def test_every_stage_ends_in_time(step_s: float, checkpoint_s: float, limits: dict[str, float]) -> None:
+    """By what an outage would give it: two steps + 15 s for the load, four times the expected time for a checkpoint."""
+    policy = make_policy(WORDS.split())
+    slow = Trainer(name="llm", step_s=step_s, checkpoint_s=checkpoint_s)
+    gone = Trainer(name="gone", alive=False, step_s=1000.0, checkpoint_s=1000.0)
+    state = State(trainers=(slow, Trainer(name="quick", checkpoint_s=1.0), gone))
+    coming = ("baseline", "checkpoint", "pause", "resume", "cap")
+    assert {stage: drill_checks.stage_s(policy, state, stage, coming) for stage in coming} == limits
+    assert drill_checks.stage_s(policy, state, "baseline", ("baseline", "pause")) == 30.0
+    others = {stage: drill_checks.stage_s(policy, state, stage) for stage in ("restore", "policy", "sync", "plug")}
+    assert others == {"restore": 30.0, "policy": 5.0, "sync": 5.0, "plug": 120.0}
+    assert drill_checks.stage_s(policy, state, "self_test") == 120.0
+    assert drill_checks.stage_s(policy, state, "record") == 0.0
+    assert drill_checks.stage_s(policy, replace(state, trainers=()), "checkpoint") == 0.0
 
 
 def test_what_a_full_drill_leaves_out_is_told() -> None:
@@ -293,6 +317,11 @@ def test_the_samples_are_bounded_and_settle_by_their_halves() -> None:
     assert drill_measures.stage_load(still, 10.0, late=False) == (0.4, True)
     assert drill_measures.stage_load(replace(still, samples=still.samples[1:]), 10.0, late=False) == (None, False)
     assert drill_measures.stage_load(running, 10.0, late=True) == (None, False)
+    assert drill_measures.stage_load(still, 11.5, late=False) == (None, False), "the oldest of them is too old by now"
+    apart = replace(running, samples=tuple((float(at), 0.40 if at < 5 else 0.414) for at in range(11)))
+    assert drill_measures.stage_load(apart, 10.0, late=False)[1], "whole percents of a gauge are no step"
+    further = replace(running, samples=tuple((float(at), 0.40 if at < 5 else 0.416) for at in range(11)))
+    assert drill_measures.stage_load(further, 10.0, late=False) == (None, False)
 
 
 def test_the_speed_needs_steps_and_time() -> None:
@@ -303,6 +332,8 @@ def test_the_speed_needs_steps_and_time() -> None:
     assert drill_measures.speed_of(running, "b") is None
     again = drill_measures.watch_trainer(running, TrainerSeen(at_s=11.0, trainer="a", alive=True, step=3))
     assert drill_measures.speed_of(again, "a") is None, "started anew: counted from there"
+    few = replace(running, seen=(("a", 10, 0.0, 14, 20.0), ("c", 10, 0.0, 15, 8.9), ("d", 10, 0.0, 15, 9.0)))
+    assert [drill_measures.speed_of(few, name) for name in "acd"] == [None, None, 5 / 9]
     gone = drill_measures.watch_trainer(running, TrainerSeen(at_s=11.0, trainer="a", alive=False))
     assert gone.seen == ()
 
