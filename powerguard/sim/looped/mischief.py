@@ -88,6 +88,8 @@ PEERS: tuple[tuple[str, tuple[Manner, ...]], ...] = (
 )
 """Who may answer how, by the peer's word."""
 
+_MOST = {"start": 2} | {peer: 4 for peer, _ in PEERS if peer != "start"}
+"""How many of its orders a peer may spoil: whoever cannot be started three times is left to a person, by design."""
 _KILLED, _CRASHED, _LIED, _STEPPED, _DISK, _PEERS, _PEOPLE = 0.35, 0.02, 0.10, 0.10, 0.10, 0.30, 0.08
 
 
@@ -145,7 +147,7 @@ def _manners(chance: Random) -> tuple[tuple[str, tuple[Manner, ...]], ...]:
     for peer, manners in PEERS:
         if chance.random() < _PEERS:
             choices = (Manner.WELL, *manners)
-            found.append((peer, tuple(chance.choice(choices) for _ in range(chance.randint(1, 4)))))
+            found.append((peer, tuple(chance.choice(choices) for _ in range(chance.randint(1, _MOST[peer])))))
     return tuple(found)
 
 
