@@ -338,6 +338,87 @@ def test_the_speed_needs_steps_and_time() -> None:
     assert gone.seen == ()
 
 
+def test_the_report_of_a_full_drill() -> None:
+    """Every figure of it: what was expected beside what was measured, and the power-off that was not ordered."""
+    told = report(played("16 drill scope=full\n17..31 utility load=75\n32..60 utility load=40"))
+    assert (told.result, told.because) == ("passed", "every stage was carried out")
+    assert (told.id, told.who, told.witness, told.scopes) == ("boot-one-drill-160", "alice", "simulated", ("full",))
+    assert (round(told.at_s, 3), told.lasted_s) == (42.3, 26.3)
+    assert dict(told.figures) == {
+        "skipped_cap": "the settings cap no GPU power",
+        "load_before": 0.75,
+        "load_paused_expected": 0.45,
+        "runtime_paused_expected_s": 357.0612,
+        "checkpoint_expected_s": 20.0,
+        "checkpoint_s.llm": 0.1,
+        "checkpoint_verified.llm": True,
+        "checkpoint_s": 5.0,
+        "load_paused": 0.4,
+        "drop_paused": 0.35,
+        "drop_paused_w": 1400.0,
+        "resume_s": 0.1,
+        "policy": "always-on",
+        "policy_verified": True,
+        "sync_s": 0.1,
+        "power_off_grade": "full",
+        "power_off_force_after_s": 110.0,
+        "stop_s": 170.0,
+        "runtime_paused_s": 397.6364,
+        "fits": True,
+    }
+
+
+def test_the_report_of_a_self_test() -> None:
+    story = (
+        "16 drill witness=self_test\n17..20 utility load=75 charge=100 runtime=360\n"
+        "21..30 battery load=74 charge=100-0.3 runtime=355-2 testing input_present=true\n"
+        "31..33 utility load=75 charge=97 runtime=350"
+    )
+    told = report(played(story))
+    assert (told.result, told.lasted_s) == ("passed", 15.0)
+    assert dict(told.figures) == {
+        "test_began_s": 5.0,
+        "load_before": 0.74,
+        "charge_before_pct": 100.0,
+        "runtime_before_s": 355.0,
+        "health_before": 0.75,
+        "load_test": 0.74,
+        "runtime_test_s": 337.0,
+        "charge_test_pct": 97.3,
+        "test_s": 10.0,
+        "health_learned": False,
+    }
+
+
+def test_a_self_test_that_nobody_starts_or_that_never_ends() -> None:
+    told = report(played("16 drill witness=self_test\n17..140 utility load=75"))
+    assert (told.result, told.lasted_s) == ("failed", 120.0)
+    assert "began no self-test" in told.because
+    testing = "battery load=74 charge=100 runtime=30000 calibrating input_present=true"
+    ready = READY.replace("360", "30000")
+    story = f"{ready}\n16 drill witness=self_test\n17..330 {testing}"
+    told = report(Player().play(f"policy table=75:36000 trainer=llm:pause:20\n{ANSWERS}\n{story}"))
+    assert (told.result, told.lasted_s) == ("failed", 301.0)
+    assert "did not end" in told.because
+
+
+def test_a_pulled_plug_measures_the_battery() -> None:
+    """Deep enough: the health that this discharge has shown is in the report."""
+    deep = "17 utility load=75 charge=100 runtime=360\n18..117 battery load=75 charge=100-0.4 runtime=350-1.9\n"
+    told = played(f"16 drill witness=plug\n{deep}118..140 utility load=75 charge=60 runtime=160")
+    figures = dict(report(told).figures)
+    assert report(told).result == "passed"
+    assert (figures["health_before"], figures["load_before"], figures["charge_before_pct"]) == (0.75, 0.75, 99.6)
+    assert figures["charge_after_pct"] == 60.0
+    assert figures["health_learned"] is True
+    measured, error = figures["health_measured"], figures["health_error"]
+    assert isinstance(measured, float)
+    assert isinstance(error, float)
+    assert 0.4 < measured < 0.9
+    assert 0.0 < error < 0.3
+    assert figures["checkpoint_s.llm"] == 0.1
+
+
 # --- Every interleaving -----------------------------------------------------------------------------------------------
 
 PAUSES = (PauseTrainer, TriggerCheckpoint)
