@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from powerguard.core.learned import BatteryModel, Drop, Health, Learned
-from powerguard.core.model import Battery, State
+from powerguard.core.model import Battery, Online, State
 from powerguard.core.plain import to_plain
 from powerguard.daemon.journal import JournalError, Loaded, read_all, read_only
 from powerguard.daemon.journal.recording import dump
@@ -208,6 +208,9 @@ class Outage:
         self._offset_s = 30.0 - world.now_s
         self._wall_error_s = self.scene.wall_error_s
         self._checkpoints.clear()
+        stored = self._stored()
+        if stored is None or stored.state is None or isinstance(stored.state.phase, Online):
+            world.host.start_training(world.now_s)  # No outage of ours: it starts as after any other boot.
         return True
 
     def _was_it_needed(self) -> None:
