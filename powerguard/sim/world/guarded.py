@@ -115,8 +115,6 @@ def drilled(scene: Scene, site: Site, state: State) -> State:
 class Guarded:
     """powerguard as a `Decider`."""
 
-    holds_training = True
-
     def __init__(self, world: World) -> None:
         self.world = world
         self.next_s = world.now_s
@@ -143,6 +141,11 @@ class Guarded:
         self._foreseen_s = self._busy_s = self._turned_s = -math.inf
 
     # --- As the engine sees it ---------------------------------------------------------------------------------------
+
+    @property
+    def waits(self) -> bool:
+        """The gate is shut, or has not been asked yet."""
+        return isinstance(self._state.phase, Recovery)
 
     @property
     def settled(self) -> bool:

@@ -21,7 +21,6 @@ _LOOK_S = 5.0
 class Informed:
     """A `Decider` that needs no gauge. caps: it may slow training down on battery."""
 
-    holds_training = True
     gate_wait_s = 0.0
 
     def __init__(self, world: World, *, caps: bool) -> None:
@@ -36,6 +35,11 @@ class Informed:
         need_s = world.scene.trainer.estimate_s + _STOP_S + _RESERVE_S
         self._pause_at = _energy_for(need_s / _SLACK / tau_paused_s)
         self._stop_at = _energy_for((_STOP_S + _RESERVE_S) / tau_paused_s)
+
+    @property
+    def waits(self) -> bool:
+        """It does not train into a second outage."""
+        return self._durable_s is None and not self._going
 
     @property
     def settled(self) -> bool:

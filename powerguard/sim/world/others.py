@@ -23,7 +23,7 @@ _NO_FORCE_S = 1e9
 class Plain:
     """A policy of one rule, which reads the UPS every few seconds. Training starts by itself after a boot."""
 
-    holds_training = False
+    waits = False
     settled = True
     gate_wait_s = 0.0
     kills_power = True
@@ -59,8 +59,8 @@ class Plain:
         wait_s = self.rule(reading)
         if wait_s is not None:
             self._halting = True
-            world.advance(world.now_s + wait_s)
-            world.power_off(_NO_FORCE_S)
+            if world.live(world.now_s + wait_s):
+                world.power_off(_NO_FORCE_S)
 
     def rule(self, reading: Reading) -> float | None:
         """Return after how many seconds the host is to be stopped, or None. This one never stops it."""

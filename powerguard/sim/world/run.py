@@ -17,6 +17,8 @@ from powerguard.sim.world.world import World
 
 WARM_S = 12.0
 """Utility before the first cut: a daemon that has been running knows its UPS."""
+STABLE_S = 10.0
+"""So long utility is back before a policy that makes training wait lets it start."""
 PATIENCE_S = 1800.0
 """Utility is back for good and training does not run: nobody will ever resume it."""
 BARE_NEED_S = 15.0
@@ -32,8 +34,8 @@ class Decider(Protocol):
         ...
 
     @property
-    def holds_training(self) -> bool:
-        """Training does not start by itself after a boot; this policy starts it."""
+    def waits(self) -> bool:
+        """After a boot it keeps training waiting, for charge or for utility; the others' training starts by itself."""
         ...
 
     @property
@@ -132,27 +134,23 @@ class _Stage:
         """Let the policy look as often as it likes until to_s."""
         world, decider = self.world, self.decider
         while decider.next_s <= to_s:
-            world.advance(decider.next_s)
-            if world.host.power is not Power.UP and self._is_gone():
+            if not world.live(decider.next_s):
                 return
             decider.look()
-        world.advance(to_s)
-
-    def _is_gone(self) -> bool:
-        return self.world.host.power in (Power.OFF, Power.DARK)
+        world.live(to_s)
 
     def _boot_to_end(self) -> bool:
         """Play until training runs with utility there for good (True), or the host is off or dark (False)."""
         world, decider, host = self.world, self.decider, self.world.host
         last_s = world.scene.end_s
-        while not self._is_gone():
-            world.advance(decider.next_s)
-            if self._is_gone():
-                break
+        while world.live(decider.next_s):
             decider.look()
             back = world.now_s >= last_s and world.utility and host.power is Power.UP
             if back and host.training and not host.capped and decider.settled:
                 return True
+            if back and self.decider.waits and not host.training and world.now_s >= last_s + STABLE_S:
+                # What it would wait for charge is told apart (`gate_wait_s`): the others do not wait, they bet.
+                host.start_training(world.now_s)
             if world.now_s > last_s + PATIENCE_S and host.power is Power.UP:
                 sentence = "training goes on when utility is back for good"
                 raise Violation(sentence)
@@ -164,7 +162,7 @@ class _Stage:
         """Wait until something switches the host on; a person does, once the last outage is over."""
         world = self.world
         self._account()
-        while self._is_gone():
+        while not world.is_on:
             if world.stranded and world.now_s >= world.scene.end_s:
                 self.result.stranded = True
                 world.press_button()
@@ -221,19 +219,18 @@ class _Stage:
         on_s = world.now_s
         host.trains_from_s = on_s + resumed_s
         self._watched_since_s = math.inf
-        world.advance(on_s + daemon_s)
-        if self._is_gone():
+        if not world.live(on_s + daemon_s):
             return
         self._watched_since_s = world.now_s
         self.decider.boot(was_off_s=was_off_s + daemon_s)
         resume_at_s = on_s + resumed_s
         self._until(resume_at_s)
-        if self._is_gone():
+        if not world.is_on:
             return
         over = world.now_s >= world.scene.end_s and world.utility
-        if not host.training and host.power is Power.UP and (over or not self.decider.holds_training):
+        if not host.training and (over or not self.decider.waits):
             host.start_training(world.now_s)
-            world.advance(world.now_s + 1e-3)
+            world.live(world.now_s + 1e-3)
 
     # --- The sum -----------------------------------------------------------------------------------------------------
 

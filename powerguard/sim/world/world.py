@@ -30,6 +30,8 @@ class World:
         self.gauge = scene.new_gauge()
         self.utility = self.output = True
         self.always_on = scene.always_on
+        # Never at once: whoever watches must see that it was off.
+        self._restart_s = max(site.ups.restart_s, 0.01)
         self.ordered_off = (-math.inf, 0.0)
         """When the host was last ordered off, and what was left in the battery then."""
         self._edges = [edge for cut in scene.cuts for edge in ((cut.begin_s, False), (cut.end_s, True))]
@@ -63,16 +65,29 @@ class World:
     @property
     def stranded(self) -> bool:
         """The host is off with power at its supply, which was never interrupted: no BMC has noticed, and none will."""
-        off = self.host.power is Power.OFF or self.host.power is Power.DARK
-        return off and self.utility and self.output and self._off_at_s == math.inf
+        return not self.is_on and self.utility and self.output and self._off_at_s == math.inf
 
     @property
     def next_event_s(self) -> float:
         """When something next happens by itself; inf: never."""
         return min(self.next_edge_s, self.host.next_change_s, self.lost_at_s, self._on_at_s, self.next_order_s)
 
+    def live(self, to_s: float) -> bool:
+        """Play physics up to to_s, or until the host is off or dark; return whether it still runs."""
+        if self.is_on:
+            self._play(to_s, stops=True)
+        return self.is_on
+
+    @property
+    def is_on(self) -> bool:
+        """The host runs, or is still stopping."""
+        return self.host.power is Power.UP or self.host.power is Power.STOPPING
+
     def advance(self, to_s: float) -> None:
-        """Play physics up to to_s."""
+        """Play physics up to to_s, whatever happens to the host."""
+        self._play(to_s, stops=False)
+
+    def _play(self, to_s: float, *, stops: bool) -> None:
         host = self.host
         while self.now_s < to_s:
             if self._planned != host.version:
@@ -88,6 +103,8 @@ class World:
             if next_s >= self._next_s:
                 self._happen()
                 self._planned = -1
+                if stops and not self.is_on:
+                    return
 
     def _happen(self) -> None:
         """Everything that is due at this moment."""
@@ -108,7 +125,7 @@ class World:
         if not utility:
             self._on_at_s = math.inf
         elif not self.output:
-            self._on_at_s = max(self.now_s, self._off_since_s) + self.site.ups.restart_s
+            self._on_at_s = max(self.now_s, self._off_since_s) + self._restart_s
 
     def _lose_output(self) -> None:
         self.output = False
@@ -116,7 +133,7 @@ class World:
         self._off_since_s = self.now_s
         self.host.lose_power(self.now_s)
         if self.utility:
-            self._on_at_s = self.now_s + self.site.ups.restart_s
+            self._on_at_s = self.now_s + self._restart_s
 
     def _output_back(self) -> None:
         self.output = True
