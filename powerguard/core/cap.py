@@ -108,7 +108,6 @@ def take_in(turn: Turn, outcome: Done | Failed) -> None:
         turn.update(cap=replace(cap, on=True))
         turn.note("gpu_power_capped", "told by the helper", **dict(outcome.detail))
     else:
-        turn.update(cap=cap)
         # An error of the helper may have left some of them capped: what was found is put back, then it is over.
         turn.tell_once(_FAILED, outcome.reason, holds=True)
         _lift(turn, cap)

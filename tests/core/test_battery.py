@@ -114,6 +114,19 @@ def test_a_high_figure_counts_only_as_far_as_the_discharge_has_gone() -> None:
     assert share_of(half_full) == pytest.approx(0.9), "0.4 out of half a charge shows 0.8"
 
 
+def test_no_battery_is_better_than_new() -> None:
+    """40 % of the energy for 30 % of the charge, confirmed by the flag: the table is too low."""
+    found = discharged((10.0, 60.0, 0.0), (100.0, 30.0, 0.4), low_at=100.0, runtime_s=100.0)
+    assert share_of(found) == 1.0
+
+
+def test_a_charge_beyond_all_bounds_is_not_told() -> None:
+    """0 and 100 are charges, 100.5 and -1 are not."""
+    assert share_of(discharged((10.0, 100.0, 0.0), (110.0, 0.0, 0.8))) == pytest.approx(0.8)
+    assert share_of(discharged((10.0, 100.5, 0.0), (110.0, 50.0, 0.3))) is None
+    assert discharged((10.0, 100.0, 0.0), (110.0, -1.0, 0.3)).recharge is None
+
+
 def test_a_shallow_discharge_does_not_lower_what_a_deep_one_has_shown() -> None:
     """It could not have shown more; what it does show fits."""
     found = discharged((10.0, 100.0, 0.0), (110.0, 60.0, 0.40), model=measured(0.95))
@@ -138,6 +151,12 @@ def test_low_battery_that_the_gauge_did_not_see_coming_is_the_end_of_the_battery
     assert found.health.share == pytest.approx(0.5)
     assert found.health.how == "discharge to low battery"
     assert found.health.error == 0.05
+    half_full = ((10.0, 80.0, 0.2), (60.0, 60.0, 0.4), (100.0, 45.0, 0.50), (110.0, 40.0, 0.55))
+    again = discharged(*half_full, low_at=100.0, runtime_s=300.0)
+    assert share_of(again) == pytest.approx(0.35 / 0.8), "counted from where it began"
+    shallow = ((10.0, 80.0, 0.2), (60.0, 75.0, 0.25), (70.0, 70.0, 0.3), (110.0, 40.0, 0.55))
+    early = discharged(*shallow, low_at=60.0, runtime_s=300.0)
+    assert share_of(early) == pytest.approx(0.35 / 0.4), "a flag before a quarter was out is a threshold"
     at_the_limit = discharged(*steps, low_at=100.0, runtime_s=240.0)
     assert share_of(at_the_limit) == pytest.approx(1.0), "twice low_battery_s is not more than it"
 
@@ -255,6 +274,10 @@ def test_a_point_is_renewed_when_it_changes_or_is_a_day_old() -> None:
     assert on_utility(found, 100.0, 0.76, 368.0).points == (TauPoint(load=0.76, tau_s=368.0, at_s=100.0),)
     assert on_utility(found, 86399.0, 0.75, 361.0) is found
     assert on_utility(found, 86400.0, 0.75, 361.0).points == (TauPoint(load=0.75, tau_s=361.0, at_s=86400.0),)
+    third = on_utility(on_utility(BatteryModel(), 50000.0, 0.75, 360.0), 100000.0, 0.75, 361.0)
+    assert third.points[0].at_s == 50000.0
+    kept = on_utility(on_utility(BatteryModel(), YEAR_S, 0.75, 360.0), 1.5 * YEAR_S, 0.5, 540.0)
+    assert [point.load for point in kept.points] == [0.5, 0.75]
     late = on_utility(found, YEAR_S, 0.5, 540.0)
     assert [point.load for point in late.points] == [0.5], "a year old is too old"
 

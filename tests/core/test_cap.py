@@ -71,6 +71,8 @@ def test_what_pays_is_work_done_with_one_charge() -> None:
     """From 75 % to 50 % of the load the battery lasts half as long again; at 80 % speed that is 1.2 times the work."""
     state = turn(OnBattery(outage=OUTAGE)).state
     assert cap.gain(POLICY, state) == pytest.approx(540 / 360 * 0.8)
+    steep = replace(state, learned=Learned(cap=Drop(before=1.0, after=0.5, at_s=0.0, speed=0.5)))
+    assert cap.gain(POLICY, steep) == pytest.approx(540 / 240 * 0.5), "the table's word, not the proportion"
     blind = make_policy(["cap_share=0.6"])
     assert cap.gain(blind, state) == pytest.approx(0.75 / 0.5 * 0.8)
     for nonsense in (None, replace(PAYS, after=0.75), replace(PAYS, after=0.0), replace(PAYS, before=0.4)):

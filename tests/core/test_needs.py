@@ -123,7 +123,9 @@ def test_the_newest_drop_of_a_trainer_counts() -> None:
     first, second = Drop(before=0.75, after=0.3, at_s=1.0), Drop(before=0.7, after=0.4, at_s=2.0)
     found = needs.with_drop(needs.with_drop(Learned(), "a", first), "b", second)
     assert needs.drop_of(found, "a") == first
-    assert needs.drop_of(needs.with_drop(found, "a", second), "a") == second
+    again = needs.with_drop(found, "a", second)
+    assert needs.drop_of(again, "a") == second
+    assert len(again.pauses) == 2
     assert needs.drop_of(found, "c") is None
     for number in range(100):
         found = needs.with_drop(found, f"job-{number}", first)
