@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from powerguard.core.events import Abort, Action, CheckpointNow, Conduct, Event, SetMaintenance, TrainerSeen
-from powerguard.core.model import Online, State
+from powerguard.core.model import Online, Shutdown, State
 from powerguard.daemon.assemble import Hands, assemble
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Inline, Journal, Loaded
@@ -113,6 +113,7 @@ class Life:
         self._looking: sqlite3.Connection | None = None
         # A disk that does not answer at the start: nothing is known, in memory we go on, and that is told.
         self._began_blind = any(begin - _LOAD_S <= world.now_s < end for begin, end in mischief.hung)
+        self._aborts_late = mischief.late_abort
         witness.blind |= self._began_blind
         self._crashes = mischief.crash_s is not None and world.now_s < mischief.crash_s
 
@@ -153,6 +154,9 @@ class Life:
                 self.witness.restored(self._stored, state)
         if self._initial is None:
             self.witness.turn(state)
+            if isinstance(state.phase, Shutdown) and self._aborts_late:
+                self._aborts_late = False
+                self.submit(Abort(at_s=daemon.clock(), who="somebody", reason="too late (simulated)"))
 
     def passed(self, now_s: float) -> None:
         """Time has passed."""

@@ -53,6 +53,7 @@ class Mischief:
     lies: moments at which one single reading says battery. wall_steps: (when, by how much). hung: the disk of the
     journal; full: it takes nothing. manners: by word of the peer, its answers in order; WELL after the last.
     words: (when, what) of an operator: "abort", "maintenance", "checkpoint", "stop" (SIGTERM).
+    late_abort: somebody calls the shutdown off when it is too late.
     """
 
     kills: tuple[Kill, ...] = ()
@@ -63,6 +64,7 @@ class Mischief:
     full: tuple[tuple[float, float], ...] = ()
     manners: tuple[tuple[str, tuple[Manner, ...]], ...] = ()
     words: tuple[tuple[float, str], ...] = ()
+    late_abort: bool = False
 
     def manner_of(self, peer: str, call: int) -> Manner:
         """Return how this peer answers its call-th order (from 0)."""
@@ -90,6 +92,7 @@ PEERS: tuple[tuple[str, tuple[Manner, ...]], ...] = (
 
 _MOST = {"start": 2} | {peer: 4 for peer, _ in PEERS if peer != "start"}
 """How many of its orders a peer may spoil: whoever cannot be started three times is left to a person, by design."""
+_LATE_ABORT = 0.10
 _KILLED, _CRASHED, _LIED, _STEPPED, _DISK, _PEERS, _PEOPLE = 0.35, 0.02, 0.10, 0.10, 0.10, 0.30, 0.08
 
 
@@ -110,6 +113,7 @@ def draw(seed: int, *, faults: bool) -> Mischief:
         full=windows if is_full else (),
         manners=_manners(stream(seed, "loop peers")),
         words=_words(stream(seed, "loop people")),
+        late_abort=stream(seed, "loop late abort").random() < _LATE_ABORT,
     )
 
 

@@ -8,6 +8,7 @@ import importlib
 import importlib.machinery
 import json
 import os
+import signal
 import sqlite3
 import sys
 import tempfile
@@ -109,7 +110,9 @@ def main() -> None:
         if child == 0:
             os.close(read)
             try:
-                said = answer(json.loads(line))
+                asked = json.loads(line)
+                signal.alarm(asked["limit_s"])  # Nobody but the kernel ends a child that a fault sends in circles.
+                said = answer(asked)
             except PlantError as error:
                 said = {"seed": None, "found": "", "error": str(error)}
             except BaseException as error:  # noqa: BLE001 - told to whoever asked
@@ -121,7 +124,10 @@ def main() -> None:
         with os.fdopen(read) as pipe:
             text = pipe.read()
         os.waitpid(child, 0)
-        print(text or json.dumps({"seed": None, "found": "", "error": "the child died"}), flush=True)
+        print(
+            text or json.dumps({"seed": None, "found": "", "error": "the child died, or was not done within limit_s"}),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -167,6 +167,19 @@ PLANTS: tuple[Plant, ...] = (
         hint=47,
     ),
     Plant(
+        name="abort_after_the_commit",
+        module="powerguard.core.machine",
+        swaps=(
+            (
+                "if not turn.policy.powers_off and turn.state.phase.ordered and _may_return(turn):",
+                "if isinstance(event, Abort):",
+            ),
+        ),
+        level="loop",
+        within=100,
+        hint=34,
+    ),
+    Plant(
         name="pause_never_undone",
         module="powerguard.core.moves",
         swaps=(("if cause in (Cause.UTILITY_STABLE, Cause.ABORTED, Cause.REHEARSED):", "if cause is Cause.ABORTED:"),),
