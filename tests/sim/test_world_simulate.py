@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -106,6 +108,27 @@ def test_wrong_options_are_told(capsys: pytest.CaptureFixture[str], words: Seque
     status, out, err = simulate(capsys, *words)
     assert (status, out) == (64, "")
     assert wanted in err
+
+
+_ENDLESS = """
+import signal, sys, threading, os
+signal.signal(signal.SIGINT, signal.default_int_handler)
+if __name__ == "__main__":
+    from powerguard.cli.main import main
+    threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    sys.exit(main(["simulate", "--outages", "10000000", "--jobs", "2"]))
+"""
+
+
+def test_an_interrupt_ends_it_and_its_processes(tmp_path: Path) -> None:
+    """Ctrl-C in a run of a day: over within seconds, without a traceback, and nobody is left behind."""
+    script = tmp_path / "endless.py"
+    script.write_text(_ENDLESS, encoding="utf-8")
+    ended = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
+    )
+    assert (ended.returncode, ended.stdout) == (130, "")
+    assert "Traceback" not in ended.stderr
 
 
 # --- The site file ---------------------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from multiprocessing.synchronize import Event
+from typing import ClassVar
 
 from powerguard.sim.world.policies import one
 from powerguard.sim.world.report import Options, Sample, sample
@@ -39,27 +41,43 @@ def _chunks(options: Options, jobs: int) -> Iterator[range]:
         yield range(begin, min(begin + size, end))
 
 
-def _play_chunk(site: Site, options: Options, seeds: range) -> list[Sample]:
-    return [_played(site, options, seed) for seed in seeds]
+class _Worker:
+    """What a worker process knows: whether it is still wanted."""
+
+    stop: ClassVar[Event | None] = None
+
+    @classmethod
+    def begin(cls, stop: Event) -> None:
+        """Leave interrupts to the parent, which sets `stop`."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        cls.stop = stop
+
+    @classmethod
+    def play(cls, site: Site, options: Options, seeds: range) -> list[Sample]:
+        """Play a chunk, unless nobody waits for it any more."""
+        samples = []
+        for seed in seeds:
+            if cls.stop is not None and cls.stop.is_set():
+                break
+            samples.append(_played(site, options, seed))
+        return samples
 
 
 def _spread(site: Site, options: Options, jobs: int, tell: Tell) -> list[Sample]:
     # A fresh interpreter for each: nothing of whoever calls us (threads, event loops) is copied into it.
     context = multiprocessing.get_context("spawn")
+    stop = context.Event()
     samples: list[Sample] = []
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_let_the_parent_be_interrupted) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_Worker.begin, initargs=(stop,)) as pool:
         running: list[Future[list[Sample]]] = [
-            pool.submit(_play_chunk, site, options, seeds) for seeds in _chunks(options, jobs)
+            pool.submit(_Worker.play, site, options, seeds) for seeds in _chunks(options, jobs)
         ]
         try:
             for done in as_completed(running):
                 samples += done.result()
                 tell(len(samples))
         except BaseException:
+            stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return samples
-
-
-def _let_the_parent_be_interrupted() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
