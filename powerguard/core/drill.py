@@ -114,9 +114,7 @@ def take_in(turn: Turn, event: Event) -> None:
 
 
 def _start(turn: Turn, event: StartDrill) -> None:
-    scopes = (
-        tuple(scope for scope in SCOPES if scope in event.scopes) if set(event.scopes) <= set(SCOPES) else event.scopes
-    )
+    scopes = tuple(dict.fromkeys(event.scopes))
     why = drill_checks.refusal(turn.policy, turn.state, turn.now_s, scopes, event.witness)
     if why:
         turn.note("drill_refused", why, Level.WARNING, who=event.who, scopes=",".join(event.scopes))

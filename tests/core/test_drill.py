@@ -19,7 +19,9 @@ from powerguard.core.events import (
     RestorePower,
     ResumeTrainer,
     StartDrill,
+    Tick,
     TrainerSeen,
+    TriggerCheckpoint,
 )
 from powerguard.core.learned import DrillReport
 from powerguard.core.machine import step
@@ -87,6 +89,34 @@ def test_it_refuses_with_the_numbers(story: str, scope: str, words: str, said: s
     told = why(story, scope, words)
     assert said in told
     assert len(told) > 20
+
+
+def test_a_checkpoint_of_just_half_an_hour_is_recent() -> None:
+    assert why(READY.replace("_s=60", "_s=1800"), "pause") == ""
+    assert "30 minutes old" in why(READY.replace("_s=60", "_s=1801"), "pause")
+
+
+def test_a_pause_of_an_outage_that_lands_after_it_is_undone() -> None:
+    """On utility, without a drill, nobody waits for it and nobody may stand still because of it; on battery it may."""
+    for phase, told in (("utility load=75 charge=100", 1), ("battery load=75 charge=99", 0)):
+        player = Player()
+        player.play(f"policy {WORDS}\n{READY}\n16..20 {phase}")
+        late = PauseTrainer(id="late", by_s=30.0, trainer="llm", outage="o")
+        player.send(Done(at_s=20.5, action=late, took_s=9.0, detail=(("paused", True),)))
+        player.send(Tick(at_s=21.0))
+        assert player.told is not None
+        assert len(player.told.ordered(ResumeTrainer)) == told
+
+
+def test_a_checkpoint_of_somebody_else_survives_a_restart_in_a_drill() -> None:
+    """Only what the drill has ordered is given up."""
+    player = Player()
+    told = player.play(f"policy {WORDS}\nauto policy\n{READY}\n16 drill scope=policy\n16.01 checkpoint_now")
+    assert told.state.drill is not None
+    (order,) = told.ordered(TriggerCheckpoint)
+    told = player.play("16.02 restart")
+    assert [trainer.order for trainer in told.state.trainers] == [order.id]
+    assert order in told.ordered(TriggerCheckpoint)[1:], "repeated, for the trainer joins the two"
 
 
 def test_an_old_checkpoint_allows_the_scope_that_makes_one() -> None:
@@ -395,7 +425,8 @@ def test_a_pulled_plug_measures_the_battery() -> None:
     figures = dict(report(told).figures)
     assert report(told).result == "passed"
     assert (figures["health_before"], figures["load_before"], figures["charge_before_pct"]) == (0.75, 0.75, 99.6)
-    assert figures["charge_after_pct"] == 60.0
+    assert (figures["charge_after_pct"], figures["outage_s"]) == (60.0, 109.0)
+    assert figures["health"] == figures["health_measured"]
     assert figures["health_learned"] is True
     measured, error = figures["health_measured"], figures["health_error"]
     assert isinstance(measured, float)
