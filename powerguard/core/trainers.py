@@ -150,9 +150,11 @@ def _take_in_done(turn: Turn, done: Done) -> None:
     detail = dict(done.detail)
     step = detail.get("step")
     step = step if isinstance(step, int) else trainer.step
-    fresh = replace(trainer, durable_at_s=turn.now_s, durable_step=step, step=step)
-    if detail.get("dry_run") is not True and detail.get("at_paused_step") is not False:
-        fresh = _measured(turn, fresh, done.took_s, str(detail.get("tier") or ""))
+    fresh = replace(trainer, step=step)
+    if detail.get("dry_run") is not True:
+        fresh = replace(fresh, durable_at_s=turn.now_s, durable_step=step)
+        if detail.get("at_paused_step") is not False:
+            fresh = _measured(turn, fresh, done.took_s, str(detail.get("tier") or ""))
     if trainer.order == action.id:
         fresh = replace(fresh, order=None, eta_at_s=None, paused=trainer.paused or detail.get("paused") is True)
         if _in_emergency(turn):

@@ -470,3 +470,16 @@ def test_a_claim_in_flight_is_bounded_by_its_own_settings() -> None:
     at.policy = replace(POLICY, trainers=(replace(POLICY.trainers[0], max_checkpoint_s=90.0),))
     trainers.take_in(at, CheckpointProgress(at_s=100.0, trainer="a", action_id="o-1", stage="writing", eta_s=1e9))
     assert only(at).eta_at_s == 190.0
+
+
+def test_what_dry_run_has_only_recorded_is_not_durable() -> None:
+    """After a reload from dry-run to armed, a checkpoint that never was must not count as one, nor as a measurement."""
+    at = turn(FLYING)
+    recorded = done((("dry_run", True),))
+    trainers.take_in(at, recorded)
+    assert (only(at).durable_at_s, only(at).durable_step) == (FLYING.durable_at_s, FLYING.durable_step)
+    assert at.state.learned == Learned()
+    real = turn(FLYING)
+    trainers.take_in(real, replace(recorded, took_s=12.0, detail=(("step", 42), ("verified", True))))
+    assert only(real).durable_at_s == 100.0
+    assert {need.name: need.seconds for need in real.state.learned.needs} == {"a": (12.0,)}

@@ -22,6 +22,7 @@ from powerguard.core.events import (
     Level,
     Note,
     OutputSource,
+    PowerOff,
     Reading,
     ResumeTrainer,
     Tick,
@@ -308,6 +309,19 @@ async def test_a_newer_file_is_set_aside_and_kept(tmp_path: Path) -> None:
         assert await journal.append(Entry(at_s=1.0, state=State()))
         assert journal.health.set_aside == 1
     assert Store(tmp_path / "journal.db.newer-1", migrations=(*MIGRATIONS, SECOND)).load()[0].state == on_battery(7)
+
+
+async def test_what_another_boot_has_ordered_is_not_in_flight_in_this_one(tmp_path: Path) -> None:
+    """A power-off without an outcome belongs to the boot that ordered it: repeated in the next one it strikes twice."""
+    path = tmp_path / "journal.db"
+    off = PowerOff(id="o-1-9", by_s=5000.0, outage="o-1", grade=Grade.FULL, force_after_s=110.0)
+    async with opened(path) as (journal, _):
+        assert await journal.append(Entry(at_s=108.0, state=on_battery(2), actions=(off,)))
+    async with opened(path, boot_id="boot-2") as (journal, loaded):
+        assert loaded.in_flight == (off,), "the boot after it still hears of it"
+        assert await journal.append(Entry(at_s=20.0, state=on_battery(3), actions=(policy(4),)))
+    async with opened(path, boot_id="boot-2") as (_, loaded):
+        assert loaded.in_flight == (policy(4),)
 
 
 async def test_a_state_that_cannot_be_read_costs_only_itself(tmp_path: Path) -> None:

@@ -32,7 +32,9 @@ def read_all(db: sqlite3.Connection) -> tuple[Loaded, tuple[OutageRecord, ...]]:
     outages = history(db, 50)
     running = [each for each in outages if each.ended_wall is None]
     in_flight: list[Action] = []
-    newest = db.execute("SELECT payload FROM actions ORDER BY seq DESC LIMIT ?", (IN_FLIGHT_ROWS,)).fetchall()
+    # What another boot has ordered is over with it: its deadlines are of another clock, and a power-off is of its boot.
+    query = "SELECT payload FROM actions WHERE boot_id = ? ORDER BY seq DESC LIMIT ?"
+    newest = db.execute(query, (boot_id, IN_FLIGHT_ROWS)).fetchall()
     for (payload,) in reversed(newest):
         try:
             in_flight.append(from_plain(json.loads(payload), Action))
