@@ -59,7 +59,7 @@ TRAINER = "llm"
 POLL_S = 1.0
 CALM_POLL_S = 4.0
 """While nothing happens and the next thing to do is more than CALM_S away: time that nobody needs to see."""
-CALM_S = 30.0
+CALM_S = 15.0
 SNAPSHOT_S = 5.0
 """The journal keeps every answer that orders or tells something, and otherwise the state this often."""
 _MISSES = 3
@@ -233,7 +233,7 @@ class Guarded:
             case Shutdown():
                 return state.phase.ordered
             case Online() | Recovery():
-                settle_s = CALM_S if state.cap is not None else 0.5 * CALM_S
+                settle_s = 2.0 * CALM_S if state.cap is not None else CALM_S
                 return state.feed.supply is Supply.UTILITY and now_s - self._turned_s > settle_s
             case OnBattery() | Holding() if self.world.scene.order is None and self.world.utility is False:
                 pass
