@@ -148,7 +148,8 @@ def account(
         tau_point = (max(1.0 if averaged is None else averaged, LOAD_FLOOR), reading.runtime_s / (charge or 1.0))
     used = battery.used
     if used is None:
-        used = health * (0.5 if charge is None else 1.0 - charge)
+        # A gauge that counts against the nameplate tells more than there is; only what we saw ourselves is sure.
+        used = 0.5 * health if charge is None else min(health, 1.0 - charge)
     elif charge is not None and not draining:
         # Nobody was there while the host was off; the charge told now bounds what that time can have put back.
         # One odd charge is a glitch: what it says of the past counts when a second reading says it too.

@@ -123,6 +123,9 @@ def _latch(turn: Turn, outage: Outage, because: str) -> Shutdown:
     # A load that never fell, a gauge that jumped: what was chosen when there was more time may not fit any more.
     sums_now = plan.outage_budget(policy, turn.state, turn.now_s)
     reff_s, low_at_s = sums_now.reff_s, turn.state.feed.low_battery_at_s
+    if reff_s is not None and any(t.alive and t.told_pause and not t.paused for t in turn.state.trainers):
+        # A pause that nobody has confirmed may never come: the stop is chosen for the load that is there.
+        reff_s = min(reff_s, sums_now.reff_now_s or 0.0)
     if reff_s is None and low_at_s is not None:
         reff_s = max(0.0, policy.low_battery_s - (turn.now_s - low_at_s))  # Blind, but this much is known.
     grade = sums.grade_within(policy, reff_s, at_most=outage.grade)

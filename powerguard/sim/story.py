@@ -96,7 +96,15 @@ class Act:
 
     def find(self, event: str, **wanted: Any) -> Line | None:  # noqa: ANN401 - as above
         """Return the first such note."""
-        for line in self.lines:
+        return self._find(self.lines, event, wanted)
+
+    def last(self, event: str, **wanted: Any) -> Line | None:  # noqa: ANN401 - as above
+        """Return the last such note."""
+        return self._find(tuple(reversed(self.lines)), event, wanted)
+
+    @staticmethod
+    def _find(lines: Sequence[Line], event: str, wanted: dict[str, Any]) -> Line | None:
+        for line in lines:
             if line.kind == "note" and line.event == event:
                 told = numbers(line)
                 if all(told.get(key) == value for key, value in wanted.items()):
@@ -302,7 +310,7 @@ def _dip_check(dip: Act) -> Check:
 
 
 def _held_checks(held: Act, before: Facts, paused: Facts) -> list[Check]:
-    durable = held.find("checkpoint_durable")
+    durable = held.last("checkpoint_durable")
     step = None if durable is None else numbers(durable).get("step")
     ended = held.find("outage_ended")
     outcome = None if ended is None else numbers(ended).get("outcome")
@@ -324,7 +332,7 @@ def _held_checks(held: Act, before: Facts, paused: Facts) -> list[Check]:
 
 def _long_checks(long: Act) -> list[Check]:
     facts = long.facts
-    durable = long.find("checkpoint_durable")
+    durable = long.last("checkpoint_durable")
     step = None if durable is None else numbers(durable).get("step")
     off = long.find("power_off_accepted")
     deadline_s = None if off is None else numbers(off).get("deadline_s")

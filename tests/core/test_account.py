@@ -43,7 +43,7 @@ def entered(battery: Battery, now: Reading, last: Reading | None = None, **how: 
     ("told", "used", "left"),
     [
         ({"charge_pct": 100.0}, 0.0, 0.75),
-        ({"charge_pct": 80.0}, 0.15, 0.6),
+        ({"charge_pct": 80.0}, 0.2, 0.55),
         ({"charge_pct": 0.0}, 0.75, 0.0),
         ({}, 0.375, 0.375),
         ({"replace_battery": True, "charge_pct": 100.0}, 0.0, 0.6),
@@ -52,7 +52,7 @@ def entered(battery: Battery, now: Reading, last: Reading | None = None, **how: 
     ],
 )
 def test_first_contact(told: dict[str, Any], used: float, left: float) -> None:
-    """H (1 - charge), or half of H where the charge is not told; e is the smallest of the three terms."""
+    """1 - charge but at most H, or half of H where the charge is not told; e is the smallest of the three terms."""
     for on_battery in (True, False):
         battery = entered(Battery(at_s=0.0), reading(10.0, on_battery=on_battery, **told))
         assert (battery.used, battery.left) == (near(used), near(left))
@@ -282,7 +282,7 @@ def test_without_a_table_tau_comes_from_what_utility_readings_say() -> None:
     seen = entered(
         Battery(at_s=0.0), reading(1.0, on_battery=False, charge_pct=50.0, load_pct=60.0, runtime_s=200.0), policy=BLIND
     )
-    assert (seen.tau_point, seen.left) == ((0.6, 400.0), near(0.375))
+    assert (seen.tau_point, seen.left) == ((0.6, 400.0), near(0.25))
     later = entered(seen, reading(2.0, charge_pct=50.0, load_pct=60.0, runtime_s=148.0), policy=BLIND)
     assert later.tau_point == (0.6, 400.0), "what is told on battery is no measure of a full one"
     assert later.gauge == near(0.37)

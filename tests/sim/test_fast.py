@@ -25,11 +25,24 @@ SKELETON = [
 
 
 def skeleton(told: dict[str, Any]) -> list[list[str]]:
-    """The order of events, each move by the phase it leads to; the BMC's answer comes when it comes."""
+    """The order of events, each move by the phase it leads to; the BMC's answer comes when it comes.
+
+    What depends on how long the world has run is left out: precautions beside training, and the guard afterwards.
+    """
     return [
-        [event.get("new", event["event"]) for event in outage["events"] if event["event"] != "policy_verified"]
+        [
+            event.get("new", event["event"])
+            for at, event in enumerate(outage["events"])
+            if event["event"] not in ("policy_verified", "guard_started", "guard_ended")
+            and not _is_precaution(outage["events"], at)
+        ]
         for outage in told["outages"]
     ]
+
+
+def _is_precaution(events: list[dict[str, Any]], at: int) -> bool:
+    emergency = next((n for n, event in enumerate(events) if event.get("new") == "emergency_checkpoint"), len(events))
+    return events[at]["event"].startswith("checkpoint_") and at < emergency
 
 
 def fast(*more: str, home: str) -> subprocess.CompletedProcess[str]:
