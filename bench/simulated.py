@@ -41,7 +41,7 @@ _HEAD: Final = (
     "p95 s",
     "beyond the bound s",
     "rollback s",
-    "waiting for charge s (not counted)",
+    "of it waiting for charge s",
     "planning-dirty %",
     "physics-dirty %",
     "shutdown %",

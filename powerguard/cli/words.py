@@ -298,6 +298,7 @@ def _of(text: str) -> _Sentence:
 _GATE: Final[dict[str, str]] = {
     "budget": "the charge would survive a second outage",
     "charge_pct": "the battery is charged enough",
+    "bare stop fits": "a second outage would leave time for the checkpoint and a bare stop",
     "charge not told": "the UPS does not tell its charge, and nothing speaks against it",
 }
 _SENTENCES: Final[dict[str, _Sentence]] = {
@@ -316,14 +317,14 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "drill_stage": lambda b, _: f"drill: the stage {b.replace('_', ' ')} begins",
     "drill_undoing": _plain("drill: everything is put back"),
     "foreign_stop_seen": lambda b, _: f"{b}: the return is armed while there is time",
-    "gate_forced": lambda b, _: f"training may go on blindly: {b}",
+    "gate_forced": lambda b, _: f"training may go on though it is not safe yet: {b}",
     "gate_opened": lambda b, _: f"training may start: {_GATE.get(b, b)}",
     "gpu_cap_ordered": lambda b, n: f"GPU power was ordered down to {100 * (_seconds(n, 'share') or 0):.0f} % ({b})",
     "gpu_power_capped": _plain("GPU power is lowered"),
     "gpu_power_restored": _plain("GPU power is as it was before"),
     "grade_lowered": _grade_lowered,
-    "guard_ended": lambda b, _: f"no more checkpoints every minute: {b}",
-    "guard_started": lambda b, _: f"a checkpoint every minute from now on: {b}",
+    "guard_ended": lambda b, _: f"training is no longer guarded: {b}",
+    "guard_started": lambda b, _: f"training is guarded, with a checkpoint whenever it costs little: {b}",
     "host_returned": _host_returned,
     "maintenance_ended": _who("maintenance ended"),
     "maintenance_set": _maintenance_set,

@@ -80,7 +80,7 @@ class Policy:
     bmc_limit_s: float = 5.0
     resume_charge_share: float = 0.40
     unknown_hold_s: float = 600.0
-    charge_hold_s: float = 600.0
+    charge_hold_s: float = 60.0
     powers_off: bool = True
     trainers: tuple[TrainerPolicy, ...] = ()
 

@@ -235,12 +235,12 @@ class BudgetOptions(Options):
         examples=[600],
     )
     charge_hold_s: float = Field(
-        default=600,
+        default=60,
         ge=0,
         le=86400,
         description="After a return and this long of utility, training starts even if the charge would not save the "
-        "checkpoint of a second outage. Most second outages come within minutes; a charge takes hours.",
-        examples=[600],
+        "checkpoint of a second outage: the host is up by then and would lose power just the same.",
+        examples=[60],
     )
 
     @model_validator(mode="after")

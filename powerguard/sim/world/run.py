@@ -149,7 +149,7 @@ class _Stage:
             if back and host.training and not host.capped and decider.settled:
                 return True
             if back and self.decider.waits and not host.training and world.now_s >= last_s + STABLE_S:
-                # What it would wait for charge is told apart (`gate_wait_s`): the others do not wait, they bet.
+                # Nothing is left to happen but the charge: how long it would still wait is reckoned (`gate_wait_s`).
                 host.start_training(world.now_s)
             if world.now_s > last_s + PATIENCE_S and host.power is Power.UP:
                 sentence = "training goes on when utility is back for good"
@@ -237,7 +237,9 @@ class _Stage:
     def finish(self) -> Result:
         world, result = self.world, self.result
         result.lasted_s = world.now_s
-        result.loss_s = world.now_s - (world.host.progress_s - self._began_progress_s)
         result.rollback_s = world.host.rollback_s
         result.gate_wait_s = self.decider.gate_wait_s
+        lost_s = world.now_s - (world.host.progress_s - self._began_progress_s)
+        # The play ends when training could run; what it would still wait for charge is lost as well.
+        result.loss_s = lost_s + result.gate_wait_s
         return result
