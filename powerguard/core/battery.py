@@ -9,9 +9,8 @@ its end: what it has given by then is what it holds.
 What the UPS *reports* (runtime) is an upper bound only, and never raises anything here.
 """
 
-from dataclasses import replace
-
 from powerguard.core.events import Reading
+from powerguard.core.frozen import replace
 from powerguard.core.learned import BatteryModel, Discharge, Health, Recharge, TauPoint
 from powerguard.core.model import Policy
 

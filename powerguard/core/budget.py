@@ -14,11 +14,12 @@ pessimistic direction only costs training time. On battery `e` never rises.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from powerguard.core import battery as learning
 from powerguard.core import needs
 from powerguard.core.events import Conduct, Grade, OutputSource, Reading
+from powerguard.core.frozen import replace
 from powerguard.core.learned import Learned
 from powerguard.core.model import Battery, Feed, Policy, Supply, Trainer
 

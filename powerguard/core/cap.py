@@ -4,11 +4,10 @@ What pays is work done with one charge: how much longer the battery lasts at the
 left. Where GPUs are a small part of the load it does not (measured: a weak drop makes it worse than nothing).
 """
 
-from dataclasses import replace
-
 from powerguard.core import budget as sums
 from powerguard.core import fusion
 from powerguard.core.events import CapPower, Done, Failed, Level, RestorePower
+from powerguard.core.frozen import replace
 from powerguard.core.model import Cap, EmergencyCheckpoint, Holding, OnBattery, Online, Policy, Shutdown, State, Supply
 from powerguard.core.turn import Turn
 

@@ -12,7 +12,6 @@ measures what happens.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 
 from powerguard.core import budget as sums
@@ -61,6 +60,7 @@ from powerguard.core.events import (
     TrainerSeen,
     TriggerCheckpoint,
 )
+from powerguard.core.frozen import replace
 from powerguard.core.model import Cap, Drill, DrillOrder, Online, Supply, Trainer
 from powerguard.core.turn import Turn
 

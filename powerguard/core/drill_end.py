@@ -4,12 +4,11 @@ An order that may still be on its way to a trainer keeps the drill in `undo` unt
 told once more that it may go on: a pause cannot overtake its own end.
 """
 
-from dataclasses import replace
-
 from powerguard.core.cap import LIMIT_S
 from powerguard.core.drill_measures import tell_health
 from powerguard.core.drill_turn import change, figure, find, mark, order, rounded
 from powerguard.core.events import Action, Level, RestorePower, ResumeTrainer
+from powerguard.core.frozen import replace
 from powerguard.core.learned import DrillReport
 from powerguard.core.model import Drill, Shutdown, State
 from powerguard.core.turn import Turn

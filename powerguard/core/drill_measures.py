@@ -1,11 +1,10 @@
 """What a drill measures: the load before and after, once it has settled, and the speed of training."""
 
-from dataclasses import replace
-
 from powerguard.core import budget as sums
 from powerguard.core import cap, drill_checks, needs, plan
 from powerguard.core.drill_turn import change, figure, is_recorded, rounded
 from powerguard.core.events import Reading, Scalar, TrainerSeen
+from powerguard.core.frozen import replace
 from powerguard.core.learned import Drop
 from powerguard.core.model import Drill, Policy, Trainer
 from powerguard.core.turn import Turn

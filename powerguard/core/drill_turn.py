@@ -1,8 +1,7 @@
 """Small moves that every part of a drill shares: its fields, its figures, its orders, and its marks on trainers."""
 
-from dataclasses import replace
-
 from powerguard.core.events import Action, Scalar
+from powerguard.core.frozen import replace
 from powerguard.core.model import Drill, DrillOrder, Trainer
 from powerguard.core.turn import Turn
 

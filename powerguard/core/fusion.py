@@ -8,9 +8,8 @@ believed at all: its repetition proves nothing.
 There is one feed for now; a second one joins here, and the machine will not notice.
 """
 
-from dataclasses import replace
-
 from powerguard.core.events import OutputSource, Reading, SourceFailed
+from powerguard.core.frozen import replace
 from powerguard.core.model import Feed, Policy, Supply
 
 SECOND_READING_S = 0.2

@@ -10,8 +10,6 @@ else changes the phase. The picture in docs/ARCHITECTURE.md is drawn from `TABLE
 - Total: every event has an answer in every phase, and `step` never raises.
 """
 
-from dataclasses import replace
-
 from powerguard.core import budget as sums
 from powerguard.core import cap, drill, fusion, needs, plan, trainers
 from powerguard.core.events import (
@@ -44,6 +42,7 @@ from powerguard.core.events import (
     TrainerSeen,
     TriggerCheckpoint,
 )
+from powerguard.core.frozen import replace
 from powerguard.core.learned import BatteryModel
 from powerguard.core.model import (
     EmergencyCheckpoint,

@@ -1,11 +1,11 @@
 """What a move brings about: what is undone on the way out, what is ordered on the way in, and the standing duties."""
 
 import math
-from dataclasses import replace
 
 from powerguard.core import budget as sums
 from powerguard.core import cap, drill, fusion, needs, plan, trainers
 from powerguard.core.events import Conduct, EnsurePolicy, Grade, Level, PowerOff, ResumeTraining, SyncFilesystems
+from powerguard.core.frozen import replace
 from powerguard.core.model import (
     EmergencyCheckpoint,
     Holding,

@@ -4,8 +4,8 @@ A few samples are no distribution: with n of them (n < 20) their largest counts,
 """
 
 import math
-from dataclasses import replace
 
+from powerguard.core.frozen import replace
 from powerguard.core.learned import Drop, Learned, Need
 from powerguard.core.model import Policy
 

@@ -4,11 +4,12 @@ A latch holds in the boot that made it and in no other: a stored "shutdown" of a
 reason to power off.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from powerguard.core import battery as learning
 from powerguard.core import cap, drill, needs, trainers
 from powerguard.core.events import Action, EnsurePolicy, Level, PowerOff, ResumeTrainer, ResumeTraining
+from powerguard.core.frozen import replace
 from powerguard.core.learned import Learned
 from powerguard.core.model import (
     Battery,

@@ -7,13 +7,14 @@ make a site fit is found by trying: a fix is only told when the same sums say th
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from powerguard.core import budget as sums
 from powerguard.core import plan
 from powerguard.core.budget import Budget
 from powerguard.core.events import Conduct, Grade
+from powerguard.core.frozen import replace
 from powerguard.core.model import Battery, Feed, Policy, State, Supply, Trainer
 
 NAMEPLATE_PEUKERT = 1.35

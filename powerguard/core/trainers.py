@@ -1,7 +1,6 @@
 """What the machine knows of trainers, and what it orders them to do. One that hangs delays no other."""
 
 import math
-from dataclasses import replace
 
 from powerguard.core import budget as sums
 from powerguard.core import needs, plan
@@ -18,6 +17,7 @@ from powerguard.core.events import (
     TrainerSeen,
     TriggerCheckpoint,
 )
+from powerguard.core.frozen import replace
 from powerguard.core.learned import Drop, Learned
 from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Policy, Trainer, TrainerPolicy
 from powerguard.core.turn import Turn

@@ -3,13 +3,13 @@
 A `Turn` lives inside one `step` and is never seen outside, so `step` stays a function of its arguments.
 """
 
-from dataclasses import replace
 from typing import Any
 
 from powerguard.core import budget as sums
 from powerguard.core import plan
 from powerguard.core.battery import STEEP
 from powerguard.core.events import Action, Level, Note, OutputSource, Reading, Scalar
+from powerguard.core.frozen import replace
 from powerguard.core.model import (
     EmergencyCheckpoint,
     Holding,
