@@ -204,7 +204,7 @@ PLANTS: tuple[Plant, ...] = (
                 "return at_most",
             ),
         ),
-        site={"host": {"stop_stuck_share": 1.0}, "ups": {"health": [0.6, 0.65], "charge": [0.3, 0.45]}},
+        site={"host": {"stop_stuck_share": 1.0}, "ups": {"health": [0.6, 0.65], "charge": [0.12, 0.25]}},
     ),
     Plant(
         name="power_off_not_repeated_when_refused",
