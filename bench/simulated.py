@@ -41,7 +41,6 @@ _HEAD: Final = (
     "p95 s",
     "beyond the bound s",
     "rollback s",
-    "of it waiting for charge s",
     "planning-dirty %",
     "physics-dirty %",
     "shutdown %",
@@ -54,7 +53,6 @@ _SECONDS: Final = (
     ("excess", "p95"),
     ("beyond_bound", "mean"),
     ("rollback", "mean"),
-    ("gate_wait", "mean"),
 )
 
 

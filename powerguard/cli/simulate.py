@@ -152,8 +152,6 @@ def _print(told: dict[str, Any]) -> None:
     print(f"  power lost under the host         {dirty} by planning, {physics} by physics")
     print(f"  shut down                         {share('shutdowns')}, of these needless {share('needless')}")
     print(f"  stranded                          {share('stranded')}")
-    if told["gate_wait_s_mean"]:
-        print(f"  of it waiting for charge          {told['gate_wait_s_mean']:.0f} s an outage (see the guide)")
     for lost in told["planning_dirty_outages"][:5]:
         print(f"\n{paint('power lost by planning', 'red')}: {lost['reproduce']}")
     for violated in told["invariant_violations"]:

@@ -204,7 +204,6 @@ def some(seed: int, excess_s: float = 0.0) -> Sample:
         shutdown=False,
         needless=False,
         stranded=False,
-        gate_wait_s=0.0,
         violations=(),
     )
 

@@ -36,7 +36,7 @@ class Told:
     """How one outage went. how: "finished", or why not. dirty: power was lost so often under a host that was up.
 
     needless: it was powered off, and the battery would have carried it, paused, until utility was back.
-    lost_s: of training; waited_s: of that, for the battery to charge.
+    lost_s: of training.
     """
 
     seed: int
@@ -52,7 +52,6 @@ class Told:
     stranded: bool
     rollback_s: float
     lost_s: float
-    waited_s: float
 
 
 def settings_of(scene: Scene, site: Site) -> Settings:
@@ -249,7 +248,6 @@ class Outage:
             stranded=self.stranded,
             rollback_s=host.rollback_s,
             lost_s=max(0.0, self.world.now_s - BEGIN_S - host.progress_s),
-            waited_s=self.witness.waited_s,
         )
 
     def _was_avoidable(self) -> bool:

@@ -52,7 +52,7 @@ def one(seed: int, site: Site, *, faults: bool) -> Sample:
     told = outage.play(seed, site, faults=faults)
     quick = outage.quick(site)
     scene = draw(seed, quick, faults=faults)
-    loss_s = max(0.0, told.lost_s - told.waited_s)
+    loss_s = told.lost_s
     return Sample(
         seed=seed,
         excess_s=max(0.0, loss_s - best(scene, quick).loss_s),
@@ -64,7 +64,6 @@ def one(seed: int, site: Site, *, faults: bool) -> Sample:
         shutdown=told.latches > 0,
         needless=told.needless,
         stranded=told.stranded,
-        gate_wait_s=told.waited_s,
         violations=tuple(f"{violation.name}: {violation.what}" for violation in told.violations),
     )
 

@@ -331,7 +331,6 @@ class Outage:
             shutdown=self.left_at_off_s is not None,
             needless=False,
             stranded=False,
-            gate_wait_s=0.0,
             violations=tuple(self.violations),
         )
 

@@ -50,7 +50,6 @@ class Violation:
 class Witness:
     """Watches one outage over all lives and boots of its daemon.
 
-    waited_s: for how long, with utility there, training waited after a return for the battery to charge.
     blind: a life began while the disk of its journal did not answer, so that nobody knew of the outage any more.
     """
 
@@ -59,7 +58,6 @@ class Witness:
         self.violations: list[Violation] = []
         self.latches = 0
         self.holds = 0
-        self.waited_s = 0.0
         self.blind = False
         self._world, self._mischief = world, mischief
         self._policy: Policy | None = None
@@ -73,8 +71,6 @@ class Witness:
         self._deadlines: dict[str, float] = {}
         self._off_at_s = -math.inf
         self._off_after_latch = False
-        self._looked_s = -math.inf
-        self._stable_s = 10.0
         self._asked: dict[str, Action] = {}
         self._asked_s: dict[str, float] = {}
         self._answered: set[str] = set()
@@ -113,7 +109,6 @@ class Witness:
         """A life begins. stored: what the one before has left."""
         self._policy, self._state = policy, None
         self._boot, self._offset_s = boot, offset_s
-        self._stable_s, self._looked_s = policy.utility_stable_s, self._world.now_s
         self._life_s = self._world.now_s
         self._ids = set()
         self._off_after_latch = False
@@ -251,9 +246,6 @@ class Witness:
         """Look at the daemon between two turns of its loop."""
         old, self._state = self._state, state
         phase = state.phase
-        if isinstance(phase, Recovery) and (self._since_s(utility=True) or 0.0) > self._stable_s:
-            self.waited_s += max(0.0, self._world.now_s - self._looked_s)
-        self._looked_s = self._world.now_s
         if old is None or type(old.phase) is not type(phase):
             self._phase_since_s = self._world.now_s
         if old is not None and type(old.phase) is not type(phase):

@@ -34,7 +34,6 @@ from powerguard.core.events import (
 from powerguard.core.learned import Drop, Health, Need
 from powerguard.core.machine import step
 from powerguard.core.model import (
-    Battery,
     Holding,
     OnBattery,
     Online,
@@ -118,7 +117,6 @@ class Guarded:
     def __init__(self, world: World) -> None:
         self.world = world
         self.next_s = world.now_s
-        self.gate_wait_s = 0.0
         self.steps = 0
         self._policy = policy_of(world.scene, world.site)
         self._state = State()
@@ -188,8 +186,6 @@ class Guarded:
     def end(self) -> None:
         """Utility is there and training runs: nothing may be left behind."""
         hold(not self.world.host.capped, "GPU power is restored when the outage is over")
-        if isinstance(self._state.phase, Recovery):
-            self.gate_wait_s = self._gate_wait_s()
 
     def look(self) -> None:
         """Do what is due."""
@@ -420,44 +416,6 @@ class Guarded:
         self._took(restore(self._policy, stored, now_s + self._offset_s))
         self._poll_s = now_s
         self._seen_s = -math.inf
-
-    # --- The gate ----------------------------------------------------------------------------------------------------
-
-    def _gate_wait_s(self) -> float:
-        """Return how long the gate stays shut from now on, while the battery is charged."""
-        world, policy, state = self.world, self._policy, self._state
-        if plan.may_start(policy, state, state.battery.at_s):
-            return 0.0
-        pack = world.scene.pack(world.site)
-        pack.left = world.pack.left
-        gauge, began_s = world.scene.new_gauge(), world.now_s
-        shut_s, open_s = 0.0, 2.0 * pack.recharge_s
-        empty = pack.left
-        while open_s - shut_s > 60.0:
-            waited_s = 0.5 * (shut_s + open_s)
-            pack.left = empty
-            pack.charge(waited_s)
-            told = gauge.tell(began_s + waited_s, pack, world.load, on_battery=False)
-            charge = None if told.charge_pct is None else told.charge_pct / 100.0
-            battery = self._charged(state.battery, charge, waited_s)
-            reading = state.feed.reading
-            if reading is not None:
-                reading = replace(reading, charge_pct=told.charge_pct)
-            charged = replace(state, battery=battery, feed=replace(state.feed, reading=reading))
-            if plan.may_start(policy, charged, state.battery.at_s + waited_s):
-                open_s = waited_s
-            else:
-                shut_s = waited_s
-        return min(open_s, policy.charge_hold_s)
-
-    def _charged(self, battery: Battery, charge: float | None, waited_s: float) -> Battery:
-        """The account as it will be: what is put back, and the charge told then."""
-        health = battery.health
-        used = max(0.0, (battery.used or 0.0) - health * waited_s / self._policy.recharge_s)
-        if charge is not None:
-            used = max(used, health * (1.0 - charge))
-        left = health - used if charge is None else min(health - used, health * charge)
-        return replace(battery, used=used, left=max(0.0, left))
 
 
 def _through_journal(state: State) -> State:

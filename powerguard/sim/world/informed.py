@@ -21,8 +21,6 @@ _LOOK_S = 5.0
 class Informed:
     """A `Decider` that needs no gauge. caps: it may slow training down on battery."""
 
-    gate_wait_s = 0.0
-
     def __init__(self, world: World, *, caps: bool) -> None:
         self.world = world
         self.next_s = world.now_s
@@ -38,7 +36,7 @@ class Informed:
 
     @property
     def waits(self) -> bool:
-        """It does not train into a second outage."""
+        """It starts training itself, once utility is stable."""
         return self._durable_s is None and not self._going
 
     @property
@@ -79,6 +77,12 @@ class Informed:
             if world.now_s >= due_s:
                 world.host.resume(world.now_s)
                 self._durable_s, due_s = None, world.now_s + 1.0
+        if not world.host.training and self._durable_s is None:
+            start_s = self._turned_s + _RESUME_S
+            if world.now_s >= start_s:
+                world.host.start_training(world.now_s)
+                start_s = world.now_s + _LOOK_S
+            due_s = min(due_s, start_s)
         if world.host.capped:
             lift_s = self._turned_s + _LIFT_S
             if world.now_s >= lift_s:

@@ -25,7 +25,6 @@ class Plain:
 
     waits = False
     settled = True
-    gate_wait_s = 0.0
     kills_power = True
     every_s = _ALERT_S
 

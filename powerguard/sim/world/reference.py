@@ -12,7 +12,6 @@ _KEYS: Final = (
     ("beyond_bound_s_mean", "the same beyond what nobody can beat"),
     ("loss_s_mean", "seconds of training lost in all, per outage"),
     ("rollback_s_mean", "of these, work that had to be done again"),
-    ("gate_wait_s_mean", "of it, how long training waited for charge after a power-off"),
     ("planning_dirty, physics_dirty", "outages in which power was lost under the host, and why"),
     (
         "shutdowns, needless, stranded",

@@ -25,7 +25,6 @@ class Sample(NamedTuple):
     shutdown: bool
     needless: bool
     stranded: bool
-    gate_wait_s: float
     violations: tuple[str, ...]
     beyond_bound_s: float = 0.0
 
@@ -43,7 +42,6 @@ def sample(result: Result, excess_s: float, beyond_bound_s: float) -> Sample:
         shutdown=result.shutdowns > 0,
         needless=result.needless > 0,
         stranded=result.stranded,
-        gate_wait_s=result.gate_wait_s,
         violations=tuple(result.violations),
     )
 
@@ -93,7 +91,6 @@ def report(samples: Iterable[Sample], options: Options) -> dict[str, Any]:
         "beyond_bound_s_mean": _mean(one.beyond_bound_s for one in ordered),
         "loss_s_mean": _mean(one.loss_s for one in ordered),
         "rollback_s_mean": _mean(one.rollback_s for one in ordered),
-        "gate_wait_s_mean": _mean(one.gate_wait_s for one in ordered),
         "planning_dirty": len(dirty),
         "physics_dirty": sum(one.physics_dirty for one in ordered),
         "shutdowns": sum(one.shutdown for one in ordered),

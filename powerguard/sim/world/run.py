@@ -43,11 +43,6 @@ class Decider(Protocol):
         """Nothing that it began is still under way: as far as it is concerned, the outage is over."""
         ...
 
-    @property
-    def gate_wait_s(self) -> float:
-        """How much longer than HostSite.resumed_s it would make training wait after a return, for charge."""
-        ...
-
     def boot(self, *, was_off_s: float | None) -> None:
         """The host is up and the policy's daemon starts. was_off_s: None at the first start."""
         ...
@@ -72,7 +67,7 @@ class Result:
     loss_s: training time lost. rollback_s: of that, work that had to be done again. shutdowns: orderly power-offs;
     needless: those after which utility came back while the battery would still have carried the paused host.
     dirty: moments at which power was lost under the host, and "planning" or "physics" for each.
-    stranded: a person had to press the button. gate_wait_s: see `Decider`. lasted_s: until the end of the account.
+    stranded: a person had to press the button. lasted_s: until the end of the account.
     """
 
     seed: int
@@ -82,7 +77,6 @@ class Result:
     needless: int = 0
     dirty: list[tuple[float, str]] = field(default_factory=list)
     stranded: bool = False
-    gate_wait_s: float = 0.0
     lasted_s: float = 0.0
     violations: list[str] = field(default_factory=list)
 
@@ -148,9 +142,6 @@ class _Stage:
             back = world.now_s >= last_s and world.utility and host.power is Power.UP
             if back and host.training and not host.capped and decider.settled:
                 return True
-            if back and self.decider.waits and not host.training and world.now_s >= last_s + STABLE_S:
-                # Nothing is left to happen but the charge: how long it would still wait is reckoned (`gate_wait_s`).
-                host.start_training(world.now_s)
             if world.now_s > last_s + PATIENCE_S and host.power is Power.UP:
                 sentence = "training goes on when utility is back for good"
                 raise Violation(sentence)
@@ -227,8 +218,7 @@ class _Stage:
         self._until(resume_at_s)
         if not world.is_on:
             return
-        over = world.now_s >= world.scene.end_s and world.utility
-        if not host.training and (over or not self.decider.waits):
+        if not host.training and not self.decider.waits:
             host.start_training(world.now_s)
             world.live(world.now_s + 1e-3)
 
@@ -238,8 +228,5 @@ class _Stage:
         world, result = self.world, self.result
         result.lasted_s = world.now_s
         result.rollback_s = world.host.rollback_s
-        result.gate_wait_s = self.decider.gate_wait_s
-        lost_s = world.now_s - (world.host.progress_s - self._began_progress_s)
-        # The play ends when training could run; what it would still wait for charge is lost as well.
-        result.loss_s = lost_s + result.gate_wait_s
+        result.loss_s = world.now_s - (world.host.progress_s - self._began_progress_s)
         return result
