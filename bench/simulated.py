@@ -14,7 +14,7 @@ from powerguard.sim.world.report import Options, Sample, report
 from powerguard.sim.world.site import DrillSite, FaultSite, HostSite, Site, TrainerSite, UpsSite
 
 SEED: Final = 7
-OUTAGES: Final = 4000
+OUTAGES: Final = 2000
 QUICK: Final = 200
 OTHERS: Final = ("fixed", "nut", "apcupsd")
 _CAP: Final = DrillSite(done=True, cap=True)
