@@ -31,7 +31,8 @@ _GAUGE_GRAIN = 0.015
 _LEAST_FALL = 0.2
 """A gauge that tells whole percents is then off by less than ten points."""
 _FULL_CHARGE = 0.9
-_SETTLED_S = 30.0
+_LONGEST_GAP_S = 30.0
+"""Longer than this without a reading, and the account of a discharge is a guess."""
 _BIN = 0.05
 _RECHARGE_DEPTH = 0.2
 _SHORTEST_RECHARGE_S, _LONGEST_RECHARGE_S = 3600.0, 72 * 3600.0
@@ -103,7 +104,7 @@ def learn_on_utility(
     load: averaged share of the rating. settled: no step of the load lately. used: our account when the discharge that
     may just have ended did so.
     """
-    charge = _charge_of(reading)
+    charge = charge_of(reading)
     if model.discharge is not None:
         ended = _ended(policy, model, used, reading.at_s)
         started = Recharge(since_s=reading.at_s, charge=charge) if charge is not None else None
@@ -123,7 +124,7 @@ def learn_on_battery(
     steady: the load has made no step lately, so that the fall of the reported runtime means something. low: the UPS
     has called its battery low, twice.
     """
-    charge = _charge_of(reading)
+    charge = charge_of(reading)
     discharge = model.discharge
     if discharge is None:
         # The charge of this reading is the one to start from: the account starts from it as well.
@@ -132,7 +133,7 @@ def learn_on_battery(
     changes: dict[str, object] = {}
     if charge is not None:
         changes["charge_now"] = charge
-    if gap_s > _SETTLED_S or used >= 1.0:
+    if gap_s > _LONGEST_GAP_S or used >= 1.0:
         changes["whole"] = False
     if low and not discharge.low:
         promised = reading.runtime_s is not None and reading.runtime_s > 2.0 * policy.low_battery_s
@@ -151,8 +152,9 @@ def _marked(discharge: Discharge, reading: Reading) -> Discharge:
     return replace(discharge, mark_at_s=reading.at_s, mark_runtime_s=reading.runtime_s)
 
 
-def _charge_of(reading: Reading) -> float | None:
-    told = reading.charge_pct
+def charge_of(reading: Reading | None) -> float | None:
+    """Charge of a reading as a share; None where there is none."""
+    told = None if reading is None else reading.charge_pct
     return told / 100.0 if told is not None and 0.0 <= told <= 100.0 else None
 
 

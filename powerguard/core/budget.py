@@ -141,7 +141,7 @@ def account(
             averaged, step_at_s = load, reading.at_s
         else:
             averaged += 0.2 * (load - averaged)
-    charge = _charge_of(reading)
+    charge = learning.charge_of(reading)
     health = learning.health(policy, battery.model, reading.at_s, replace_battery=reading.replace_battery)
     tau_point = battery.tau_point
     fresh_point = not draining or tau_point is None
@@ -154,7 +154,7 @@ def account(
     elif charge is not None and not draining:
         # Nobody was there while the host was off; the charge told now bounds what that time can have put back.
         # One odd charge is a glitch: what it says of the past counts when a second reading says it too.
-        twice = max(charge, _charge_of(feed.previous) or 0.0)
+        twice = max(charge, learning.charge_of(feed.previous) or 0.0)
         back = health * battery.away_s / learning.recharge_s(policy, battery.model)
         used = max(used - back, health * (1.0 - twice), 0.0)
     battery = replace(
@@ -197,12 +197,6 @@ def _learned(
     else:
         return battery
     return battery if model is battery.model else replace(battery, model=model)
-
-
-def _charge_of(reading: Reading | None) -> float | None:
-    """Charge of a reading as a share; None where there is none."""
-    told = None if reading is None else reading.charge_pct
-    return told / 100.0 if told is not None and 0.0 <= told <= 100.0 else None
 
 
 def _left(

@@ -52,21 +52,15 @@ def _begin(turn: Turn) -> None:
         worth = gain(policy, state)
         if waited_s >= policy.cap_dwell_s and worth is not None and worth >= LEAST_GAIN:
             because = f"{worth:.2f} times the work with what is left"
-    elif isinstance(state.phase, EmergencyCheckpoint | Holding) and _stays_high(turn, state.phase):
-        # Costs nothing any more: whoever was told to pause has nothing left to slow down.
-        because = "the load has not fallen, though training was told to pause"
+    elif isinstance(state.phase, EmergencyCheckpoint | Holding):
+        paused_s = turn.now_s - state.phase.began_s
+        if paused_s >= policy.cap_dwell_s and turn.load_stays_high(state.phase):
+            # Costs nothing any more: whoever was told to pause has nothing left to slow down.
+            because = "the load has not fallen, though training was told to pause"
     if because and sums.power_off_at_s(state.feed) is None:
         order = turn.order(CapPower, limit_s=LIMIT_S, outage=turn.outage_id, share=policy.cap_share)
-        load = sums.load_of(state.battery)
-        turn.update(cap=Cap(outage=turn.outage_id, ordered_at_s=turn.now_s, before=load, order=order))
+        turn.update(cap=Cap(outage=turn.outage_id, ordered_at_s=turn.now_s, order=order))
         turn.note("gpu_cap_ordered", because, share=policy.cap_share)
-
-
-def _stays_high(turn: Turn, phase: EmergencyCheckpoint | Holding) -> bool:
-    lost = turn.state.feed.lost_since_s is not None
-    if lost or phase.paused_load is None or turn.now_s - phase.began_s < turn.policy.cap_dwell_s:
-        return False
-    return sums.load_of(turn.state.battery) > 1.15 * phase.paused_load + 0.02
 
 
 def _is_over(turn: Turn) -> bool:
@@ -104,7 +98,7 @@ def take_in(turn: Turn, outcome: Done | Failed) -> None:
             turn.update(cap=cap)
             turn.tell_once(_STUCK, f"{outcome.reason}: training runs at lower power", holds=True, level=Level.ERROR)
     elif isinstance(outcome, Done):
-        turn.update(cap=replace(cap, on=True))
+        turn.update(cap=cap)
         turn.note("gpu_power_capped", "told by the helper", **dict(outcome.detail))
     else:
         # An error of the helper may have left some of them capped: what was found is put back, then it is over.
@@ -116,4 +110,4 @@ def after_restart(turn: Turn, expired: set[str]) -> None:
     """The daemon was away: an order without an outcome may have been carried out, so it stands until it is restored."""
     cap = turn.state.cap
     if cap is not None and cap.order in expired:
-        turn.update(cap=replace(cap, order=None, on=not cap.lifting))
+        turn.update(cap=replace(cap, order=None))

@@ -315,9 +315,8 @@ def _cap(turn: Turn) -> None:
     drill = turn.state.drill
     if drill is None:
         return
-    load = sums.load_of(turn.state.battery)
     id_ = order(turn, CapPower, "cap", limit_s=LIMIT_S, share=turn.policy.cap_share or 1.0)
-    turn.update(cap=Cap(outage=drill.id, ordered_at_s=turn.now_s, before=load, order=id_))
+    turn.update(cap=Cap(outage=drill.id, ordered_at_s=turn.now_s, order=id_))
 
 
 def _order_checkpoint(turn: Turn, trainer: Trainer, *, pausing: bool) -> None:

@@ -18,7 +18,6 @@ from powerguard.core.events import (
     CapPower,
     CheckpointNow,
     CheckpointProgress,
-    Conduct,
     Done,
     EnsurePolicy,
     Event,
@@ -182,7 +181,7 @@ def _take_in_word(turn: Turn, event: Abort | SetMaintenance | CheckpointNow | Ba
             turn.note("maintenance_set" if active else "maintenance_ended", event.reason or "operator", who=event.who)
         case CheckpointNow():
             turn.note("checkpoint_requested", "operator", who=event.who)
-            trainers.order_all(turn, reason="operator", after=Conduct.CONTINUE, by_s=turn.now_s + 600.0)
+            trainers.order_all(turn, reason="operator", by_s=turn.now_s + 600.0)
         case BatteryReplaced():
             _take_in_battery(turn, event)
 

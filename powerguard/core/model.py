@@ -207,15 +207,13 @@ class Trainer:
 class Cap:
     """GPU power is capped, or may be: it stands until a restore has been confirmed.
 
-    order: id of the order in flight; lifting: it is the restore. before: load when it was ordered.
+    order: id of the order in flight; lifting: it is, or was, the restore.
     """
 
     outage: str
     ordered_at_s: float
-    before: float
     order: str | None = None
     lifting: bool = False
-    on: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -168,11 +168,10 @@ def duties(turn: Turn) -> None:
                 turn.order(EnsurePolicy, limit_s=turn.policy.bmc_limit_s, outage=phase.outage.id)
             if isinstance(phase, OnBattery) and waited_s >= turn.policy.commit_dwell_s:
                 trainers.take_precautions(turn, since_s=phase.outage.since_s)
-            phase = turn.state.phase
+            _reckon_lost(turn, phase)
             if isinstance(phase, EmergencyCheckpoint | Holding):
                 trainers.tend(turn, hold=isinstance(phase, Holding), repeat_s=GUARD_CHECKPOINT_S)
                 turn.watch_load(phase)
-                _reckon_paused(turn, phase)
             if isinstance(phase, Holding):
                 trainers.learn_drop(turn, phase)
         case Shutdown():
@@ -181,15 +180,31 @@ def duties(turn: Turn) -> None:
             _resume(turn, phase)
 
 
-def _reckon_paused(turn: Turn, phase: EmergencyCheckpoint | Holding) -> None:
-    """The source is lost and everybody has paused: a drop that was measured counts, with a quarter on top."""
-    feed, battery, learned = turn.state.feed, turn.state.battery, turn.state.learned
-    if feed.lost_since_s is None or phase.paused_load is None or battery.load is None:
+def _reckon_lost(turn: Turn, phase: OnBattery | EmergencyCheckpoint | Holding) -> None:
+    """Nobody tells the load any more: what counts is what is known to draw power, not what happened to be told last."""
+    feed, battery = turn.state.feed, turn.state.battery
+    if feed.lost_since_s is None or feed.supply is not Supply.BATTERY or battery.load is None:
         return
-    pausing = [t for t in turn.state.trainers if t.alive and t.conduct is not Conduct.CONTINUE]
-    measured = all(t.paused and needs.drop_of(learned, t.name) is not None for t in pausing)
-    if measured and PAUSED_LOAD_GUARD * phase.paused_load < battery.load:
-        turn.update(battery=replace(battery, load=PAUSED_LOAD_GUARD * phase.paused_load))
+    load = _load_unheard(turn, phase, battery.load)
+    if load != battery.load:
+        turn.update(battery=replace(battery, load=load))
+
+
+def _load_unheard(turn: Turn, phase: OnBattery | EmergencyCheckpoint | Holding, told: float) -> float:
+    """Load to count with while the source is lost, as a share of the rating; told: the last one that was heard.
+
+    While training goes on, at least what it drew when the outage began. Once everybody has paused, a drop that was
+    measured counts, with a quarter on top.
+    """
+    alive = [t for t in turn.state.trainers if t.alive]
+    if alive and not any(t.paused or t.told_pause for t in alive):
+        return told if turn.state.cap is not None else max(told, phase.outage.load_at_start or 0.0)
+    pausing = [t for t in alive if t.conduct is not Conduct.CONTINUE]
+    if isinstance(phase, OnBattery) or phase.paused_load is None or not pausing:
+        return told
+    if all(t.paused and needs.drop_of(turn.state.learned, t.name) is not None for t in pausing):
+        return min(told, PAUSED_LOAD_GUARD * phase.paused_load)
+    return told
 
 
 def _guard(turn: Turn) -> None:

@@ -222,11 +222,11 @@ def order_limit_s(turn: Turn, now: Budget) -> float:
     return max(_LEAST_LIMIT_S, min(left_s, patience_s))
 
 
-def order_all(turn: Turn, *, reason: str, after: Conduct | None, by_s: float) -> None:
-    """Order a checkpoint of every living trainer. after None: what each of them does by its own conduct."""
+def order_all(turn: Turn, *, reason: str, by_s: float) -> None:
+    """Order a checkpoint of every living trainer that has none in flight; training goes on beside it."""
     for trainer in turn.state.trainers:
-        if trainer.alive and not (after is Conduct.CONTINUE and trainer.order is not None):
-            _order(turn, trainer, reason=reason, after=trainer.conduct if after is None else after, by_s=by_s)
+        if trainer.alive and trainer.order is None:
+            _order(turn, trainer, reason=reason, after=Conduct.CONTINUE, by_s=by_s)
 
 
 def order_emergency(turn: Turn, *, by_s: float) -> None:
@@ -296,7 +296,8 @@ def learn_drop(turn: Turn, phase: Holding) -> None:
     """A hold shows what a pause brings: learned where one trainer alone paused, and nothing else lowers the load."""
     before = phase.outage.load_at_start
     pausing = [t for t in turn.state.trainers if t.alive and t.told_pause]
-    if before is None or len(pausing) != 1 or turn.state.cap is not None or turn.now_s < phase.settle_by_s:
+    told = turn.state.feed.lost_since_s is None
+    if not told or before is None or len(pausing) != 1 or turn.state.cap is not None or turn.now_s < phase.settle_by_s:
         return
     after = sums.load_of(turn.state.battery)
     known = needs.drop_of(turn.state.learned, pausing[0].name)

@@ -32,7 +32,7 @@ from powerguard.core.turn import Turn
 POLICY = make_policy(["table=50:540,75:360,100:240", "cap_share=0.6"])
 OUTAGE = Outage(id="o", since_s=100.0, grade=Grade.FULL)
 PAYS = Drop(before=0.75, after=0.5, at_s=0.0, speed=0.8)
-STANDING = Cap(outage="o", ordered_at_s=110.0, before=0.75, on=True)
+STANDING = Cap(outage="o", ordered_at_s=110.0)
 
 
 def reading(at_s: float, source: OutputSource) -> Reading:
@@ -86,7 +86,7 @@ def test_ten_seconds_on_battery_and_a_gain_of_five_percent() -> None:
     (order,) = at.actions
     assert isinstance(order, CapPower)
     assert (order.share, order.outage, order.by_s) == (0.6, "o", 115.0)
-    assert at.state.cap == Cap(outage="o", ordered_at_s=110.0, before=0.75, order=order.id)
+    assert at.state.cap == Cap(outage="o", ordered_at_s=110.0, order=order.id)
     assert [note.event for note in at.notes] == ["gpu_cap_ordered"]
     assert at.notes[0].because == "1.20 times the work with what is left"
     cap.tend(at)
@@ -221,7 +221,7 @@ def test_a_restore_is_tried_until_it_is_heard() -> None:
 
 def test_a_cap_that_failed_is_put_back_at_once_and_not_tried_again() -> None:
     """Some may have been capped; the next outage may try again."""
-    at = turn(OnBattery(outage=OUTAGE), standing=replace(STANDING, on=False, order="c"))
+    at = turn(OnBattery(outage=OUTAGE), standing=replace(STANDING, order="c"))
     order = CapPower(id="c", by_s=115.0, outage="o", share=0.6)
     cap.take_in(at, Failed(at_s=110.0, action=order, took_s=1.0, reason="GPU 3 fell off the bus"))
     assert ordered(at) == ["RestorePower"]
@@ -239,7 +239,7 @@ def test_a_cap_that_failed_is_put_back_at_once_and_not_tried_again() -> None:
 
 def test_a_cap_that_worked_is_told() -> None:
     """With what the helper said."""
-    at = turn(OnBattery(outage=OUTAGE), standing=replace(STANDING, on=False, order="c"))
+    at = turn(OnBattery(outage=OUTAGE), standing=replace(STANDING, order="c"))
     order = CapPower(id="c", by_s=115.0, outage="o", share=0.6)
     cap.take_in(at, Done(at_s=110.0, action=order, took_s=1.0, detail=(("gpus", 8),)))
     assert at.state.cap == STANDING
@@ -261,14 +261,14 @@ def test_an_order_that_is_not_ours_is_passed_over() -> None:
 
 def test_after_a_restart_an_order_without_outcome_may_have_been_carried_out() -> None:
     """So a cap counts as on, and a restore as still to be made."""
-    at = turn(OnBattery(outage=OUTAGE), standing=replace(STANDING, on=False, order="c"))
+    at = turn(OnBattery(outage=OUTAGE), standing=replace(STANDING, order="c"))
     cap.after_restart(at, {"x"})
-    assert at.state.cap == replace(STANDING, on=False, order="c")
+    assert at.state.cap == replace(STANDING, order="c")
     cap.after_restart(at, {"c"})
     assert at.state.cap == STANDING
     lifting = turn(Online(), standing=replace(STANDING, order="r", lifting=True))
     cap.after_restart(lifting, {"r"})
-    assert lifting.state.cap == replace(STANDING, order=None, lifting=True, on=False)
+    assert lifting.state.cap == replace(STANDING, order=None, lifting=True)
     nothing = turn(Online())
     cap.after_restart(nothing, {"r"})
     assert nothing.state.cap is None

@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy
 
-from powerguard.core import trainers
+from powerguard.core import needs, trainers
 from powerguard.core.events import (
     Conduct,
     Done,
@@ -24,9 +24,11 @@ from powerguard.core.events import (
     TrainerSeen,
     TriggerCheckpoint,
 )
+from powerguard.core.learned import Drop, Learned
 from powerguard.core.machine import step
 from powerguard.core.model import (
     Battery,
+    Cap,
     EmergencyCheckpoint,
     Feed,
     Holding,
@@ -233,3 +235,72 @@ def test_who_did_not_hear_is_told_again_also_when_the_power_fails_meanwhile() ->
             again += [event.at_s for action in answer.actions if isinstance(action, ResumeTrainer)]
     assert isinstance(state.phase, Online)
     assert again == [105.5]
+
+
+# --- The load that nobody tells ------------------------------------------------------------------------------------
+
+
+def load_after(state: State) -> float | None:
+    """Load that counts a second later, without a word from the UPS."""
+    return step(POLICY, state, Tick(at_s=101.0)).state.battery.load
+
+
+def unheard(phase: Phase, *known: Trainer, load: float, lost: bool = True, **changes: object) -> State:
+    state = at_100(phase, *known)
+    feed = replace(state.feed, lost_since_s=90.0 if lost else None)
+    return replace(state, feed=feed, battery=replace(state.battery, load=load), **changes)
+
+
+@pytest.mark.parametrize(("told", "counts"), [(0.25, 1.0), (1.0, 1.0), (1.25, 1.25)])
+def test_training_that_may_have_come_back_unseen_counts_with_what_it_drew(told: float, counts: float) -> None:
+    assert load_after(unheard(ON_BATTERY, PAUSES, load=told)) == counts
+
+
+def test_a_load_that_is_heard_counts_as_told() -> None:
+    assert load_after(unheard(ON_BATTERY, PAUSES, load=0.25, lost=False)) == 0.25
+
+
+def test_where_nobody_trains_the_last_load_counts() -> None:
+    dead = replace(PAUSES, alive=False)
+    assert load_after(unheard(ON_BATTERY, dead, load=0.25)) == 0.25
+
+
+def test_what_it_drew_without_a_cap_says_nothing_of_a_capped_one() -> None:
+    capped = Cap(outage="o", ordered_at_s=80.0)
+    assert load_after(unheard(ON_BATTERY, PAUSES, load=0.5, cap=capped)) == 0.5
+
+
+def test_an_outage_that_began_without_a_load_has_nothing_to_add() -> None:
+    blind = OnBattery(outage=replace(OUTAGE, load_at_start=None))
+    assert load_after(unheard(blind, PAUSES, load=0.25)) == 0.25
+
+
+PAUSED = replace(PAUSES, told_pause=True, paused=True, durable=True)
+SAVES = needs.with_drop(Learned(), "a", Drop(before=1.0, after=0.25, at_s=0.0))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "learned", "counts"),
+    [
+        (PAUSED, SAVES, 0.625),
+        (PAUSED, Learned(), 1.0),
+        (replace(PAUSED, paused=False), SAVES, 1.0),
+        (replace(PAUSED, conduct=Conduct.CONTINUE), SAVES, 1.0),
+    ],
+)
+def test_a_pause_that_was_measured_lowers_it_with_a_quarter_on_top(
+    trainer: Trainer, learned: Learned, counts: float
+) -> None:
+    phase = replace(HOLD, paused_load=0.5, settle_by_s=60.0)
+    assert load_after(unheard(phase, trainer, load=1.0, learned=learned)) == counts
+
+
+def test_a_drop_is_not_learned_from_a_load_that_nobody_told() -> None:
+    """It would be its own guess, and lower with each outage."""
+    phase = replace(HOLD, paused_load=0.5, settle_by_s=60.0)
+    heard = unheard(phase, PAUSED, load=0.25, lost=False)
+    assert needs.drop_of(step(POLICY, heard, Tick(at_s=101.0)).state.learned, "a") == Drop(
+        before=1.0, after=0.25, at_s=101.0
+    )
+    silent = unheard(phase, PAUSED, load=0.25)
+    assert needs.drop_of(step(POLICY, silent, Tick(at_s=101.0)).state.learned, "a") is None

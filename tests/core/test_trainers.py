@@ -287,7 +287,7 @@ def test_the_limit_of_an_order(left: float | None, checkpoint_s: float, limit_s:
 
 def test_all_are_ordered_by_their_own_conduct() -> None:
     at = turn(A, B, replace(A, name="dead", alive=False))
-    trainers.order_all(at, reason="on_battery", after=None, by_s=150.0)
+    trainers.order_emergency(at, by_s=150.0)
     told = [(o.trainer, o.after, o.by_s, o.reason, o.outage) for o in at.actions if isinstance(o, TriggerCheckpoint)]
     assert told == [("a", Conduct.PAUSE, 150.0, "on_battery", "o"), ("b", Conduct.CONTINUE, 150.0, "on_battery", "o")]
     a, b, dead = at.state.trainers
@@ -299,12 +299,12 @@ def test_all_are_ordered_by_their_own_conduct() -> None:
 
 def test_beside_training_one_in_flight_is_enough() -> None:
     at = turn(replace(A, order="o-1"), B)
-    trainers.order_all(at, reason="operator", after=Conduct.CONTINUE, by_s=100.5)
+    trainers.order_all(at, reason="operator", by_s=100.5)
     assert [o.trainer for o in at.actions if isinstance(o, TriggerCheckpoint)] == ["b"]
     assert at.actions[0].by_s == 102.0, "no order has less than two seconds"
     assert not at.state.trainers[0].told_pause
     at = turn(replace(A, order="o-1"))
-    trainers.order_all(at, reason="on_battery", after=None, by_s=150.0)
+    trainers.order_emergency(at, by_s=150.0)
     assert len(at.actions) == 1, "the one at the paused step is ordered all the same"
 
 
@@ -431,7 +431,7 @@ def test_a_reload_takes_out_and_brings_in_and_keeps_what_was_found() -> None:
 
 def test_an_order_says_its_limit_and_forgets_the_last_ones_eta() -> None:
     at = turn(replace(A, eta_at_s=1.0))
-    trainers.order_all(at, reason="on_battery", after=None, by_s=150.0625)
+    trainers.order_emergency(at, by_s=150.0625)
     assert dict(at.notes[0].numbers) == {"trainer": "a", "after": Conduct.PAUSE, "limit_s": 50.062}
     assert only(at).eta_at_s is None
 

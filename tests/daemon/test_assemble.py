@@ -151,7 +151,7 @@ async def test_a_cap_is_held_for_as_long_as_the_core_remembers_it(folder: Path) 
     settings = Settings.model_validate({**load(config).model_dump(), "gpu": gpu})
     daemon = assemble(settings, config=config, journal=journal_in(folder, Hands()))
     server = await asyncio.start_unix_server(answer, folder / "gpu.sock")
-    for cap, words in ((None, []), (Cap(outage="o", ordered_at_s=0.0, before=0.75), [b'{"word": "hold"}\n'])):
+    for cap, words in ((None, []), (Cap(outage="o", ordered_at_s=0.0), [b'{"word": "hold"}\n'])):
         daemon.state = State(cap=cap)
         watching = asyncio.get_running_loop().create_task(daemon.parts.watchers["gpu"]())  # type: ignore[arg-type]
         if words:

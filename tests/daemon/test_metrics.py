@@ -165,7 +165,7 @@ def test_a_health_that_expired_or_does_not_count_is_not_measured() -> None:
 def test_a_cap_that_stands_is_seen() -> None:
     daemon = scene()
     assert value(daemon, "gpu_cap_active") == 0
-    daemon.state = replace(daemon.state, cap=Cap(outage="o", ordered_at_s=NOW_S, before=0.6))
+    daemon.state = replace(daemon.state, cap=Cap(outage="o", ordered_at_s=NOW_S))
     assert value(daemon, "gpu_cap_active") == 1
 
 

@@ -47,7 +47,7 @@ PLANTS: tuple[Plant, ...] = (
     # --- The account -------------------------------------------------------------------------------------------------
     Plant(
         name="charge_in_percent_instead_of_a_share",
-        module="powerguard.core.budget",
+        module="powerguard.core.battery",
         swaps=(("return told / 100.0 if told", "return told if told"),),
         site=_WORN,
     ),
