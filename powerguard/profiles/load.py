@@ -82,10 +82,10 @@ def parse_profile(text: str, name: str) -> Profile:
         # By way of JSON: strict, yet a list may become a tuple and a word an enum.
         return Profile.model_validate_json(json.dumps(document.data))
     except ValidationError as error:
-        lines = [
-            _tell(document, problem.get("ctx", {}).get("path", problem["loc"]), problem["type"], problem["msg"])
-            for problem in error.errors()
-        ]
+        lines: list[str] = []
+        for problem in error.errors():
+            for loc, what in problem.get("ctx", {}).get("mistakes", [(problem["loc"], problem["msg"])]):
+                lines.append(_tell(document, loc, problem["type"], what))
         raise ProfileError("\n".join(dict.fromkeys(lines))) from error
 
 

@@ -1,5 +1,6 @@
 """What a profile file may say. Data only: no expressions, no code; every word is from a closed list."""
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -7,28 +8,24 @@ from pydantic_core import PydanticCustomError
 
 from powerguard.core.events import OutputSource
 from powerguard.options import Options
+from powerguard.profiles.controls import CANCELS, COUNT_DOWN, OF_OUTLETS, Control, Verb
+from powerguard.profiles.places import Condition, Number, OidText, Rows, Scalar, Span
 from powerguard.profiles.values import Oid
-from powerguard.profiles.vocabulary import NUMBERS, UNITS, WITNESSES, State, Witness
+from powerguard.profiles.vocabulary import (
+    NUMBERS,
+    UNITS,
+    WITNESSES,
+    BatteryStatus,
+    Combine,
+    OutletState,
+    State,
+    TrapEvent,
+    Witness,
+)
 
-_ABSOLUTE = r"(0|1|2)(\.(0|[1-9][0-9]*))+"
-_RELATIVE = r"(\.(0|[1-9][0-9]*))+"
-OidText = Annotated[
-    str,
-    Field(
-        pattern=rf"^({_ABSOLUTE}|{_RELATIVE})$",
-        max_length=512,  # not counted in the pattern: that costs 4 MB in pydantic's regex engine
-        examples=[".4.1.0", "1.3.6.1.2.1.33.1.4.1.0"],
-    ),
-]
-"""A dotted OID; with a leading dot it continues the profile's `base`."""
-
-Number = int | float
-Range = tuple[Number | None, Number | None]
-
-
-def _misplaced(path: tuple[str | int, ...], what: str) -> PydanticCustomError:
-    """Return an error that a check of the whole file finds, with the place in the file that it is about."""
-    return PydanticCustomError("profile", "{what}", {"what": what, "path": path})
+Kind = Literal["ups", "pdu"]
+FIRST_ROWS = (".1", ".1.0", ".0.1")
+"""Where the first row of a table is looked for when a device is only being recognised."""
 
 
 def _known_unit(unit: str) -> str:
@@ -38,42 +35,12 @@ def _known_unit(unit: str) -> str:
     return unit
 
 
-def _ordered(span: Range) -> Range:
-    low, high = span
-    if low is not None and high is not None and low > high:
-        msg = f"range [{low}, {high}] runs backwards"
-        raise ValueError(msg)
-    return span
-
-
-Span = Annotated[Range, AfterValidator(_ordered)]
-
-
-class Condition(Options):
-    """Another object must have one of these values (numbers or OIDs), else the source it stands on is not asked."""
-
-    object: str
-    oid: OidText
-    is_: list[int | OidText] = Field(alias="is", min_length=1)
-
-
-class NumberSource(Options):
-    """One place where a number can be read. The first of a field's list that gives a believable number wins.
-
-    none: raw values, or [low, high] ranges of raw values, that mean "not measured".
-    valid: what is believable after conversion to our unit; narrows the field's own window.
-    text: the device sends the number as a string.
-    lines: the column has one row per line; only the first so many rows count, as that number of lines says.
-    """
+class _Place(Options):
+    """One object: a scalar by its whole `oid`, or the rows of a table by its `column`."""
 
     object: str
     oid: OidText | None = None
     column: OidText | None = None
-    unit: Annotated[str, AfterValidator(_known_unit)]
-    none: list[Number | Span] = Field(default_factory=list)
-    valid: Span | None = None
-    text: bool = False
-    lines: Literal["input", "output"] | None = None
     when: Condition | None = None
 
     @model_validator(mode="after")
@@ -81,28 +48,97 @@ class NumberSource(Options):
         if (self.oid is None) == (self.column is None):
             msg = "must name exactly one of oid and column"
             raise ValueError(msg)
-        if self.lines is not None and self.column is None:
-            msg = "lines belongs to a column"
+        return self
+
+    @property
+    def place(self) -> str:
+        return self.oid or self.column or ""
+
+
+class NumberSource(_Place):
+    """One place where a number can be read. The first of a field's list that gives a believable number wins.
+
+    none: raw values, or [low, high] ranges of raw values, that mean "not measured".
+    valid: what is believable after conversion to our unit; narrows the field's own window.
+    or_unit: some firmware sends this unit instead; taken where the value is not believable in `unit` and is in this.
+    text: the device sends the number as a string.
+    lines: the column has one row per line; only the first so many rows count, as that number of lines says.
+    rows: which rows of the table count. combine: how they become one number; None: as the field's own.
+    """
+
+    unit: Annotated[str, AfterValidator(_known_unit)]
+    or_unit: Annotated[str, AfterValidator(_known_unit)] | None = None
+    none: list[Number | Span] = Field(default_factory=list)
+    valid: Span | None = None
+    text: bool = False
+    lines: Literal["input", "output"] | None = None
+    rows: Rows | None = None
+    combine: Combine | None = None
+
+    @model_validator(mode="after")
+    def _of_tables(self) -> Self:
+        for name in ("lines", "rows", "combine"):
+            if getattr(self, name) is not None and self.column is None:
+                msg = f"{name} belongs to a column"
+                raise ValueError(msg)
+        if self.or_unit is not None and UNITS[self.or_unit][0] != UNITS[self.unit][0]:
+            msg = f"or_unit {self.or_unit!r} is no {UNITS[self.unit][0]}"
             raise ValueError(msg)
         return self
 
 
-class OutputSourceSource(Options):
-    """An enumeration that says where the output comes from. A value that is not listed is `unknown`, with a note."""
+class OutputSourceSource(_Place):
+    """An enumeration that says where the output comes from. A value that is not listed is `unknown`, with a note.
+
+    null: this value says nothing about it; the next source is asked. texts: the same for strings, in small letters.
+    """
+
+    values: dict[int, OutputSource | None] = Field(default_factory=dict)
+    texts: dict[str, OutputSource | None] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        _check_values(self)
+        return self
+
+
+class BatteryStatusSource(_Place):
+    """An enumeration that says how the battery is. As for the output source."""
+
+    values: dict[int, BatteryStatus | None] = Field(default_factory=dict)
+    texts: dict[str, BatteryStatus | None] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        _check_values(self)
+        return self
+
+
+def _check_values(source: OutputSourceSource | BatteryStatusSource) -> None:
+    if not source.values and not source.texts:
+        msg = "must have values or texts"
+        raise ValueError(msg)
+    for text in source.texts:
+        if text != text.strip().lower():
+            msg = f"texts are written in small letters, got {text!r}"
+            raise ValueError(msg)
+
+
+class StateSource(_Place):
+    """An object that says yes when its value is in `is`: numbers, [low, high] ranges or OIDs. Of a table: any row."""
+
+    is_: list[int | OidText | Span] = Field(alias="is", min_length=1)
+
+
+class OutletTable(Options):
+    """A table with one row per outlet. The outlet's number is the end of the row's index."""
 
     object: str
-    oid: OidText
-    values: dict[int, OutputSource] = Field(min_length=1)
-    when: Condition | None = None
+    column: OidText
+    values: dict[int, OutletState] = Field(min_length=1)
 
 
-class StateSource(Options):
-    """An object that says yes when its value is in `is`."""
-
-    object: str
-    oid: OidText
-    is_: list[int | OidText] = Field(alias="is", min_length=1)
-    when: Condition | None = None
+Readable = NumberSource | OutputSourceSource | BatteryStatusSource | StateSource
 
 
 class FlagString(Options):
@@ -111,13 +147,6 @@ class FlagString(Options):
     object: str
     oid: OidText
     flags: dict[Annotated[int, Field(ge=1, le=4096)], State] = Field(min_length=1)
-
-
-class Scalar(Options):
-    """One object, by name and place."""
-
-    object: str
-    oid: OidText
 
 
 class AlarmTable(Options):
@@ -144,10 +173,21 @@ class Match(Options):
 
 
 class Probe(Options):
-    """What a device must answer believably for the profile to be its own: all of all_of and one of any_of."""
+    """What a device must answer believably for the profile to be its own.
 
-    all_of: list[str] = Field(min_length=1)
+    All of all_of, one of any_of, and a value, whatever it is, for each object of present.
+    """
+
+    all_of: list[str] = Field(default_factory=list)
     any_of: list[str] = Field(default_factory=list)
+    present: list[Scalar] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _asks_something(self) -> Self:
+        if not self.all_of and not self.any_of:
+            msg = "must name a field in all_of or any_of"
+            raise ValueError(msg)
+        return self
 
 
 class OnBattery(Options):
@@ -157,99 +197,176 @@ class OnBattery(Options):
 
 
 class Profile(Options):
-    """One UPS family.
+    """One family of UPSes or rack PDUs.
 
     rank: several profiles may fit one device; the higher rank is believed first, field by field.
-    controls: reserved for the commands of the family (SET); nothing may stand there yet.
+    traps: trap OIDs and what they tell; version 1 is ENTERPRISE.0.SPECIFIC (RFC 3584 section 3.1).
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")
     title: str
+    kind: Kind = "ups"
     rank: int = Field(default=10, ge=0, le=100)
     base: OidText | None = None
     match: Match = Match()
     probe: Probe
     lines: Lines = Lines()
-    output_source: list[OutputSourceSource] = Field(min_length=1)
+    output_source: list[OutputSourceSource] = Field(default_factory=list)
+    battery_status: list[BatteryStatusSource] = Field(default_factory=list)
     numbers: dict[str, list[NumberSource]] = Field(default_factory=dict)
+    outlets: list[OutletTable] = Field(default_factory=list)
     states: dict[State, list[StateSource]] = Field(default_factory=dict)
     flag_strings: list[FlagString] = Field(default_factory=list)
     alarm_table: AlarmTable | None = None
     on_battery: OnBattery = OnBattery()
-    controls: dict[str, None] = Field(default_factory=dict, max_length=0)
+    controls: dict[Verb, Control] = Field(default_factory=dict)
+    traps: dict[OidText, State | TrapEvent] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for field, sources in self.numbers.items():
-            if field not in NUMBERS:
-                raise _misplaced(("numbers", field), f"unknown field (one of: {', '.join(NUMBERS)})")
-            for index, source in enumerate(sources):
-                if UNITS[source.unit][0] != NUMBERS[field].dimension:
-                    what = f"unit {source.unit!r} is no {NUMBERS[field].dimension}"
-                    raise _misplaced(("numbers", field, index, "unit"), what)
-                if source.lines is not None and getattr(self.lines, source.lines) is None:
-                    raise _misplaced(("numbers", field, index, "lines"), f"lines.{source.lines} is not given")
-            places = [self.absolute(source.oid or source.column or "") for source in sources]
-            if len(set(places)) != len(places):
-                raise _misplaced(("numbers", field), "the same object twice")
-        known = {"output_source", *self.numbers}
-        for word, names in (("all_of", self.probe.all_of), ("any_of", self.probe.any_of)):
-            for index, name in enumerate(names):
-                if name not in known:
-                    raise _misplaced(("probe", word, index), f"{name!r} is no field of this profile")
-        return self
-
-    @model_validator(mode="after")
-    def _rooted(self) -> Self:
-        columns = [
-            source.column for sources in self.numbers.values() for source in sources if source.column is not None
-        ]
-        if self.alarm_table is not None:
-            columns.append(self.alarm_table.column)
-        if self.base is None and any(place.startswith(".") for place in (*self._places(), *columns)):
-            msg = "an OID with a leading dot needs a base"
-            raise ValueError(msg)
+        mistakes = [*_wrong_numbers(self), *_wrong_probe(self), *_wrong_kind(self), *_wrong_controls(self)]
+        mistakes += [(path, "an OID with a leading dot needs a base") for path in _rootless(self)]
+        if mistakes:
+            told = {"count": len(mistakes), "mistakes": mistakes}
+            raise PydanticCustomError("profile", "{count} mistakes", told)  # noqa: EM101 - its type, no message
         return self
 
     def absolute(self, place: str) -> Oid:
         """Return the whole OID of a place in this file."""
         return Oid(f"{self.base}{place}" if place.startswith(".") else place)
 
-    def _conditions(self) -> list[Condition]:
-        found = [source.when for sources in self.numbers.values() for source in sources]
-        found += [source.when for source in self.output_source]
-        found += [source.when for sources in self.states.values() for source in sources]
-        return [condition for condition in found if condition is not None]
+    def number_sources(self) -> Iterator[NumberSource]:
+        """Every place of every number."""
+        for sources in self.numbers.values():
+            yield from sources
 
-    def _places(self) -> list[str]:
-        places = [source.oid for source in self.output_source]
-        places += [source.oid for sources in self.numbers.values() for source in sources if source.oid is not None]
-        places += [source.oid for sources in self.states.values() for source in sources]
-        places += [source.oid for source in self.flag_strings]
-        places += [scalar.oid for scalar in (self.lines.input, self.lines.output) if scalar is not None]
-        places += [condition.oid for condition in self._conditions()]
+    def _readable(self) -> Iterator[Readable]:
+        yield from self.output_source
+        yield from self.battery_status
+        yield from self.number_sources()
+        for sources in self.states.values():
+            yield from sources
+
+    def _scalars(self) -> Iterator[str]:
+        for source in self._readable():
+            if source.oid is not None:
+                yield source.oid
+            if source.when is not None:
+                yield source.when.oid
+        yield from (source.oid for source in self.flag_strings)
+        yield from (scalar.oid for scalar in (self.lines.input, self.lines.output) if scalar is not None)
         if self.alarm_table is not None:
-            places.append(self.alarm_table.count.oid)
-        return places
+            yield self.alarm_table.count.oid
+
+    def _columns(self) -> Iterator[str]:
+        for source in self._readable():
+            if source.column is not None:
+                yield source.column
+            if isinstance(source, NumberSource) and source.rows is not None:
+                yield source.rows.column
+        yield from (table.column for table in self.outlets)
 
     def scalars(self) -> tuple[Oid, ...]:
         """Every object to GET, the output source first, each once."""
-        return tuple(dict.fromkeys(self.absolute(place) for place in self._places()))
+        return tuple(dict.fromkeys(self.absolute(place) for place in self._scalars()))
 
     def columns(self) -> tuple[Oid, ...]:
         """Every table column to walk once; its rows are then polled by GET (indices vary: .1, .1.0, .0.1)."""
-        found = (source.column for sources in self.numbers.values() for source in sources)
-        return tuple(dict.fromkeys(self.absolute(column) for column in found if column is not None))
+        return tuple(dict.fromkeys(self.absolute(column) for column in self._columns()))
 
     def mandatory(self) -> tuple[Oid, ...]:
-        """The scalars that tell whether a device speaks this family."""
-        names = {*self.probe.all_of, *self.probe.any_of}
-        places = [source.oid for source in self.output_source] if "output_source" in names else []
-        places += [
-            source.oid
-            for name in self.numbers
-            if name in names
-            for source in self.numbers[name]
-            if source.oid is not None
-        ]
+        """What to GET to find out whether a device speaks this family; of tables, where a first row may be."""
+        places = [scalar.oid for scalar in self.probe.present]
+        for name in dict.fromkeys((*self.probe.all_of, *self.probe.any_of)):
+            for source in self.sources_of(name):
+                if source.oid is not None:
+                    places.append(source.oid)
+                else:
+                    places += [f"{source.column}{row}" for row in FIRST_ROWS]
         return tuple(dict.fromkeys(self.absolute(place) for place in places))
+
+    def sources_of(self, name: str) -> Sequence[Readable | OutletTable]:
+        """Return where a field of `probe` is read."""
+        named: dict[str, Sequence[Readable | OutletTable]] = {
+            "output_source": self.output_source,
+            "battery_status": self.battery_status,
+            "outlets": self.outlets,
+        }
+        return named[name] if name in named else self.numbers.get(name, [])
+
+
+# --- What must hold in the whole of a file -----------------------------------------------------------------------
+
+Mistake = tuple[tuple[str | int, ...], str]
+"""Where in the file, and what is wrong there."""
+
+
+def _wrong_numbers(profile: Profile) -> Iterator[Mistake]:
+    read_as: dict[str, str] = {}
+    for field, sources in profile.numbers.items():
+        if field not in NUMBERS:
+            yield ("numbers", field), f"unknown field (one of: {', '.join(NUMBERS)})"
+            continue
+        here: set[str] = set()
+        for index, source in enumerate(sources):
+            path = ("numbers", field, index)
+            if UNITS[source.unit][0] != NUMBERS[field].dimension:
+                yield (*path, "unit"), f"unit {source.unit!r} is no {NUMBERS[field].dimension}"
+            if source.lines is not None and getattr(profile.lines, source.lines) is None:
+                yield (*path, "lines"), f"lines.{source.lines} is not given"
+            place = profile.absolute(source.place)
+            if place in here and source.when is None:
+                yield path, f"the same object twice in {field}"
+            elif read_as.setdefault(place, field) != field:
+                yield path, f"this object is already read as {read_as[place]}"
+            here.add(place)
+
+
+def _wrong_probe(profile: Profile) -> Iterator[Mistake]:
+    for word, names in (("all_of", profile.probe.all_of), ("any_of", profile.probe.any_of)):
+        for index, name in enumerate(names):
+            if not profile.sources_of(name):
+                yield ("probe", word, index), f"{name!r} is no field of this profile"
+
+
+def _wrong_kind(profile: Profile) -> Iterator[Mistake]:
+    if profile.kind == "ups":
+        if not profile.output_source:
+            yield (), "output_source is missing: a UPS must say where its output comes from"
+        if profile.outlets:
+            yield ("outlets",), "outlets belong to kind: pdu"
+        return
+    for name in ("output_source", "battery_status"):
+        if profile.sources_of(name):
+            yield (name,), f"a PDU has no {name} (kind: pdu)"
+    if not profile.outlets and not {"watts", "amps"} & profile.numbers.keys():
+        yield (), "a PDU tells outlets, watts or amps, and none of them is here"
+
+
+def _wrong_controls(profile: Profile) -> Iterator[Mistake]:
+    for verb, control in profile.controls.items():
+        path = ("controls", verb.value)
+        has_column = any(step.column is not None for step in control.sets)
+        if verb in OF_OUTLETS and not has_column:
+            yield path, "acts on an outlet, and no step has a column to which its number could be added"
+        if verb not in OF_OUTLETS and has_column:
+            yield path, "acts on the whole output, and a step has a column (use oid)"
+        if (verb in COUNT_DOWN) != (control.utility_returns_during_countdown is not None):
+            wanted = "is missing" if verb in COUNT_DOWN else "belongs to commands that count down"
+            yield path, f"utility_returns_during_countdown {wanted}"
+        if control.undo is not None and (control.undo not in profile.controls or control.undo not in CANCELS):
+            yield (*path, "undo"), f"{control.undo.value} is no cancel command of this profile"
+
+
+def _rootless(profile: Profile) -> Iterator[tuple[str | int, ...]]:
+    if profile.base is not None:
+        return
+    places = [*profile._scalars(), *profile._columns(), *profile.traps]  # noqa: SLF001 - the same file
+    places += [scalar.oid for scalar in profile.probe.present]
+    if profile.alarm_table is not None:
+        places += [profile.alarm_table.column, *profile.alarm_table.values]
+    for control in profile.controls.values():
+        places += [need.oid for need in control.needs]
+        places += [step.oid or step.column or "" for step in control.sets]
+    if any(place.startswith(".") for place in places):
+        yield ()

@@ -48,11 +48,62 @@ LOW = frozenset(
 REPLACE = frozenset({State.REPLACE_BATTERY, State.BATTERY_FAULT, State.BATTERY_MISSING})
 
 
+class BatteryStatus(StrEnum):
+    """What a device says of its battery. RFC 1628 upsBatteryStatus, and what vendors add."""
+
+    NORMAL = "normal"
+    CHARGING = "charging"
+    DISCHARGING = "discharging"
+    LOW = "low"
+    DEPLETED = "depleted"
+    FAULT = "fault"
+    MISSING = "missing"
+    UNKNOWN = "unknown"
+
+
+STATE_OF_BATTERY = {
+    BatteryStatus.LOW: State.LOW_BATTERY,
+    BatteryStatus.DEPLETED: State.BATTERY_DEPLETED,
+    BatteryStatus.FAULT: State.BATTERY_FAULT,
+    BatteryStatus.MISSING: State.BATTERY_MISSING,
+}
+"""A battery status is a state as well: a profile need not say it twice. From the mild to the grave."""
+
+
+class OutletState(StrEnum):
+    """One outlet of a rack PDU."""
+
+    ON = "on"
+    OFF = "off"
+    UNKNOWN = "unknown"
+
+
+class TrapEvent(StrEnum):
+    """What a trap tells beside the states: that something ended, or only that something happened."""
+
+    UTILITY_RESTORED = "utility_restored"
+    LOW_BATTERY_CLEARED = "low_battery_cleared"
+    COMM_RESTORED = "comm_restored"
+    OVERLOAD_CLEARED = "overload_cleared"
+    BYPASS_LEFT = "bypass_left"
+    OUTPUT_ON = "output_on"
+    BATTERY_DISCHARGED = "battery_discharged"
+    BATTERY_REPLACED = "battery_replaced"
+    SHUTDOWN_CANCELLED = "shutdown_cancelled"
+    TEST_COMPLETED = "test_completed"
+    OUTLET_CHANGED = "outlet_changed"
+    ALARM_ADDED = "alarm_added"
+    ALARM_REMOVED = "alarm_removed"
+    AGENT_RESTARTED = "agent_restarted"
+    HEARTBEAT = "heartbeat"
+
+
 class Combine(StrEnum):
     """How the rows of a table (the lines of a three-phase UPS) become one number."""
 
     MAX = "max"
     SUM = "sum"
+    FIRST = "first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +126,30 @@ NUMBERS = {
     "input_v": Field("voltage", 0, 600),
     "battery_temp_c": Field("temperature", -30, 90),
     "output_off_in_s": Field("time", 1, 86400),
+    "amps": Field("current", 0, 10_000, Combine.SUM),
 }
 
 UNITS = {
     "s": ("time", 1.0),
     "min": ("time", 60.0),
     "min/10": ("time", 6.0),
+    "h": ("time", 3600.0),
     "timeticks": ("time", 0.01),
     "%": ("share", 1.0),
     "%/10": ("share", 0.1),
     "W": ("power", 1.0),
+    "W/10": ("power", 0.1),
     "kW": ("power", 1000.0),
     "kW/10": ("power", 100.0),
     "kW/100": ("power", 10.0),
     "V": ("voltage", 1.0),
     "V/10": ("voltage", 0.1),
+    "V/100": ("voltage", 0.01),
     "mV": ("voltage", 0.001),
+    "A": ("current", 1.0),
+    "A/10": ("current", 0.1),
+    "A/100": ("current", 0.01),
+    "mA": ("current", 0.001),
     "C": ("temperature", 1.0),
     "C/10": ("temperature", 0.1),
 }
