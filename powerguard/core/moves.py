@@ -30,6 +30,8 @@ RESUME_TRIES = 3
 PAUSED_LOAD_GUARD = 1.25
 """With the source lost, a measured paused load counts as this much of it (DESIGN 4.2)."""
 _WORTH_TELLING_S = 1.0
+_CUT_SOONER = "the UPS cuts its output sooner"
+_EMPTY_SOONER = "the battery ends sooner"
 
 
 def move(turn: Turn, cause: Cause, because: str) -> None:
@@ -226,9 +228,7 @@ def _finish(turn: Turn, phase: Shutdown) -> None:
     first = not phase.force_at_s and (not phase.waiting or turn.now_s >= phase.prepare_by_s)
     is_rehearsed = phase.ordered and not policy.powers_off
     again = bool(phase.force_at_s) and turn.now_s >= phase.again_at_s and not is_rehearsed
-    # A countdown is as hard as an empty battery, also one that begins after the latch.
-    cut_at_s = sums.power_off_at_s(turn.state.feed)
-    latest_s = math.inf if cut_at_s is None or grade is Grade.BARE else cut_at_s - sums.CUT_GUARD_S
+    latest_s, ends = _latest_off(turn, grade)
     sooner = not is_rehearsed and turn.now_s < phase.force_at_s and latest_s < phase.force_at_s - _WORTH_TELLING_S
     if not (first or again or sooner) or phase.boot_id != policy.boot_id:
         return
@@ -239,7 +239,7 @@ def _finish(turn: Turn, phase: Shutdown) -> None:
     else:
         force_s = max(0.0, min(phase.force_at_s, latest_s) - turn.now_s)
     if sooner and not again:
-        turn.note("power_off_hastened", "the UPS cuts its output sooner", Level.WARNING, force_after_s=force_s)
+        turn.note("power_off_hastened", ends, Level.WARNING, force_after_s=force_s)
     elif again:
         level = Level.ERROR if turn.now_s > deadline_s else Level.WARNING
         turn.note("power_off_repeated", "the host is still alive", level, force_after_s=force_s)
@@ -255,6 +255,25 @@ def _finish(turn: Turn, phase: Shutdown) -> None:
             again_at_s=max(phase.latched_s + sums.stop_s(policy, grade), turn.now_s) + AGAIN_S,
         )
     )
+
+
+def _latest_off(turn: Turn, grade: Grade) -> tuple[float, str]:
+    """When the host must be off at the latest, and why; infinity where nothing new is known.
+
+    After the latch, too, a countdown may begin, or a gauge fall off its cliff: an orderly stop that the power does not
+    outlive is worth less than a hard one in time. A bare stop cannot be hastened.
+    """
+    if grade is Grade.BARE:
+        return math.inf, ""
+    cut_at_s = sums.power_off_at_s(turn.state.feed)
+    latest_s, ends = (math.inf, "") if cut_at_s is None else (cut_at_s - sums.CUT_GUARD_S, _CUT_SOONER)
+    now = plan.outage_budget(turn.policy, turn.state, turn.now_s)
+    if turn.state.feed.supply is Supply.BATTERY and now.left is not None and now.tau_now_s is not None:
+        # Without margins: they were for the stop that is under way.
+        empty_at_s = turn.now_s + now.left * now.tau_now_s - turn.policy.bare_stop_s
+        if empty_at_s < latest_s:
+            return empty_at_s, _EMPTY_SOONER
+    return latest_s, ends
 
 
 def _resume(turn: Turn, phase: Recovery) -> None:
