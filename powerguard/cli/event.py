@@ -16,6 +16,10 @@ from powerguard.cli.render import clean
 OWNED: Final = 99
 """apccontrol(8): exit 99 of a hook suppresses what apcupsd would do by default."""
 LIMIT_S: Final = 2.0
+MAX_TEXT: Final = 200
+"""Of a name, which somebody else has chosen; the daemon keeps no more of it."""
+NUT_SHUTDOWN: Final = "nut-shutdown"
+"""What the event is called when upsmon is about to shut the host down."""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -23,16 +27,19 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "event",
         help="for the hooks of apcupsd and NUT",
-        usage="powerguard event NAME [UPS]\n"
-        "       powerguard event --for apcupsd NAME [UPS]\n"
+        usage="powerguard event [--] NAME [UPS]\n"
+        "       powerguard event --for apcupsd|nut [--] NAME [UPS]\n"
         "       powerguard event --for nut-shutdown -- COMMAND...",
         description="Tell the daemon that something happened: it polls at once and decides by what it reads. "
-        "Always exits 0. --for apcupsd: 99 when the daemon is alive and owns the shutdown, so that apcupsd leaves it "
-        "alone; else 0. --for nut-shutdown: runs COMMAND (what SHUTDOWNCMD was) unless the daemon owns the shutdown.",
+        "Always exits 0. --for apcupsd and --for nut: 99 when the daemon is alive and owns the shutdown, so that the "
+        "other one leaves it alone; else 0. --for nut-shutdown: runs COMMAND (what SHUTDOWNCMD was) unless the daemon "
+        "owns the shutdown. Hooks write -- before NAME: what a UPS calls itself can then never be read as an option.",
     )
     parser.add_argument("name", nargs="?", default="", help="what happened, such as onbattery")
     parser.add_argument("ups", nargs="?", default="", help="which UPS")
-    parser.add_argument("--for", dest="caller", choices=("apcupsd", "nut-shutdown"), default=None, help="who asks")
+    parser.add_argument(
+        "--for", dest="caller", choices=("apcupsd", "nut", "nut-shutdown"), default=None, help="who asks"
+    )
     add_options(parser)
     # A hook must not fail over its own options either; only a shutdown that would be lost is worth a failure.
     if "nut-shutdown" not in sys.argv:
@@ -52,14 +59,16 @@ def run(args: argparse.Namespace) -> int:
             print("powerguard event: --for nut-shutdown needs -- COMMAND, what SHUTDOWNCMD was", file=sys.stderr)
             return 64
         return _shutdown(args)
-    owned = _tell(args, args.name or "unnamed")
-    return OWNED if args.caller == "apcupsd" and owned else 0
+    # What stands after -- was never looked at as options: names come from other people's files, and from UPSes.
+    name, ups, *_ = [*(word for word in (args.name, args.ups) if word), *args.command, "", ""]
+    owned = _tell(args, name or "unnamed", ups)
+    return OWNED if args.caller is not None and owned else 0
 
 
-def _tell(args: argparse.Namespace, name: str) -> bool:
+def _tell(args: argparse.Namespace, name: str, ups: str) -> bool:
     """Tell the daemon; return whether it owns the shutdown. A daemon that cannot be reached owns nothing."""
     try:
-        answer = post(args, "event", {"name": name, "ups": args.ups}, limit_s=LIMIT_S)
+        answer = post(args, "event", {"name": name[:MAX_TEXT], "ups": ups[:MAX_TEXT]}, limit_s=LIMIT_S)
     except (DownError, RefusedError) as error:
         print(f"powerguard event: {clean(error)} (hint not delivered)", file=sys.stderr)
         return False
@@ -67,7 +76,7 @@ def _tell(args: argparse.Namespace, name: str) -> bool:
 
 
 def _shutdown(args: argparse.Namespace) -> int:
-    if _tell(args, "nut-shutdown"):
+    if _tell(args, NUT_SHUTDOWN, args.ups):
         print("powerguard event: the daemon owns the shutdown of this host", file=sys.stderr)
         return 0
     sys.stdout.flush()

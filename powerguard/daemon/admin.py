@@ -25,7 +25,7 @@ from aiohttp import web
 
 from powerguard.core.drill_checks import SCOPES, refusal
 from powerguard.core.events import Abort, BatteryReplaced, CheckpointNow, SetMaintenance, StartDrill, StopDrill
-from powerguard.core.model import Online, Supply
+from powerguard.core.model import Online, Recovery, Supply
 from powerguard.core.table import phase_name
 from powerguard.daemon.drills import drill_plan
 from powerguard.daemon.http import (
@@ -51,6 +51,9 @@ GROUP: Final = "powerguard-admin"
 MODE: Final = 0o660
 MAX_MAINTENANCE_S: Final = 7 * 86400.0
 """Maintenance that nobody ends must end by itself: a host that is never protected again is worse than an alarm."""
+
+NUT_SHUTDOWN: Final = "nut-shutdown"
+"""What the event is called by which upsmon's SHUTDOWNCMD asks."""
 
 _MONTH: Final = re.compile(r"20[0-9]{2}-(0[1-9]|1[0-2])")
 _SO_PEERGROUPS: Final = 59
@@ -102,9 +105,20 @@ def may_change(peer: Peer, *, own_uid: int, admin_gid: int | None) -> bool:
 
 
 def owns_shutdown(daemon: Daemon) -> bool:
-    """Say whether another UPS daemon may leave the host's shutdown to us: armed, awake, and the UPS has been read."""
+    """Say whether another UPS daemon may leave the host's shutdown to us: armed, awake, and at it.
+
+    At it: we hold it to be true that the host is on battery, or are past that. Where we do not (the other one watches
+    another UPS, our source was lost on utility, a forced shutdown that only upsd tells), it knows more than we do.
+    """
     awake = daemon.clock() - daemon.progressed_at_s <= HUNG_AFTER_S
-    return daemon.armed and awake and daemon.state.feed.reading is not None
+    state = daemon.state
+    at_it = not isinstance(state.phase, Online | Recovery) or state.feed.supply is Supply.BATTERY
+    return daemon.armed and daemon.policy.powers_off and awake and at_it
+
+
+def hears_upsd(daemon: Daemon) -> bool:
+    """Say whether upsd is one of our sources: nobody else tells a forced shutdown, which ends in output off."""
+    return any(view.source.startswith("nut:") for view in daemon.sources)
 
 
 class _BadRequestError(Exception):
@@ -201,7 +215,8 @@ class Admin:
         name, ups = _text(body, "name"), _text(body, "ups")
         log.info("hint_received", hint=name, ups=ups, who=who.name)
         self._daemon.poll_now()
-        return self._accepted("event", who, name=name, ups=ups, owned=owns_shutdown(self._daemon))
+        owned = owns_shutdown(self._daemon) and (name != NUT_SHUTDOWN or hears_upsd(self._daemon))
+        return self._accepted("event", who, name=name, ups=ups, owned=owned)
 
     def _accepted(self, verb: str, who: Peer, **more: object) -> Answer:
         if verb != "event":

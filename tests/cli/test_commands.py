@@ -216,10 +216,13 @@ async def test_event_never_fails(words: list[str], folder: Path) -> None:
 
 
 async def test_event_for_apcupsd(folder: Path) -> None:
-    """99 exactly when the daemon is alive and owns the shutdown."""
+    """99 exactly when the daemon is alive and owns the shutdown; never over what a UPS calls itself."""
     ask = ("event", "--for", "apcupsd", "doshutdown", "ups", "--socket")
     async with served(scene("on_battery"), folder) as path:
         assert (await powerguard(*ask, path)).code == 99
+        for name in ("--socket=/tmp/theirs.sock", "--help", "-h", "--for=nut-shutdown", "--", "a\nb" * 999, "\udcff"):
+            words = ("event", "--socket", path, "--for", "apcupsd", "--", "doshutdown", name)
+            assert (await powerguard(*words)).code == 99, name
     assert (await powerguard(*ask, path)).code == 0
     async with served(replace(scene("on_battery"), armed=False), folder) as path:
         assert (await powerguard(*ask, path)).code == 0
@@ -230,9 +233,12 @@ async def test_event_for_apcupsd(folder: Path) -> None:
 async def test_event_for_nut(folder: Path) -> None:
     """The command that SHUTDOWNCMD was takes our place, with its own status, unless the daemon owns the shutdown."""
     command = ("--for", "nut-shutdown", "--", "sh", "-c", 'echo "$0 $1"; exit 7', "two words", "--bogus")
-    async with served(scene("on_battery"), folder) as path:
+    daemon = scene("on_battery")
+    daemon.sources = (replace(daemon.sources[0], source="nut:rack-a@10.0.0.9"),)
+    async with served(daemon, folder) as path:
         ended = await powerguard("event", "--socket", path, *command)
         assert (ended.code, ended.out) == (0, "")
+        assert (await powerguard("event", "--socket", path, "--for", "nut", "--", "nut-shutdown")).code == 99
     ended = await powerguard("event", "--socket", path, *command)
     assert (ended.code, ended.out) == (7, "two words --bogus\n")
     ended = await powerguard("event", "--socket", path, "--for", "nut-shutdown", "--", str(folder / "missing"))

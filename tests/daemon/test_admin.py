@@ -188,17 +188,44 @@ async def test_event_is_a_hint(path: str, phase: str) -> None:
     daemon = scene(phase)
     async with admin_server(daemon, path=path):
         code, body = await post(path, "event", {"name": "doshutdown", "ups": "rack-a"})
-    assert (code, body["owned"], daemon.polls, daemon.events) == (202, True, 1, [])
+    owned = phase not in ("online", "recovery")
+    assert (code, body["owned"], daemon.polls, daemon.events) == (202, owned, 1, [])
 
 
 def test_owns_the_shutdown_only_when_it_can_do_it() -> None:
-    """Another UPS daemon stands back only for one that is armed, awake, and has seen the UPS."""
+    """Another UPS daemon stands back only for one that is armed, awake, and knows of the outage."""
     assert owns_shutdown(scene("holding"))
     assert not owns_shutdown(replace(scene("holding"), armed=False))
+    recorded = replace(scene().policy, powers_off=False)
+    assert not owns_shutdown(replace(scene("holding"), policy=recorded))
     assert not owns_shutdown(replace(scene("holding"), progressed_at_s=NOW_S - 9.0))
     assert not owns_shutdown(replace(scene(), state=State(feed=Feed())))
-    maintained = replace(scene().state, maintenance=Maintenance(until_s=NOW_S + 9.0, reason="fan", who="root"))
-    assert owns_shutdown(replace(scene(), state=maintained))
+    dark = scene("on_battery").state
+    maintained = replace(dark, maintenance=Maintenance(until_s=NOW_S + 9.0, reason="fan", who="root"))
+    assert owns_shutdown(replace(scene("on_battery"), state=maintained))
+    lost = replace(dark, feed=replace(dark.feed, lost_since_s=NOW_S - 60.0))
+    assert owns_shutdown(replace(scene("on_battery"), state=lost))
+
+
+def test_owns_no_shutdown_of_which_it_knows_nothing() -> None:
+    """Another UPS, a source that was lost on utility, an order that only upsd tells: the other daemon knows more."""
+    assert not owns_shutdown(scene())
+    feed = scene().state.feed
+    lost = replace(scene().state, feed=replace(feed, lost_since_s=NOW_S - 3600.0))
+    assert not owns_shutdown(replace(scene(), state=lost))
+    assert not owns_shutdown(scene("recovery"))
+    again = scene("recovery").state
+    dark = replace(again, feed=replace(again.feed, supply=Supply.BATTERY))
+    assert owns_shutdown(replace(scene("recovery"), state=dark))
+
+
+async def test_leaves_an_order_of_upsmon_alone_unless_it_hears_upsd(path: str) -> None:
+    """It may be a forced shutdown: the UPS cuts its output soon, and SNMP does not tell."""
+    daemon = scene("holding")
+    async with admin_server(daemon, path=path):
+        assert (await post(path, "event", {"name": "nut-shutdown"}))[1]["owned"] is False
+        daemon.sources = (*daemon.sources, replace(daemon.sources[0], source="nut:rack-a@10.0.0.9"))
+        assert (await post(path, "event", {"name": "nut-shutdown"}))[1]["owned"] is True
 
 
 def test_who_may_change() -> None:
