@@ -185,7 +185,7 @@ def swallow(data: bytes) -> None:
 
 
 def why_not(data: bytes) -> str:
-    """Read bytes as a source does, in two pieces: what is wrong with them, "" when nothing is. Only NisError is known."""
+    """Read bytes as a source does, in two pieces: what is wrong with them. Only NisError is known."""
     reply = Reply()
     cut = len(data) // 3
     try:
