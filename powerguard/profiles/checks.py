@@ -6,7 +6,10 @@ _SHORTEST_ON_UTILITY_S = 30.0
 _RUNTIME_ZERO_CHARGE_PCT = 20.0
 _APART_SHARE = 0.25
 _APART_S = 60.0
-_LEAST_RATING_W = 100.0
+_LEAST_RATING_W = 200.0
+_LEAST_THREE_PHASE_W = 2000.0
+"""The smallest UPS with a network card has some 300 W, the smallest three-phase one some 6 kW."""
+_MOST_RATING_W = 5e6
 _REAL_LOAD_PCT = 5.0
 
 
@@ -59,18 +62,31 @@ def _why_no_runtime(draft: Draft, runtime_s: float) -> str:
 
 def _check_charge(draft: Draft) -> None:
     """A charge of 0 beside a good runtime, off battery and with no low battery, is a gauge that is not there."""
-    if draft.numbers.get("charge_pct") != 0 or draft.on_battery or draft.low_battery:
+    if draft.on_battery or draft.low_battery:
         return
-    if draft.numbers.get("runtime_s", 0) >= _SHORTEST_ON_UTILITY_S:
-        draft.drop("charge_pct", "0 beside a runtime and no low battery: not measured")
+    lasts = any(value >= _SHORTEST_ON_UTILITY_S for value, _ in draft.candidates.get("runtime_s", ()))
+    while draft.numbers.get("charge_pct") == 0 and lasts:
+        draft.next("charge_pct", "0 beside a runtime and no low battery: not measured")
 
 
 def _check_watts(draft: Draft) -> None:
     """Watts that make the rating absurd: 0 at a real load (not measured), or 1 at 27 % (kilowatts, Huawei)."""
-    watts, load_pct = draft.numbers.get("watts"), draft.numbers.get("load_pct")
-    if watts is None or load_pct is None:
-        return
+    load_pct = draft.numbers.get("load_pct")
+    while load_pct is not None and "watts" in draft.numbers:
+        why = _why_no_watts(draft, draft.numbers["watts"], load_pct)
+        if not why:
+            return
+        draft.next("watts", why)
+
+
+def _why_no_watts(draft: Draft, watts: float, load_pct: float) -> str:
     if load_pct > 0 and watts == 0:
-        draft.drop("watts", f"0 at a load of {load_pct:g} %: not measured")
-    elif load_pct >= _REAL_LOAD_PCT and watts * 100 / load_pct < _LEAST_RATING_W:
-        draft.drop("watts", f"{watts:g} W at {load_pct:g} % would be a UPS of {watts * 100 / load_pct:.0f} W")
+        return f"0 at a load of {load_pct:g} %: not measured"
+    if load_pct < _REAL_LOAD_PCT:
+        return ""
+    rating_w = watts * 100 / load_pct
+    live = sum(line > 0 for line in draft.lines.get("load_pct", ()))
+    least_w = _LEAST_THREE_PHASE_W if live > 1 else _LEAST_RATING_W
+    if least_w <= rating_w <= _MOST_RATING_W:
+        return ""
+    return f"{watts:g} W at {load_pct:g} % would be a UPS of {rating_w:.0f} W"

@@ -5,24 +5,30 @@ through the same gates: a type, the profile's sentinels, a window of what is bel
 fields with each other. Whatever falls is listed with its reason in `Decoded.rejected`.
 """
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from powerguard.core.events import OutputSource, Reading
 from powerguard.profiles.checks import cross_check
+from powerguard.profiles.compiled import Answers, Compiled, NumberAt, Rows, compiled
 from powerguard.profiles.draft import Draft, Rejected
-from powerguard.profiles.schema import Condition, NumberSource, Profile, Scalar
-from powerguard.profiles.values import Answer, Missing, Oid, below, parts
-from powerguard.profiles.vocabulary import NUMBERS, REPLACE, UNITS, WITNESSES, Combine, State
+from powerguard.profiles.schema import Kind, Profile
+from powerguard.profiles.values import Missing, Oid
+from powerguard.profiles.vocabulary import (
+    REPLACE,
+    STATE_OF_BATTERY,
+    WITNESSES,
+    BatteryStatus,
+    Combine,
+    OutletState,
+    State,
+)
 
-Answers = Mapping[str, Answer]
+__all__ = ["Answers", "Decoded", "Rejected", "decode", "redundant"]
 
-_DECIMAL = re.compile(rb"-?[0-9]{1,18}(\.[0-9]{1,9})?")
-_BIGGEST_RAW = 2**64
-_MOST_LINES = 12
-"""Rows of a column that are believed: three phases, or the receptacle groups of a large unit."""
+_CONTESTED = frozenset({"runtime_s", "charge_pct", "watts"})
+"""Numbers that the cross-checks may refuse: every profile is heard, so that another one can take the place."""
+_MOST_OUTLETS = 256
 _INPUT_THERE_V = 80.0
 _INPUT_GONE_V = 25.0
 """A UPS on battery shows some volts of ghost at its input; 100 V grids sag to 80 V before it transfers."""
@@ -35,9 +41,13 @@ class Decoded:
     Fields as in `core.model.Reading`. output_source is None when no profile's object was answered at all: then there
     is no reading. stale: why the values are frozen (the card has lost its UPS); None when they are live.
     witnesses: which parts of the same answer support "on battery" by themselves.
+    battery_status: None when no object tells. replace_told: whether the device has anything to say of replacing at all.
+    load_lines: the live lines behind load_pct, () for a single number. amps, outlets: of PDUs; () and None: not told.
     """
 
+    kind: Kind = "ups"
     output_source: OutputSource | None
+    battery_status: BatteryStatus | None = None
     runtime_s: float | None = None
     charge_pct: float | None = None
     load_pct: float | None = None
@@ -47,8 +57,12 @@ class Decoded:
     input_v: float | None = None
     battery_temp_c: float | None = None
     output_off_in_s: float | None = None
+    amps: float | None = None
+    outlets: tuple[tuple[str, OutletState], ...] = ()
+    load_lines: tuple[float, ...] = ()
     low_battery: bool = False
     replace_battery: bool = False
+    replace_told: bool = False
     overload: bool = False
     testing: bool = False
     calibrating: bool = False
@@ -58,6 +72,15 @@ class Decoded:
     provenance: tuple[tuple[str, str], ...] = ()
     rejected: tuple[Rejected, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def on_battery(self) -> bool | None:
+        """Whether this answer alone shows it: "battery" with a witness. None: it does not tell."""
+        if self.output_source in (None, OutputSource.UNKNOWN, OutputSource.OFF):
+            return None
+        if self.output_source is not OutputSource.BATTERY:
+            return False
+        return True if self.witnesses else None
 
     def reading(self, *, at_s: float, ups: str, source: str, feed: str, authenticated: bool) -> Reading:
         """Return it as the core wants it. An output source that was not answered becomes `unknown`."""
@@ -89,17 +112,21 @@ class Decoded:
 
 def decode(profiles: Sequence[Profile], answers: Answers) -> Decoded:
     """Decode what a device answered, the first profile believed first. Pure; never raises on any answer."""
+    device = compiled(profiles)
+    rows = device.rows(answers)
     draft = Draft()
-    _decode_output_source(profiles, answers, draft)
-    for name in NUMBERS:
-        _decode_number(name, profiles, answers, draft)
-    for profile in profiles:
-        _decode_states(profile, answers, draft)
-    _decode_input(profiles, answers, draft)
+    _decode_output_source(device, answers, rows, draft)
+    _decode_battery_status(device, answers, rows, draft)
+    for name, families in device.numbers.items():
+        if families:
+            _decode_number(name, families, answers, rows, draft)
+    _decode_states(device, answers, rows, draft)
+    _decode_outlets(device, answers, rows, draft)
+    _decode_input(draft)
     cross_check(draft)
     if profiles:
         _silence(frozenset(WITNESSES) - frozenset(profiles[0].on_battery.confirm_by), draft)
-    return _finish(draft)
+    return _finish(draft, profiles[0].kind if profiles else "ups")
 
 
 def redundant(profiles: Sequence[Profile], answers: Answers) -> frozenset[str]:
@@ -107,36 +134,36 @@ def redundant(profiles: Sequence[Profile], answers: Answers) -> frozenset[str]:
 
     On utility they need not be asked every second: a card's CPU is slow, and so is taking answers apart.
     """
+    device = compiled(profiles)
+    rows = device.rows(answers)
     needed: set[str] = set()
     spare: set[str] = set()
-    for name in NUMBERS:
+    for families in device.numbers.values():
         told = False
-        for profile in profiles:
-            for source in profile.numbers.get(name, []):
-                if source.oid is not None:
-                    places = [profile.absolute(source.oid)]
-                else:
-                    column = profile.absolute(source.column or "")
-                    places = [Oid(oid) for oid in answers if below(oid, column)]
+        for sources in families:
+            for source in sources:
+                places = rows.get(source.oid, ()) if source.is_column else (source.oid,)
                 (spare if told else needed).update(places)
-                told = told or _number(name, profile, source, answers, Draft()) is not None
+                told = told or _number(source, answers, rows, Draft()) is not None
     return frozenset(spare - needed)
 
 
-def _decode_output_source(profiles: Sequence[Profile], answers: Answers, draft: Draft) -> None:
+def _decode_output_source(device: Compiled, answers: Answers, rows: Rows, draft: Draft) -> None:
     """The most trusted profile speaks; another one that says "battery" overrules a calm one, and that is told."""
-    for profile in profiles:
-        for source in profile.output_source:
-            oid = profile.absolute(source.oid)
-            raw = answers.get(oid, Missing.NO_ANSWER)
-            if isinstance(raw, Missing) or not _applies(profile, source.when, answers):
+    for source in device.output_source:
+        for oid, raw in source.read(answers, rows):
+            if isinstance(raw, Missing):
                 if raw is Missing.NULL:
                     draft.reject("output_source", oid, raw, raw.value)
                 continue
-            said = source.values.get(raw) if isinstance(raw, int) else None
-            if said is None:
-                draft.reject("output_source", oid, raw, f"{source.object} has no such value in profile {profile.name}")
+            try:
+                said = source.word(raw)
+            except KeyError:
+                why = f"{source.object} has no such value in profile {source.profile}"
+                draft.reject("output_source", oid, raw, why)
                 said = OutputSource.UNKNOWN
+            if said is None:
+                continue
             known = draft.output_source
             if known is None or known is OutputSource.UNKNOWN:
                 draft.output_source = said
@@ -147,126 +174,129 @@ def _decode_output_source(profiles: Sequence[Profile], answers: Answers, draft: 
                 draft.provenance["output_source"] = source.object
 
 
-def _decode_number(name: str, profiles: Sequence[Profile], answers: Answers, draft: Draft) -> None:
-    for profile in profiles:
-        for source in profile.numbers.get(name, []):
-            if not _applies(profile, source.when, answers):
+def _decode_battery_status(device: Compiled, answers: Answers, rows: Rows, draft: Draft) -> None:
+    """The most trusted profile speaks; what any of them says of a low or broken battery is a state as well."""
+    for source in device.battery_status:
+        for oid, raw in source.read(answers, rows):
+            if isinstance(raw, Missing):
                 continue
-            value = _number(name, profile, source, answers, draft)
+            try:
+                said = source.word(raw)
+            except KeyError:
+                why = f"{source.object} has no such value in profile {source.profile}"
+                draft.reject("battery_status", oid, raw, why)
+                said = BatteryStatus.UNKNOWN
+            if said is None:
+                continue
+            if said in STATE_OF_BATTERY:
+                draft.states.setdefault(STATE_OF_BATTERY[said], source.object)
+            if draft.battery_status is None or draft.battery_status is BatteryStatus.UNKNOWN:
+                draft.battery_status = said
+                draft.provenance["battery_status"] = source.object
+
+
+def _decode_number(
+    name: str, families: Sequence[Sequence[NumberAt]], answers: Answers, rows: Rows, draft: Draft
+) -> None:
+    found = draft.candidates.setdefault(name, [])
+    for sources in families:
+        for source in sources:
+            value = _number(source, answers, rows, draft)
             if value is not None:
-                draft.candidates.setdefault(name, []).append((value, source.object))
+                found.append((value, source.object))
                 break  # One answer for each profile; the next profile may contradict it.
-    found = draft.candidates.get(name)
+        if found and name not in _CONTESTED:
+            break
     if found:
         draft.numbers[name], draft.provenance[name] = found[0]
 
 
-def _number(name: str, profile: Profile, source: NumberSource, answers: Answers, draft: Draft) -> float | None:
-    def believe(oid: str, raw: Answer) -> float | None:
-        value, why = _convert(name, source, raw)
-        if value is None and why:
-            draft.reject(name, oid, raw, why)
+def _number(source: NumberAt, answers: Answers, rows: Rows, draft: Draft) -> float | None:
+    if not source.is_column:
+        if source.oid not in answers or not source.applies(answers):
+            return None
+        raw = answers[source.oid]
+        value, why = source.convert(raw)
+        if why:
+            draft.reject(source.field, source.oid, raw, why)
         return value
-
-    if source.oid is not None:
-        oid = profile.absolute(source.oid)
-        return believe(oid, answers.get(oid, Missing.NO_ANSWER))
-    lines = _lines(profile, source, answers, believe)
+    if source.oid not in rows or not source.applies(answers):
+        return None
+    lines: list[float] = []
+    whole = True
+    for oid in source.rows_of(answers, rows):
+        value, why = source.convert(answers[oid])
+        if value is not None:
+            lines.append(value)
+        elif why:
+            draft.reject(source.field, oid, answers[oid], why)
+            whole = whole and (isinstance(answers[oid], Missing) or why.startswith("means"))
     if not lines:
         return None
-    return sum(lines) if NUMBERS[name].combine is Combine.SUM else max(lines)
+    if source.combine is Combine.SUM and not whole:
+        draft.reject(source.field, source.oid, f"{len(lines)} rows", "one line is not believed, so their sum is not")
+        return None
+    if source.field not in draft.lines:
+        draft.lines[source.field] = tuple(lines)
+    if source.combine is Combine.SUM:
+        return sum(lines)
+    return lines[0] if source.combine is Combine.FIRST else max(lines)
 
 
-def _lines(
-    profile: Profile, source: NumberSource, answers: Answers, believe: Callable[[str, Answer], float | None]
-) -> list[float]:
-    """Return the believable rows of a column, in order, no more of them than the UPS says it has lines."""
-    column = profile.absolute(source.column or "")
-    rows = sorted((oid for oid in answers if below(oid, column)), key=parts)
-    limit = _MOST_LINES
-    told: Scalar | None = profile.lines.input if source.lines == "input" else profile.lines.output
-    if source.lines is not None and told is not None:
-        count = answers.get(profile.absolute(told.oid))
-        if isinstance(count, int) and 1 <= count <= _MOST_LINES:
-            limit = count
-    values = (believe(oid, answers[oid]) for oid in rows[:limit])
-    return [value for value in values if value is not None]
-
-
-def _quietly(name: str, source: NumberSource, _oid: str, raw: Answer) -> float | None:
-    """Convert once more, without telling a second time what was not believed."""
-    return _convert(name, source, raw)[0]
-
-
-def _convert(name: str, source: NumberSource, raw: Answer) -> tuple[float | None, str]:
-    """Return the value in our unit, or None and why; "" when there is simply nothing."""
-    if isinstance(raw, Missing):
-        return None, raw.value if raw is Missing.NULL else ""
-    number: float | int
-    if isinstance(raw, int):
-        number = raw
-    elif isinstance(raw, bytes) and source.text:
-        text = raw.strip()
-        if not _DECIMAL.fullmatch(text):
-            return None, "no decimal number"
-        number = float(text)
-    else:
-        return None, "text where a number belongs"
-    if abs(number) > _BIGGEST_RAW:
-        return None, "larger than any SNMP number"
-    for none in source.none:
-        low, high = none if isinstance(none, tuple) else (none, none)
-        if (low is None or number >= low) and (high is None or number <= high):
-            return None, "means: not measured"
-    value = round(number * UNITS[source.unit][1], 6)
-    window = NUMBERS[name]
-    lowest, highest = window.lowest, window.highest
-    if source.valid is not None:
-        low, high = source.valid
-        lowest = lowest if low is None else max(lowest, low)
-        highest = highest if high is None else min(highest, high)
-    if not lowest <= value <= highest:
-        return None, f"{value:g} is outside of what is believable ({lowest:g} to {highest:g})"
-    return value, ""
-
-
-def _applies(profile: Profile, when: Condition | None, answers: Answers) -> bool:
-    return when is None or _is_one_of(profile, answers.get(profile.absolute(when.oid), Missing.NO_ANSWER), when.is_)
-
-
-def _is_one_of(profile: Profile, raw: Answer, wanted: Sequence[int | str]) -> bool:
-    if isinstance(raw, Oid):
-        return any(isinstance(value, str) and profile.absolute(value) == raw for value in wanted)
-    return isinstance(raw, int) and raw in wanted
-
-
-def _decode_states(profile: Profile, answers: Answers, draft: Draft) -> None:
-    for state, told_by in _told_states(profile, answers):
-        draft.states.setdefault(state, told_by)
-
-
-def _told_states(profile: Profile, answers: Answers) -> Iterator[tuple[State, str]]:
-    for state, sources in profile.states.items():
-        for source in sources:
-            raw = answers.get(profile.absolute(source.oid), Missing.NO_ANSWER)
-            if _is_one_of(profile, raw, source.is_) and _applies(profile, source.when, answers):
-                yield state, source.object
-    for string in profile.flag_strings:
-        raw = answers.get(profile.absolute(string.oid), Missing.NO_ANSWER)
+def _decode_states(device: Compiled, answers: Answers, rows: Rows, draft: Draft) -> None:
+    _decode_yes_or_no(device, answers, rows, draft)
+    for string in device.flags:
+        raw = answers.get(string.oid)
         if isinstance(raw, bytes) and not raw.strip(b"01"):
-            for position, state in string.flags.items():
-                if raw[position - 1 : position] == b"1":
-                    yield state, f"{string.object}[{position}]"
-    table = profile.alarm_table
-    if table is not None and answers.get(profile.absolute(table.count.oid)) != 0:  # Some cards keep rows of old alarms.
-        meanings = {profile.absolute(alarm): state for alarm, state in table.values.items()}
-        column = profile.absolute(table.column)
-        for oid, raw in answers.items():
-            if isinstance(raw, Oid) and below(oid, column) and raw in meanings:
-                yield meanings[raw], table.object
+            for at, state, told_by in string.flags:
+                if raw[at : at + 1] == b"1":
+                    draft.states.setdefault(state, told_by)
+    for table in device.alarms:
+        if answers.get(table.count_oid) == 0:  # Some cards keep rows of old alarms.
+            continue
+        for oid in rows.get(table.column, ()):
+            raw = answers[oid]
+            if isinstance(raw, Oid) and raw in table.meanings:
+                draft.states.setdefault(table.meanings[raw], table.object)
 
 
-def _decode_input(profiles: Sequence[Profile], answers: Answers, draft: Draft) -> None:
+def _decode_yes_or_no(device: Compiled, answers: Answers, rows: Rows, draft: Draft) -> None:
+    for source in device.states:
+        oids = rows.get(source.oid, ()) if source.is_column else (source.oid,)
+        for oid in oids:
+            raw = answers.get(oid)
+            if raw is None or isinstance(raw, Missing):
+                continue
+            if source.state is State.REPLACE_BATTERY:
+                draft.replace_told = True
+            if source.test.fits(raw) and (source.when is None or source.when.holds(answers)):
+                draft.states.setdefault(source.state, source.object)
+
+
+def _decode_outlets(device: Compiled, answers: Answers, rows: Rows, draft: Draft) -> None:
+    """The first table that has rows.
+
+    An outlet's number is the last part of its index; the whole of it, where several units in a chain share numbers.
+    """
+    for table in device.outlets:
+        found = [oid for oid in rows.get(table.column, ()) if isinstance(answers[oid], int)][:_MOST_OUTLETS]
+        if not found:
+            continue
+        ends = [oid[len(table.column) + 1 :] for oid in found]
+        while all(end.endswith(".0") for end in ends):
+            ends = [end.removesuffix(".0") for end in ends]
+        last = [end.rpartition(".")[2] for end in ends]
+        for name, oid in zip(last if len(set(last)) == len(last) else ends, found, strict=True):
+            raw = answers[oid]
+            state = table.values.get(raw) if isinstance(raw, int) else None
+            if state is None:
+                draft.reject("outlets", oid, raw, f"{table.object} has no such value")
+            draft.outlets.append((name, state or OutletState.UNKNOWN))
+        draft.provenance["outlets"] = table.object
+        return
+
+
+def _decode_input(draft: Draft) -> None:
     """Whether utility is at the input: every live line there, or every line gone; else not told.
 
     A card may answer rows of zeros for lines that the UPS does not have, so on utility one live line is enough.
@@ -277,19 +307,14 @@ def _decode_input(profiles: Sequence[Profile], answers: Answers, draft: Draft) -
         return
     if "input_v" not in draft.numbers:
         return
-    told_by = draft.provenance["input_v"]
-    volts = [draft.numbers["input_v"]]
-    for profile in profiles:
-        for source in profile.numbers.get("input_v", []):
-            if source.object == told_by and source.column is not None:
-                volts = _lines(profile, source, answers, partial(_quietly, "input_v", source))
+    volts = draft.lines.get("input_v", (draft.numbers["input_v"],))
     there = [volt >= _INPUT_THERE_V for volt in volts]
     if all(there) or (any(there) and draft.output_source is not OutputSource.BATTERY):
         draft.input_present = True
     elif all(volt < _INPUT_GONE_V for volt in volts):
         draft.input_present = False
     if draft.input_present is not None:
-        draft.provenance["input_present"] = told_by
+        draft.provenance["input_present"] = draft.provenance["input_v"]
 
 
 def _silence(untrusted: frozenset[str], draft: Draft) -> None:
@@ -303,7 +328,16 @@ def _silence(untrusted: frozenset[str], draft: Draft) -> None:
         draft.states.pop(State.ON_BATTERY, None)
 
 
-def _finish(draft: Draft) -> Decoded:
+def _graver(draft: Draft) -> BatteryStatus | None:
+    """What is said of the battery, unless an alarm says worse."""
+    for status, state in reversed(STATE_OF_BATTERY.items()):
+        if state in draft.states and draft.battery_status not in STATE_OF_BATTERY:
+            draft.provenance["battery_status"] = draft.states[state]
+            return status
+    return draft.battery_status
+
+
+def _finish(draft: Draft, kind: Kind) -> Decoded:
     states = draft.states
     numbers = draft.numbers
     stale = None
@@ -317,6 +351,7 @@ def _finish(draft: Draft) -> Decoded:
     for state, told_by in states.items():
         draft.provenance.setdefault(f"alarm:{state.value}", told_by)
     return Decoded(
+        kind=kind,
         output_source=draft.output_source,
         runtime_s=numbers.get("runtime_s"),
         charge_pct=numbers.get("charge_pct"),
@@ -327,8 +362,13 @@ def _finish(draft: Draft) -> Decoded:
         input_v=numbers.get("input_v"),
         battery_temp_c=numbers.get("battery_temp_c"),
         output_off_in_s=numbers.get("output_off_in_s"),
+        amps=numbers.get("amps"),
+        outlets=tuple(draft.outlets),
+        load_lines=draft.lines.get("load_pct", ()),
+        battery_status=_graver(draft),
         low_battery=draft.low_battery,
         replace_battery=bool(REPLACE & states.keys()),
+        replace_told=draft.replace_told,
         overload=State.OVERLOAD in states,
         testing=State.SELF_TEST in states,
         calibrating=State.CALIBRATION in states,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from powerguard.core.events import OutputSource
 from powerguard.profiles.values import Answer
-from powerguard.profiles.vocabulary import LOW, State
+from powerguard.profiles.vocabulary import LOW, BatteryStatus, OutletState, State
 
 
 class Rejected(NamedTuple):
@@ -13,7 +13,7 @@ class Rejected(NamedTuple):
 
     field: str
     oid: str
-    raw: Answer
+    raw: Answer | str
     why: str
 
 
@@ -22,10 +22,15 @@ class Draft:
     """What has been decoded so far.
 
     candidates: for each number, what each profile gives, most trusted first: (value, object).
+    lines: the rows behind a number that was read from a table. replace_told: something was said of replacing.
     """
 
     output_source: OutputSource | None = None
     input_present: bool | None = None
+    battery_status: BatteryStatus | None = None
+    replace_told: bool = False
+    outlets: list[tuple[str, OutletState]] = field(default_factory=list)
+    lines: dict[str, tuple[float, ...]] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
     candidates: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
     states: dict[State, str] = field(default_factory=dict)
@@ -41,10 +46,17 @@ class Draft:
     def low_battery(self) -> bool:
         return bool(LOW & self.states.keys())
 
-    def reject(self, name: str, oid: str, raw: Answer, why: str) -> None:
+    def reject(self, name: str, oid: str, raw: Answer | str, why: str) -> None:
         self.rejected.append(Rejected(name, oid, raw, why))
 
     def drop(self, name: str, why: str) -> None:
         """Take a number back that does not go with the others."""
         value = self.numbers.pop(name)
         self.reject(name, self.provenance.pop(name), round(value), why)
+
+    def next(self, name: str, why: str) -> None:
+        """Take a number back, and believe the next most trusted profile instead, where there is one."""
+        self.drop(name, why)
+        self.candidates[name] = self.candidates[name][1:]
+        if self.candidates[name]:
+            self.numbers[name], self.provenance[name] = self.candidates[name][0]

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from powerguard import strictyaml
-from powerguard.profiles.schema import Profile
+from powerguard.profiles.schema import Kind, Profile
 
 SITE_FOLDER = Path("/etc/powerguard/profiles.d")
 
@@ -25,9 +25,14 @@ class Profiles:
     by_name: dict[str, Profile]
     problems: tuple[str, ...] = ()
 
-    def ranked(self) -> tuple[Profile, ...]:
-        """Return all of them, most trusted first."""
-        return tuple(sorted(self.by_name.values(), key=lambda profile: (-profile.rank, profile.name)))
+    def ranked(self, kind: Kind = "ups") -> tuple[Profile, ...]:
+        """Return those of one kind, most trusted first."""
+        found = (profile for profile in self.by_name.values() if profile.kind == kind)
+        return tuple(sorted(found, key=lambda profile: (-profile.rank, profile.name)))
+
+    def every(self) -> tuple[Profile, ...]:
+        """Return UPSes, then PDUs, most trusted first."""
+        return (*self.ranked("ups"), *self.ranked("pdu"))
 
 
 def load_profiles(site_folder: Path | None = SITE_FOLDER) -> Profiles:

@@ -4,31 +4,66 @@ Seen on real cards: the sysObjectID of net-snmp on Linux, of the UPS-MIB itself,
 """
 
 from collections.abc import Sequence
+from typing import Any
 
-from powerguard.profiles.decode import Answers
+from powerguard.profiles.compiled import Answers, Compiled, Enumeration, Rows
 from powerguard.profiles.schema import Profile
-from powerguard.profiles.values import Missing, below
+from powerguard.profiles.values import Answer, Missing, below
 
 
 def fits(profile: Profile, answers: Answers) -> bool:
-    """Whether the answers to `profile.mandatory()` are of this family.
+    """Whether the answers to `profile.mandatory()`, or a whole walk, are of this family.
 
-    The output source must be a listed value. Of the numbers it is enough that the object exists: an empty battery
-    must not make a family unknown.
+    The output source must be a listed value. Of a UPS's numbers it is enough that the object exists: an empty battery
+    must not make a family unknown. A PDU's must be believable: one maker's generations share tables and fill them with
+    -1.
     """
-
-    def told(name: str) -> bool:
-        if name == "output_source":
-            return any(
-                answers.get(profile.absolute(source.oid)) in source.values
-                for source in profile.output_source
-                if isinstance(answers.get(profile.absolute(source.oid)), int)
-            )
-        places = [source.oid for source in profile.numbers[name] if source.oid is not None]
-        return any(not isinstance(answers.get(profile.absolute(place), Missing.NO_ANSWER), Missing) for place in places)
-
+    if not all(_has_value(answers.get(profile.absolute(scalar.oid))) for scalar in profile.probe.present):
+        return False
+    device = Compiled([profile])  # not kept: most of the families are not this device's
+    rows = device.rows(answers)
     any_of = profile.probe.any_of
-    return all(told(name) for name in profile.probe.all_of) and (not any_of or any(told(name) for name in any_of))
+    return all(_told(name, device, answers, rows) for name in profile.probe.all_of) and (
+        not any_of or any(_told(name, device, answers, rows) for name in any_of)
+    )
+
+
+def _has_value(raw: Answer | None) -> bool:
+    return raw is not None and not isinstance(raw, Missing)
+
+
+def _told(name: str, device: Compiled, answers: Answers, rows: Rows) -> bool:
+    if name == "output_source":
+        return any(_means_something(source, answers, rows) for source in device.output_source)
+    if name == "battery_status":
+        return any(_means_something(source, answers, rows) for source in device.battery_status)
+    if name == "outlets":
+        return any(
+            answers[oid] in table.values
+            for table in device.outlets
+            for oid in rows.get(table.column, ())
+            if isinstance(answers[oid], int)
+        )
+    is_pdu = device.profiles[0].kind == "pdu"
+    for sources in device.numbers[name]:
+        for source in sources:
+            for oid in rows.get(source.oid, ()) if source.is_column else (source.oid,):
+                raw = answers.get(oid, Missing.NO_ANSWER)
+                if _has_value(raw) and (not is_pdu or source.convert(raw)[0] is not None):
+                    return True
+    return False
+
+
+def _means_something(source: "Enumeration[Any]", answers: Answers, rows: Rows) -> bool:
+    for _oid, raw in source.read(answers, rows):
+        if isinstance(raw, Missing):
+            continue
+        try:
+            source.word(raw)
+        except KeyError:
+            continue
+        return True
+    return False
 
 
 def hinted(profile: Profile, sys_object_id: str, sys_descr: str) -> bool:
@@ -40,8 +75,13 @@ def hinted(profile: Profile, sys_object_id: str, sys_descr: str) -> bool:
 
 
 def choose(profiles: Sequence[Profile], answers: Answers, *, sys_object_id: str, sys_descr: str) -> tuple[Profile, ...]:
-    """Return every family that fits, the most trusted first: rank, then what the card says it is."""
+    """Return every family that fits, the most trusted first: rank, then what the card says it is.
+
+    All of one kind: a UPS whose card has outlets as well is a UPS.
+    """
     fitting = [profile for profile in profiles if fits(profile, answers)]
+    kind = "ups" if any(profile.kind == "ups" for profile in fitting) else "pdu"
+    fitting = [profile for profile in fitting if profile.kind == kind]
     return tuple(
         sorted(
             fitting, key=lambda profile: (-profile.rank, not hinted(profile, sys_object_id, sys_descr), profile.name)

@@ -279,10 +279,10 @@ class Profile(Options):
         places = [scalar.oid for scalar in self.probe.present]
         for name in dict.fromkeys((*self.probe.all_of, *self.probe.any_of)):
             for source in self.sources_of(name):
-                if source.oid is not None:
-                    places.append(source.oid)
-                else:
+                if isinstance(source, OutletTable) or source.oid is None:
                     places += [f"{source.column}{row}" for row in FIRST_ROWS]
+                else:
+                    places.append(source.oid)
         return tuple(dict.fromkeys(self.absolute(place) for place in places))
 
     def sources_of(self, name: str) -> Sequence[Readable | OutletTable]:

@@ -38,7 +38,9 @@ def test_the_packaged_profiles_load() -> None:
     assert ranked[-1] == "rfc1628"
     assert "apc-powernet" in ranked
     packaged = Path(powerguard.profiles.__file__).parent.glob("*.yaml")
-    assert sorted(ranked) == sorted(path.stem for path in packaged), "a profile is named as its file"
+    every = [profile.name for profile in profiles.every()]
+    assert every[: len(ranked)] == ranked, "the UPSes come first"
+    assert sorted(every) == sorted(path.stem for path in packaged), "a profile is named as its file"
 
 
 def test_a_site_profile_is_used(tmp_path: Path) -> None:

@@ -1,0 +1,326 @@
+"""Profiles made ready for decoding: whole OIDs, factors and sets instead of text, worked out once and not every second.
+
+A poll is decoded once a second on a host that has better things to do: no string is put together there, no table is
+searched, and to which column an OID belongs is known from the first poll.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from powerguard.core.events import OutputSource
+from powerguard.profiles.places import Condition, Number, OidText, Span
+from powerguard.profiles.schema import BatteryStatusSource, NumberSource, OutputSourceSource, Profile
+from powerguard.profiles.values import Answer, Missing, Oid, parts
+from powerguard.profiles.vocabulary import NUMBERS, UNITS, BatteryStatus, Combine, OutletState, State
+
+Answers = Mapping[str, Answer]
+Rows = Mapping[str, Sequence[str]]
+"""Column to the OIDs of its rows, in order."""
+Word = TypeVar("Word", OutputSource, BatteryStatus)
+
+_DECIMAL = re.compile(rb"[+-]?[0-9]{1,18}(\.[0-9]{1,9})?")
+_BIGGEST_RAW = 2**64
+_SATURATED = frozenset({32767, 65535, 2**31 - 1, 2**32 - 1, -(2**31), -32768})
+"""An unsigned -1 or a counter at its end, whatever the quantity: no measurement."""
+_MOST_LINES = 12
+"""Rows of a column that are believed: three phases, or the banks and groups of a large unit."""
+_MOST_KNOWN = 4096
+"""OIDs whose column is remembered. Polls have some dozens; only a hostile device has more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """Whether an object has one of some values."""
+
+    oid: str
+    exact: frozenset[int | str]
+    spans: tuple[Span, ...]
+
+    def holds(self, answers: Answers) -> bool:
+        return self.fits(answers.get(self.oid))
+
+    def fits(self, raw: Answer | None) -> bool:
+        if isinstance(raw, int):
+            return raw in self.exact or any(_within(raw, span) for span in self.spans)
+        return isinstance(raw, Oid) and raw in self.exact
+
+
+@dataclass(frozen=True, slots=True)
+class Enumeration(Generic[Word]):
+    """An object, or the rows of a column, whose values are words of a closed list."""
+
+    object: str
+    profile: str
+    oid: str
+    is_column: bool
+    values: Mapping[int, Word | None]
+    texts: Mapping[str, Word | None]
+    when: Test | None
+
+    def read(self, answers: Answers, rows: Rows) -> Iterator[tuple[str, Answer]]:
+        """What was answered, with its OID; nothing where the condition does not hold."""
+        if self.when is not None and not self.when.holds(answers):
+            return
+        if self.is_column:
+            for oid in rows.get(self.oid, ())[:_MOST_LINES]:
+                yield oid, answers[oid]
+        elif self.oid in answers:
+            yield self.oid, answers[self.oid]
+
+    def word(self, raw: Answer) -> Word | None:
+        """Return what a value means, None when it says nothing. Raises KeyError for one that is not listed."""
+        if isinstance(raw, bytes):
+            return self.texts[raw.decode("utf-8", "replace").strip().lower()]
+        return self.values[raw]  # type: ignore[index]  # an OID is no key of it, and is told as any unlisted value
+
+
+@dataclass(frozen=True, slots=True)
+class NumberAt:
+    """One place of one number."""
+
+    field: str
+    object: str
+    oid: str
+    is_column: bool
+    factor: float
+    or_factor: float | None
+    lowest: float
+    highest: float
+    none: frozenset[Number]
+    none_spans: tuple[Span, ...]
+    text: bool
+    combine: Combine
+    count_oid: str | None
+    rows_column: str | None
+    rows_are: frozenset[int]
+    when: Test | None
+
+    def convert(self, raw: Answer) -> tuple[float | None, str]:
+        """Return the value in our unit, or None and why; "" when there is simply nothing."""
+        if isinstance(raw, int):
+            number: Number = raw
+        elif isinstance(raw, Missing):
+            return None, raw.value if raw is Missing.NULL else ""
+        elif self.text and isinstance(raw, bytes):
+            text = raw.strip()
+            if not _DECIMAL.fullmatch(text):
+                return None, "no decimal number"
+            number = float(text)
+        else:
+            return None, "text where a number belongs"
+        if number in self.none or number in _SATURATED:
+            return None, "means: not measured"
+        if self.none_spans and any(_within(number, span) for span in self.none_spans):
+            return None, "means: not measured"
+        if abs(number) > _BIGGEST_RAW:
+            return None, "larger than any SNMP number"
+        value = round(number * self.factor, 6)
+        if self.lowest <= value <= self.highest:
+            return value, ""
+        if self.or_factor is not None:
+            other = round(number * self.or_factor, 6)
+            if self.lowest <= other <= self.highest:
+                return other, ""
+        return None, f"{value:g} is outside of what is believable ({self.lowest:g} to {self.highest:g})"
+
+    def applies(self, answers: Answers) -> bool:
+        return self.when is None or self.when.holds(answers)
+
+    def rows_of(self, answers: Answers, rows: Rows) -> list[str]:
+        """Return the rows that count: no more than the device says it has lines, and none that another one contains."""
+        found = list(rows.get(self.oid, ()))
+        if self.rows_column is not None:
+            found = [oid for oid in found if self._counts(answers.get(self.rows_column + oid[len(self.oid) :]))]
+        limit = _MOST_LINES
+        if self.count_oid is not None:
+            count = answers.get(self.count_oid)
+            if isinstance(count, int) and 1 <= count <= _MOST_LINES:
+                limit = count
+        return found[:limit]
+
+    def _counts(self, mark: Answer | None) -> bool:
+        return not isinstance(mark, int) or mark in self.rows_are
+
+
+@dataclass(frozen=True, slots=True)
+class StateAt:
+    """One object that says yes to one state."""
+
+    state: State
+    object: str
+    oid: str
+    is_column: bool
+    test: Test
+    when: Test | None
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """A string of 0 and 1. flags: position from 0, the state, and how provenance calls it."""
+
+    oid: str
+    flags: tuple[tuple[int, State, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alarms:
+    """A table of alarm OIDs."""
+
+    object: str
+    count_oid: str
+    column: str
+    meanings: Mapping[str, State]
+
+
+@dataclass(frozen=True, slots=True)
+class Outlets:
+    """A table of outlets."""
+
+    object: str
+    column: str
+    values: Mapping[int, OutletState]
+
+
+class Compiled:
+    """All that a device's profiles can tell, the most trusted first."""
+
+    def __init__(self, profiles: Sequence[Profile]) -> None:
+        """Work everything out. The profiles do not change later."""
+        self.profiles = tuple(profiles)
+        self.output_source = [_enumeration(one, source) for one in profiles for source in one.output_source]
+        self.battery_status = [_enumeration(one, source) for one in profiles for source in one.battery_status]
+        self.numbers: dict[str, list[list[NumberAt]]] = {name: [] for name in NUMBERS}
+        for profile in profiles:
+            for name, sources in profile.numbers.items():
+                self.numbers[name].append([_number(profile, name, source) for source in sources])
+        self.states = [state for profile in profiles for state in _states(profile)]
+        self.flags = [flags for profile in profiles for flags in _flags(profile)]
+        self.alarms = [alarms for profile in profiles for alarms in _alarms(profile)]
+        self.outlets = [
+            Outlets(table.object, profile.absolute(table.column), table.values)
+            for profile in profiles
+            for table in profile.outlets
+        ]
+        self._columns = frozenset(
+            [*(column for profile in profiles for column in profile.columns()), *(one.column for one in self.alarms)]
+        )
+        self._known: dict[str, tuple[str, tuple[int, ...]] | None] = {}
+
+    def rows(self, answers: Answers) -> dict[str, list[str]]:
+        """Return the rows of every column that were answered, in the order of their indices."""
+        if not self._columns:
+            return {}
+        if len(self._known) > _MOST_KNOWN:
+            self._known.clear()
+        found: dict[str, list[tuple[tuple[int, ...], str]]] = {}
+        known = self._known
+        for oid in answers:
+            try:
+                place = known[oid]
+            except KeyError:
+                place = known[oid] = self._place(oid)
+            if place is not None:
+                found.setdefault(place[0], []).append((place[1], oid))
+        return {column: [oid for _, oid in sorted(rows)] for column, rows in found.items()}
+
+    def _place(self, oid: str) -> tuple[str, tuple[int, ...]] | None:
+        column = oid
+        while column:
+            column = column.rpartition(".")[0]
+            if column in self._columns:
+                return column, parts(oid[len(column) + 1 :])
+        return None
+
+
+_BUILT: dict[tuple[int, ...], Compiled] = {}
+_MOST_BUILT = 16
+
+
+def compiled(profiles: Sequence[Profile]) -> Compiled:
+    """Return the profiles made ready, from memory when they are the same ones as before."""
+    key = tuple(map(id, profiles))  # Each entry keeps its profiles, so that no other object can get their ids.
+    ready = _BUILT.get(key)
+    if ready is None:
+        if len(_BUILT) >= _MOST_BUILT:
+            del _BUILT[next(iter(_BUILT))]
+        ready = _BUILT[key] = Compiled(profiles)
+    return ready
+
+
+# --- Making ---------------------------------------------------------------------------------------------------------
+
+
+def _within(number: Number, span: Span) -> bool:
+    low, high = span
+    return (low is None or number >= low) and (high is None or number <= high)
+
+
+def _test(profile: Profile, place: str, wanted: Sequence[int | OidText | Span]) -> Test:
+    exact = frozenset(
+        profile.absolute(value) if isinstance(value, str) else value for value in wanted if not isinstance(value, tuple)
+    )
+    return Test(profile.absolute(place), exact, tuple(value for value in wanted if isinstance(value, tuple)))
+
+
+def _condition(profile: Profile, when: Condition | None) -> Test | None:
+    return None if when is None else _test(profile, when.oid, when.is_)
+
+
+def _enumeration(profile: Profile, source: OutputSourceSource | BatteryStatusSource) -> "Enumeration[Any]":
+    return Enumeration(
+        object=source.object,
+        profile=profile.name,
+        oid=profile.absolute(source.place),
+        is_column=source.column is not None,
+        values=source.values,
+        texts=source.texts,
+        when=_condition(profile, source.when),
+    )
+
+
+def _number(profile: Profile, name: str, source: NumberSource) -> NumberAt:
+    window = NUMBERS[name]
+    low, high = (None, None) if source.valid is None else source.valid
+    counter = None if source.lines is None else getattr(profile.lines, source.lines)
+    rows = source.rows
+    return NumberAt(
+        field=name,
+        object=source.object,
+        oid=profile.absolute(source.place),
+        is_column=source.column is not None,
+        factor=UNITS[source.unit][1],
+        or_factor=None if source.or_unit is None else UNITS[source.or_unit][1],
+        lowest=window.lowest if low is None else max(window.lowest, low),
+        highest=window.highest if high is None else min(window.highest, high),
+        none=frozenset(value for value in source.none if not isinstance(value, tuple)),
+        none_spans=tuple(value for value in source.none if isinstance(value, tuple)),
+        text=source.text,
+        combine=source.combine or window.combine,
+        count_oid=None if counter is None else profile.absolute(counter.oid),
+        rows_column=None if rows is None else profile.absolute(rows.column),
+        rows_are=frozenset(() if rows is None else rows.is_),
+        when=_condition(profile, source.when),
+    )
+
+
+def _states(profile: Profile) -> Iterator[StateAt]:
+    for state, sources in profile.states.items():
+        for source in sources:
+            test = _test(profile, source.place, source.is_)
+            when = _condition(profile, source.when)
+            yield StateAt(state, source.object, test.oid, source.column is not None, test, when)
+
+
+def _flags(profile: Profile) -> Iterator[Flags]:
+    for string in profile.flag_strings:
+        meanings = [(at - 1, state, f"{string.object}[{at}]") for at, state in string.flags.items()]
+        yield Flags(profile.absolute(string.oid), tuple(meanings))
+
+
+def _alarms(profile: Profile) -> Iterator[Alarms]:
+    table = profile.alarm_table
+    if table is not None:
+        meanings = {str(profile.absolute(alarm)): state for alarm, state in table.values.items()}
+        yield Alarms(table.object, profile.absolute(table.count.oid), profile.absolute(table.column), meanings)
