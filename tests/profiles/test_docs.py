@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 
 from powerguard.core.events import OutputSource
+from powerguard.profiles.controls import Verb
 from powerguard.profiles.load import parse_profile
-from powerguard.profiles.vocabulary import NUMBERS, UNITS, State
+from powerguard.profiles.vocabulary import NUMBERS, UNITS, BatteryStatus, OutletState, State, TrapEvent
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "profiles.md"
 
@@ -18,7 +19,7 @@ def test_the_example_is_a_profile() -> None:
 
 def test_every_word_is_explained() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    words = [*NUMBERS, *UNITS, *State, *OutputSource]
+    words = [*NUMBERS, *UNITS, *State, *OutputSource, *BatteryStatus, *OutletState, *TrapEvent, *Verb]
     assert [word for word in words if f"`{word}`" not in text] == []
 
 
