@@ -5,23 +5,18 @@ says battery must be supported: by another object of the same answer (seconds on
 alarm) or by a second reading. A "battery" that was there at first contact, and that nothing else supports, is not
 believed at all: its repetition proves nothing.
 
-There is one feed for now; a second one joins here, and the machine will not notice.
+Where a UPS has several sources, `agreement` makes one stream of readings of theirs first.
 """
 
+from powerguard.core import agreement
+from powerguard.core.agreement import ON_UTILITY, SECOND_READING_S, Together, supports_battery
 from powerguard.core.events import OutputSource, Reading, SourceFailed
 from powerguard.core.frozen import replace
 from powerguard.core.model import Feed, Policy, Supply
 
-SECOND_READING_S = 0.2
-"""Two readings closer together than this are one observation."""
 SELF_TEST_S = 60.0
 """A self-test that runs longer than this is an outage, whatever it calls itself."""
 _CHARGE_FALL_PCT = 2.0
-_ON_UTILITY = frozenset(
-    (OutputSource.UTILITY, OutputSource.BOOST, OutputSource.TRIM, OutputSource.ECO, OutputSource.BYPASS)
-)
-
-
 _LONG_S = 1e7
 """Four months: no runtime, no outage and no countdown is longer."""
 
@@ -64,6 +59,8 @@ def plausible(reading: Reading) -> Reading:
 def observe(policy: Policy, feed: Feed, reading: Reading) -> Feed:
     """Enter one reading. One of another UPS, or older than the newest, changes nothing."""
     last = feed.reading
+    if policy.sources > 1:
+        return _observe_together(policy, feed, reading)
     if reading.ups != policy.ups or (last is not None and reading.at_s <= last.at_s):
         return feed
     if (
@@ -85,6 +82,13 @@ def observe(policy: Policy, feed: Feed, reading: Reading) -> Feed:
     return _orders(policy, _supply(feed, reading), reading)
 
 
+def _observe_together(policy: Policy, feed: Feed, reading: Reading) -> Feed:
+    together = agreement.enter(policy, feed, reading) if reading.ups == policy.ups else None
+    if together is None:
+        return feed
+    return _orders(policy, _supply(together.feed, together.reading, together), together.reading)
+
+
 def _is_remarkable(reading: Reading) -> bool:
     return reading.testing or reading.calibrating or reading.forced_shutdown or reading.output_off_in_s is not None
 
@@ -102,20 +106,9 @@ def _is_plain(feed: Feed) -> bool:
     )
 
 
-def supports_battery(reading: Reading) -> str:
-    """Return the second witness that this answer carries itself, or "": which other object says battery."""
-    if reading.on_battery_s is not None and reading.on_battery_s > 0.0:
-        return "on_battery_s"
-    if reading.input_present is False:
-        return "input_present"
-    if "on_battery" in reading.alarms:
-        return "alarms"
-    return ""
-
-
 def _claim(feed: Feed, reading: Reading, test_since_s: float | None) -> Supply:
     """What the reading says, before any witness is asked."""
-    if reading.output_source in _ON_UTILITY:
+    if reading.output_source in ON_UTILITY:
         return Supply.UTILITY
     if reading.output_source is not OutputSource.BATTERY:
         # Off or unknown while we compute: the load is fed by something we cannot see. On battery it changes nothing.
@@ -129,7 +122,8 @@ def _claim(feed: Feed, reading: Reading, test_since_s: float | None) -> Supply:
     return Supply.BATTERY if too_long else Supply.UTILITY
 
 
-def _supply(feed: Feed, reading: Reading) -> Feed:
+def _supply(feed: Feed, reading: Reading, together: Together | None = None) -> Feed:
+    """Enter what the reading says of the supply. together: of several sources, which are each other's witnesses."""
     last = feed.reading
     test_since_s = feed.test_since_s
     if not (reading.testing or reading.calibrating):
@@ -143,12 +137,15 @@ def _supply(feed: Feed, reading: Reading) -> Feed:
     utility_seen = feed.utility_seen or feed.supply is Supply.UTILITY
     if claim is Supply.BATTERY and feed.supply is not Supply.BATTERY:
         witness = supports_battery(reading)
-        if not witness and utility_seen:
+        if not witness and together is not None:
+            witness = together.witness
+        elif not witness and utility_seen:
             witness = _repeats(feed, reading)
         elif not witness and first_charge_pct is not None and reading.charge_pct is not None:
             witness = "charge_pct" if first_charge_pct - reading.charge_pct >= _CHARGE_FALL_PCT else ""
         if witness:
-            since_s, proven_by = _battery_since_s(feed, reading), witness
+            seen_s = None if together is None else together.battery_since_s
+            since_s, proven_by = _battery_since_s(feed, reading, seen_s), witness
         else:
             supply = feed.supply
             suspect = utility_seen
@@ -189,9 +186,9 @@ def _repeats(feed: Feed, reading: Reading) -> str:
     return "second_reading" if reading.at_s - feed.reading.at_s >= SECOND_READING_S else ""
 
 
-def _battery_since_s(feed: Feed, reading: Reading) -> float:
+def _battery_since_s(feed: Feed, reading: Reading, seen_s: float | None) -> float:
     """Since when we are on battery: the UPS counts the seconds, also those in which we were not there."""
-    first_s = reading.at_s
+    first_s = reading.at_s if seen_s is None else min(seen_s, reading.at_s)
     if feed.suspect and feed.reading is not None:
         first_s = feed.reading.at_s
     if reading.on_battery_s is None:
@@ -233,7 +230,11 @@ def _orders(policy: Policy, feed: Feed, reading: Reading) -> Feed:
 
 def lose(policy: Policy, feed: Feed, failure: SourceFailed) -> Feed:
     """Enter a failed poll. Only a source that counts as lost changes anything, and it never resets a battery."""
-    if failure.ups != policy.ups or not failure.lost or feed.lost_since_s is not None:
+    if failure.ups != policy.ups or not failure.lost:
+        return feed
+    if policy.sources > 1:
+        return agreement.lose(policy, feed, failure)
+    if feed.lost_since_s is not None:
         return feed
     return replace(feed, lost_since_s=failure.at_s)
 

@@ -10,8 +10,8 @@ else changes the phase. The picture in docs/ARCHITECTURE.md is drawn from `TABLE
 - Total: every event has an answer in every phase, and `step` never raises.
 """
 
+from powerguard.core import agreement, cap, drill, fusion, needs, plan, trainers
 from powerguard.core import budget as sums
-from powerguard.core import cap, drill, fusion, needs, plan, trainers
 from powerguard.core.events import (
     Abort,
     BatteryReplaced,
@@ -111,6 +111,7 @@ def _quick(policy: Policy, state: State, reading: Reading) -> Step | None:
         or state.cap is not None
         or state.drill is not None
         or battery.used is None
+        or state.feed.disagree_since_s is not None
         or reading.output_source is not last.output_source
         or reading.replace_battery
         or reading.overload
@@ -191,6 +192,8 @@ def _take_in_reading(turn: Turn, reading: Reading) -> None:
     feed = fusion.observe(turn.policy, old, reading)
     if feed is old:
         return
+    came_back = agreement.lost_since_s(old, reading.source)
+    reading = feed.reading or reading  # What all sources say together, where there are several.
     draining = fusion.is_draining(feed)
     drained = draining or fusion.is_draining(old)
     battery = turn.state.battery
@@ -202,8 +205,8 @@ def _take_in_reading(turn: Turn, reading: Reading) -> None:
     turn.update(feed=feed, battery=battery)
     if feed.supply is Supply.BATTERY and old.supply is not Supply.BATTERY:
         turn.count_transfer()
-    if old.lost_since_s is not None:
-        turn.note("source_recovered", f"{reading.source} answers", lost_s=turn.now_s - old.lost_since_s)
+    if came_back is not None:
+        turn.note("source_recovered", f"{reading.source} answers", lost_s=turn.now_s - came_back)
     if feed.suspect:
         # The only thing that one unconfirmed reading may cause.
         turn.order(PollNow, limit_s=2.0, ups=reading.ups)
@@ -231,14 +234,12 @@ def _take_in_failure(turn: Turn, failure: SourceFailed) -> None:
     if feed is old:
         return
     turn.update(feed=feed)
-    on_battery = feed.supply is Supply.BATTERY
-    turn.note(
-        "source_lost",
-        failure.reason,
-        Level.ERROR,
-        source=failure.source,
-        conduct="dead reckoning from the last reading" if on_battery else "alarm; no action on utility",
-    )
+    conduct = "alarm; no action on utility"
+    if feed.lost_since_s is None:
+        conduct = "alarm; the other sources go on"
+    elif feed.supply is Supply.BATTERY:
+        conduct = "dead reckoning from the last reading"
+    turn.note("source_lost", failure.reason, Level.ERROR, source=failure.source, conduct=conduct)
 
 
 def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:

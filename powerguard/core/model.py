@@ -32,6 +32,7 @@ class TrainerPolicy:
 class Policy:
     """Everything that the settings decide, with DESIGN's defaults.
 
+    sources: how many sources tell about the UPS.
     runtime_table: (load share of the rating, seconds) of a full, healthy battery, ascending; empty when unknown.
     table_origin: who says so: "settings" (or ""), or "nameplate" (made from battery energy and rating, cautious).
     health: share of a new battery's energy that is left, until a discharge has measured it. health_from: who says
@@ -49,6 +50,7 @@ class Policy:
 
     boot_id: str
     ups: str
+    sources: int = 1
     rating_w: float | None = None
     runtime_table: tuple[tuple[float, float], ...] = ()
     table_origin: str = ""
@@ -97,6 +99,30 @@ class Supply(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """One of several sources of a UPS, as last heard. Kept only where there is more than one.
+
+    reading, previous: its newest two; None until it has told anything.
+    lost_since_s: since when it counts as lost; None while it answers.
+    utility_seen: it has said utility since first contact, so a battery that it tells is news.
+    battery_at_s: when the readings in a row that say battery began; None while it says anything else.
+    gauges: charge (percent) and runtime (seconds) that it told then.
+    back_at_s: when it said utility after a battery that two of its readings told; its return is news.
+    doubted: it says battery, and everything else says that this is not so.
+    """
+
+    source: str
+    reading: Reading | None = None
+    previous: Reading | None = None
+    lost_since_s: float | None = None
+    utility_seen: bool = False
+    battery_at_s: float | None = None
+    gauges: tuple[float | None, float | None] = (None, None)
+    back_at_s: float | None = None
+    doubted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
     """One feed as confirmed by fusion.
 
@@ -112,6 +138,8 @@ class Feed:
     countdown_at_s: when the UPS cuts its output by a countdown of its own, told by two readings.
     fsd_at_s: when it does so after a forced shutdown that we saw rise.
     fsd_at_first: FSD stood at first contact: history on utility, an order on battery.
+    heard: what each source says, where there are several; `reading` is then what they say together.
+    disagree_since_s: since when some of them say battery and others utility.
     """
 
     supply: Supply = Supply.UNKNOWN
@@ -129,6 +157,8 @@ class Feed:
     countdown_at_s: float | None = None
     fsd_at_s: float | None = None
     fsd_at_first: bool = False
+    heard: tuple[Heard, ...] = ()
+    disagree_since_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

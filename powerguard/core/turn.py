@@ -7,11 +7,13 @@ from typing import Any
 
 from powerguard.core import budget as sums
 from powerguard.core import plan
+from powerguard.core.agreement import LAG_S
 from powerguard.core.battery import STEEP
 from powerguard.core.events import Action, Level, Note, OutputSource, Reading, Scalar
 from powerguard.core.frozen import replace
 from powerguard.core.model import (
     EmergencyCheckpoint,
+    Feed,
     Holding,
     Online,
     Outage,
@@ -22,6 +24,10 @@ from powerguard.core.model import (
     State,
     Step,
 )
+
+
+def _words(feed: Feed) -> str:
+    return ", ".join(f"{each.source} says {each.reading.output_source}" for each in feed.heard if each.reading)
 
 
 class Turn:
@@ -102,6 +108,20 @@ class Turn:
             "the UPS has said battery since first contact and nothing else supports it: not believed; look at it",
             holds=feed.unproven_battery,
             level=Level.ERROR,
+        )
+        doubted = ", ".join(each.source for each in feed.heard if each.doubted)
+        self.tell_once(
+            "source_doubted",
+            f"{doubted} says battery, nothing empties, and another source sees the input there: not believed any more"
+            if doubted
+            else "it says something else again",
+            holds=bool(doubted),
+            level=Level.ERROR,
+        )
+        self.tell_once(
+            "sources_disagree",
+            _words(feed) + ("" if feed.disagree_since_s is None else ": the cautious word counts"),
+            holds=feed.disagree_since_s is not None and self.now_s - feed.disagree_since_s >= LAG_S,
         )
         self.tell_once(
             "unprotected", f"output_source={source}", holds=source in (OutputSource.BYPASS, OutputSource.ECO)

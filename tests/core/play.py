@@ -6,6 +6,7 @@
     6..60 battery load=75 charge=100-0.2 runtime=360-1      # "100-0.2": from 100, 0.2 less each second
     40 restart                                             # kill and start the daemon, same boot
     70 reboot gap=300                                      # the host was away for 300 s
+    6..9 battery load=75 | utility source=nut load=75       # two sources, the second a quarter of a second later
 
 Every line with a time is one event, or one a second (`6..60`). After each event the orders whose `auto` answer is due
 are answered. What came of it is told as text: the notes, the orders, and the phase at the end.
@@ -163,9 +164,11 @@ class Player:
         start, _, end = word.partition("..")
         at_s = float(start)
         first_s = at_s
+        parts = [part.split() for part in " ".join(rest).split("|")]
         while at_s <= float(end or start) + 1e-9:
-            self._answer(until_s=at_s)
-            self._event(at_s, rest[0], rest[1:], at_s - first_s)
+            for place, (verb, *words) in enumerate(parts):
+                self._answer(until_s=at_s + 0.25 * place)
+                self._event(at_s + 0.25 * place, verb, words, at_s - first_s)
             at_s += 1.0
         self._answer(until_s=at_s - 1.0)
 
@@ -228,7 +231,8 @@ class Player:
             case "tick":
                 self.send(Tick(at_s=at_s))
             case "lost":
-                self.send(SourceFailed(at_s=at_s, ups="ups", source="snmp", reason=" ".join(plain), lost=True))
+                name = given.get("source", "snmp")
+                self.send(SourceFailed(at_s=at_s, ups="ups", source=name, reason=" ".join(plain), lost=True))
             case "trainer":
                 self.send(self._seen(at_s, plain[0], given))
             case "progress":
@@ -284,7 +288,7 @@ class Player:
         return True
 
     def _reading(self, at_s: float, source: str, words: list[str], into_s: float) -> Reading:
-        fields: dict[str, Any] = {}
+        fields: dict[str, Any] = {"source": "snmp"}
         names = {"load": "load_pct", "charge": "charge_pct", "runtime": "runtime_s", "on_battery": "on_battery_s"}
         names |= {"off_in": "output_off_in_s"}
         for word in words:
@@ -292,6 +296,8 @@ class Player:
             key = names.get(key, key)
             if not value:
                 fields[key] = True
+            elif key == "source":
+                fields[key] = value
             elif value in ("true", "false"):
                 fields[key] = value == "true"
             else:
@@ -300,7 +306,7 @@ class Player:
                 fields[key] = float(base) + (-1 if sign == "-" else 1) * float(slope or 0) * into_s
                 if key != "on_battery_s":
                     fields[key] = max(0.0, fields[key])
-        return Reading(at_s=at_s, ups="ups", source="snmp", output_source=OutputSource(source), **fields)
+        return Reading(at_s=at_s, ups="ups", output_source=OutputSource(source), **fields)
 
     def _seen(self, at_s: float, name: str, given: dict[str, str]) -> TrainerSeen:
         return TrainerSeen(

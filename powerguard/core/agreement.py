@@ -1,0 +1,330 @@
+"""Several sources of one UPS: what they say together.
+
+Each has its own age, its own lag (NUT's snmp-ups follows its card by up to 30 s, measured) and its own ways to be
+wrong. They become one stream of readings in which the cautious word counts, field by field: battery before utility,
+the shorter runtime, the larger load. A word of caution must be repeated by its own source before it counts beside the
+others: the arrival of another source repeats nothing.
+
+Who is silent keeps his last word only where it is "battery", and not for ever. Who says battery for minutes while
+nothing empties, and another one sees the input there, is found out.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from powerguard.core.events import OutputSource, Reading, SourceFailed
+from powerguard.core.frozen import replace
+from powerguard.core.model import Feed, Heard, Policy
+
+LAG_S = 30.0
+"""Two that disagree for less may both be right: one of them lags (NUT snmp-ups 12 to 30 s, apcupsd 32 to 48 s)."""
+LAST_WORD_S = 60.0
+"""So long the battery of a source that has fallen silent counts against others that say utility."""
+DOUBT_S = 180.0
+"""So long a battery that nothing empties and that another source contradicts is believed all the same."""
+SECOND_READING_S = 0.2
+"""Two readings closer together than this are one observation."""
+_LEAST_FALL_PCT = 1.0
+_LEAST_FALL_S = 60.0
+_NEXT_S = 0.001
+
+ON_UTILITY = frozenset(
+    (OutputSource.UTILITY, OutputSource.BOOST, OutputSource.TRIM, OutputSource.ECO, OutputSource.BYPASS)
+)
+_LESS_PROTECTED_FIRST = (
+    OutputSource.BATTERY,
+    OutputSource.BYPASS,
+    OutputSource.ECO,
+    OutputSource.BOOST,
+    OutputSource.TRIM,
+    OutputSource.UTILITY,
+    OutputSource.OFF,
+    OutputSource.UNKNOWN,
+)
+_Vote = tuple[Heard, Reading, OutputSource]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Together:
+    """What all sources say at one moment.
+
+    feed: with the new reading entered in `heard`. reading: what they say together, at the new reading's time.
+    witness: the second witness for a battery that they themselves are; "" where there is none.
+    battery_since_s: the earliest reading in a row that says battery; None where none counts.
+    """
+
+    feed: Feed
+    reading: Reading
+    witness: str
+    battery_since_s: float | None
+
+
+def supports_battery(reading: Reading) -> str:
+    """Return the second witness that this answer carries itself, or "": which other object says battery."""
+    if reading.on_battery_s is not None and reading.on_battery_s > 0.0:
+        return "on_battery_s"
+    if reading.input_present is False:
+        return "input_present"
+    if "on_battery" in reading.alarms:
+        return "alarms"
+    return ""
+
+
+def enter(policy: Policy, feed: Feed, reading: Reading) -> Together | None:
+    """Enter the reading of one of several sources; None where it is older than what its source has told already."""
+    old = _of(feed, reading.source)
+    if old.reading is not None and reading.at_s <= old.reading.at_s:
+        return None
+    new = _listened(old, reading)
+    heard = _with(feed, new)
+    votes = _votes(policy, heard, new, reading.at_s)
+    disagree_since_s = _disagree_since_s(feed, votes, reading.at_s)
+    heard = tuple(_judged(each, votes, reading.at_s, disagree_since_s) for each in heard)
+    votes = [vote for vote in votes if not _of_these(heard, vote[0].source).doubted]
+    source = _output_source(votes, reading, disagree_since_s)
+    last_s = reading.at_s if feed.reading is None else feed.reading.at_s + _NEXT_S
+    claims = [each for each, _, vote in votes if vote is OutputSource.BATTERY]
+    return Together(
+        feed=replace(feed, heard=heard, disagree_since_s=disagree_since_s),
+        reading=_merged(votes, new, reading, source, max(reading.at_s, last_s)),
+        witness=_witness(heard, claims, reading.at_s),
+        battery_since_s=min((each.battery_at_s for each in claims if each.battery_at_s is not None), default=None),
+    )
+
+
+def lose(policy: Policy, feed: Feed, failure: SourceFailed) -> Feed:
+    """Enter that one of several sources counts as lost; the feed is lost when all of them are."""
+    old = _of(feed, failure.source)
+    if old.lost_since_s is not None:
+        return feed
+    heard = _with(feed, replace(old, lost_since_s=failure.at_s))
+    all_lost = len(heard) >= policy.sources and all(each.lost_since_s is not None for each in heard)
+    return replace(feed, heard=heard, lost_since_s=failure.at_s if all_lost else feed.lost_since_s)
+
+
+def lost_since_s(feed: Feed, source: str) -> float | None:
+    """Since when this source is lost; None while it answers."""
+    return _of(feed, source).lost_since_s if feed.heard else feed.lost_since_s
+
+
+def contradicts_commit(policy: Policy, feed: Feed, now_s: float) -> bool:
+    """Say whether a source has news of utility, or one that cannot be forged says utility: no moment to latch.
+
+    One that told the battery and tells utility now is ahead of the others, not wrong: they have LAG_S to follow.
+    """
+    for each in feed.heard:
+        if each.reading is None or not _is_fresh(policy, each, now_s) or each.reading.output_source not in ON_UTILITY:
+            continue
+        if each.reading.authenticated or (each.back_at_s is not None and now_s - each.back_at_s < LAG_S):
+            return True
+    return False
+
+
+# --- One source -------------------------------------------------------------------------------------------------
+
+
+def _of(feed: Feed, source: str) -> Heard:
+    return next((each for each in feed.heard if each.source == source), Heard(source=source))
+
+
+def _of_these(heard: Iterable[Heard], source: str) -> Heard:
+    return next(each for each in heard if each.source == source)
+
+
+def _with(feed: Feed, new: Heard) -> tuple[Heard, ...]:
+    if all(each.source != new.source for each in feed.heard):
+        return (*feed.heard, new)
+    return tuple(new if each.source == new.source else each for each in feed.heard)
+
+
+def _listened(old: Heard, reading: Reading) -> Heard:
+    """Enter a reading into what is known of its source."""
+    says_battery = reading.output_source is OutputSource.BATTERY
+    says_utility = reading.output_source in ON_UTILITY
+    goes_on = says_battery and old.battery_at_s is not None
+    back_at_s = None if says_battery else old.back_at_s
+    if says_utility and old.battery_at_s is not None and _has_told_battery(old):
+        back_at_s = reading.at_s
+    return Heard(
+        source=old.source,
+        reading=reading,
+        previous=old.reading,
+        utility_seen=old.utility_seen or says_utility,
+        battery_at_s=(old.battery_at_s if goes_on else reading.at_s) if says_battery else None,
+        gauges=old.gauges if goes_on else (reading.charge_pct, reading.runtime_s),
+        back_at_s=back_at_s,
+        doubted=old.doubted and says_battery,
+    )
+
+
+def _has_told_battery(each: Heard) -> bool:
+    """Say whether its battery was more than one odd reading."""
+    if each.reading is None or each.reading.output_source is not OutputSource.BATTERY:
+        return False
+    twice = each.previous is not None and each.previous.output_source is OutputSource.BATTERY
+    return twice or bool(supports_battery(each.reading))
+
+
+def _is_fresh(policy: Policy, each: Heard, now_s: float) -> bool:
+    return each.lost_since_s is None and each.reading is not None and now_s - each.reading.at_s <= policy.stale_s
+
+
+# --- All of them ------------------------------------------------------------------------------------------------
+
+
+def _votes(policy: Policy, heard: tuple[Heard, ...], new: Heard, now_s: float) -> list[_Vote]:
+    """Return whose word counts now, and what it is."""
+    votes = []
+    for each in heard:
+        if each.reading is None or each.doubted:
+            continue
+        word = each.reading.output_source
+        fresh = _is_fresh(policy, each, now_s)
+        if word is OutputSource.BATTERY:
+            if not each.utility_seen and not supports_battery(each.reading):
+                continue  # It has never said anything else: that proves nothing.
+            if each is not new and not _has_told_battery(each):
+                word = OutputSource.UNKNOWN if each.previous is None else each.previous.output_source
+            elif not fresh and not _last_word_counts(heard, each, now_s):
+                continue
+        elif not fresh:
+            continue
+        votes.append((each, each.reading, word))
+    return votes
+
+
+def _last_word_counts(heard: tuple[Heard, ...], silent: Heard, now_s: float) -> bool:
+    """It fell silent on battery: that counts until another one that knew of the battery has seen its end."""
+    told_s = -1.0 if silent.reading is None else silent.reading.at_s
+    if now_s - told_s > LAST_WORD_S:
+        return False
+    return not any(each.back_at_s is not None and each.back_at_s > told_s for each in heard)
+
+
+def _disagree_since_s(feed: Feed, votes: list[_Vote], now_s: float) -> float | None:
+    words = {word for _, _, word in votes}
+    if OutputSource.BATTERY in words and words & ON_UTILITY:
+        return now_s if feed.disagree_since_s is None else feed.disagree_since_s
+    return None
+
+
+def _judged(each: Heard, votes: list[_Vote], now_s: float, disagree_since_s: float | None) -> Heard:
+    """Find out the one that says battery for ever: nothing empties, and another one sees the input there."""
+    reading = each.reading
+    if reading is None or each.battery_at_s is None or disagree_since_s is None or each.doubted:
+        return each
+    if now_s - max(each.battery_at_s, disagree_since_s) < DOUBT_S or supports_battery(reading) or reading.low_battery:
+        return each
+    charge_pct, runtime_s = each.gauges
+    if _has_fallen(charge_pct, reading.charge_pct, _LEAST_FALL_PCT):
+        return each
+    if _has_fallen(runtime_s, reading.runtime_s, _LEAST_FALL_S):
+        return each
+    if (charge_pct is None or reading.charge_pct is None) and (runtime_s is None or reading.runtime_s is None):
+        return each
+    seen = any(word in ON_UTILITY and other.input_present is True for _, other, word in votes)
+    return replace(each, doubted=True) if seen else each
+
+
+def _has_fallen(then: float | None, now: float | None, by: float) -> bool:
+    return then is not None and now is not None and then - now >= by
+
+
+def _output_source(votes: list[_Vote], reading: Reading, disagree_since_s: float | None) -> OutputSource:
+    """Return the cautious word. After LAG_S of disagreement those decide whose answers cannot be forged."""
+    words = {word for _, _, word in votes}
+    if disagree_since_s is not None and reading.at_s - disagree_since_s >= LAG_S:
+        words = {word for _, told, word in votes if told.authenticated} or words
+    if not words:
+        return reading.output_source
+    return next(word for word in _LESS_PROTECTED_FIRST if word in words)
+
+
+def _witness(heard: tuple[Heard, ...], claims: list[Heard], now_s: float) -> str:
+    says = [each for each in claims if each.reading is not None]
+    for each in says:
+        if each.utility_seen and each.battery_at_s is not None and now_s - each.battery_at_s >= SECOND_READING_S:
+            return "second_reading"
+    together = [
+        each
+        for each in heard
+        if each.reading is not None
+        and each.reading.output_source is OutputSource.BATTERY
+        and each.lost_since_s is None
+        and not each.doubted
+    ]
+    return "second_source" if len(together) > 1 and any(each.utility_seen for each in together) else ""
+
+
+# --- Field by field ---------------------------------------------------------------------------------------------
+
+
+def _merged(votes: list[_Vote], new: Heard, reading: Reading, source: OutputSource, at_s: float) -> Reading:
+    """Return one reading: the arriving one as it is, of the others the milder of their newest two."""
+    others = [each for each, _, _ in votes if each.source != new.source]
+    if others and not any(each.source == new.source for each, _, _ in votes):
+        reading = _silenced(reading)  # Who is not believed says nothing in any other field either.
+    if not others:
+        return replace(reading, at_s=at_s, output_source=source)
+
+    def says(of: Callable[[Reading], bool]) -> bool:
+        return of(reading) or any(_both(each, of) for each in others)
+
+    def first(of: Callable[[Reading], float | None]) -> float | None:
+        return next((value for value in map(of, newest) if value is not None), None)
+
+    newest = [reading, *(each.reading for each in others if each.reading is not None)]
+    claims = [told for _, told, word in votes if word is OutputSource.BATTERY]
+    # A stuck flag of one source does not hide what another one proves.
+    proven = any(supports_battery(told) and not (told.testing or told.calibrating) for told in claims)
+    inputs = {told.input_present for told in claims} or {told.input_present for _, told, _ in votes}
+    off_in_s = [told.output_off_in_s for told in newest if told.output_off_in_s is not None]
+    return replace(
+        reading,
+        at_s=at_s,
+        output_source=source,
+        runtime_s=_least(reading.runtime_s, others, lambda told: told.runtime_s),
+        charge_pct=_least(reading.charge_pct, others, lambda told: told.charge_pct),
+        load_pct=_most(reading.load_pct, others, lambda told: told.load_pct),
+        watts=_most(reading.watts, others, lambda told: told.watts),
+        on_battery_s=max((told.on_battery_s for told in claims if told.on_battery_s is not None), default=None),
+        input_present=False if False in inputs else True if True in inputs else None,
+        input_v=first(lambda told: told.input_v),
+        battery_temp_c=first(lambda told: told.battery_temp_c),
+        low_battery=says(lambda told: told.low_battery),
+        replace_battery=says(lambda told: told.replace_battery),
+        overload=says(lambda told: told.overload),
+        testing=not proven and says(lambda told: told.testing),
+        calibrating=not proven and says(lambda told: told.calibrating),
+        forced_shutdown=says(lambda told: told.forced_shutdown),
+        output_off_in_s=min(off_in_s, default=None),
+        alarms=tuple(sorted({alarm for told in newest for alarm in told.alarms})),
+    )
+
+
+def _silenced(reading: Reading) -> Reading:
+    return Reading(at_s=reading.at_s, ups=reading.ups, source=reading.source, output_source=reading.output_source)
+
+
+def _both(each: Heard, says: Callable[[Reading], bool]) -> bool:
+    return each.reading is not None and each.previous is not None and says(each.reading) and says(each.previous)
+
+
+def _least(told: float | None, others: list[Heard], of: Callable[[Reading], float | None]) -> float | None:
+    """Return the smallest of what the arriving one tells and the larger of each other's newest two."""
+    found = [told, *(_milder(each, of, max) for each in others)]
+    return min((value for value in found if value is not None), default=None)
+
+
+def _most(told: float | None, others: list[Heard], of: Callable[[Reading], float | None]) -> float | None:
+    """Return the largest of what the arriving one tells and the smaller of each other's newest two."""
+    found = [told, *(_milder(each, of, min) for each in others)]
+    return max((value for value in found if value is not None), default=None)
+
+
+def _milder(
+    each: Heard, of: Callable[[Reading], float | None], choose: Callable[[float, float], float]
+) -> float | None:
+    newest = None if each.reading is None else of(each.reading)
+    before = None if each.previous is None else of(each.previous)
+    return newest if newest is None or before is None else choose(newest, before)

@@ -1,0 +1,365 @@
+"""Several sources of one UPS: whose word counts, for how long, and what they say together field by field."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from play import make_policy
+
+from powerguard.core import agreement, fusion
+from powerguard.core.events import OutputSource, Reading, SourceFailed
+from powerguard.core.model import Feed, Heard, Supply
+from powerguard.core.plan import may_latch, outage_budget
+from powerguard.core.recovery import restore
+
+POLICY = make_policy(["sources=2", "table=50:540,75:360,100:240"])
+UTILITY, BATTERY = Supply.UTILITY, Supply.BATTERY
+Told = tuple[float, str, str] | tuple[float, str, str, dict[str, Any]]
+
+
+def says(at_s: float, name: str, word: str, fields: dict[str, Any] | None = None) -> Reading:
+    return Reading(at_s=at_s, ups="ups", source=name, output_source=OutputSource(word), **(fields or {}))
+
+
+def after(*told: Told, feed: Feed | None = None) -> Feed:
+    """Return the feed after readings: (when, source, output source, other fields)."""
+    feed = Feed() if feed is None else feed
+    for each in told:
+        feed = fusion.observe(POLICY, feed, says(*each))
+    return feed
+
+
+def word(feed: Feed) -> str:
+    assert feed.reading is not None
+    return feed.reading.output_source.value
+
+
+CALM = after((1.0, "snmp", "utility"), (1.1, "nut", "utility"))
+
+
+# --- Witnesses ------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_source_is_a_witness_at_once() -> None:
+    one = after((2.0, "snmp", "battery"), feed=CALM)
+    assert (one.supply, one.suspect, word(one)) == (UTILITY, True, "battery")
+    two = after((2.01, "nut", "battery"), feed=one)
+    assert (two.supply, two.proven_by, two.since_s) == (BATTERY, "second_source", 2.0)
+
+
+@pytest.mark.parametrize(("apart_s", "supply"), [(0.19, UTILITY), (0.2, BATTERY), (1.0, BATTERY)])
+def test_a_second_reading_of_the_same_source_is_one_as_well(apart_s: float, supply: Supply) -> None:
+    """Whatever the other one says meanwhile."""
+    feed = after((2.0, "snmp", "battery"), (2.05, "nut", "utility"), (2.0 + apart_s, "snmp", "battery"), feed=CALM)
+    assert feed.supply is supply
+    if supply is BATTERY:
+        assert (feed.proven_by, feed.since_s) == ("second_reading", 2.0)
+
+
+def test_the_arrival_of_another_source_repeats_nothing() -> None:
+    feed = after((2.0, "snmp", "battery"), *((2.1 + 0.25 * n, "nut", "utility") for n in range(4)), feed=CALM)
+    assert (feed.supply, feed.suspect, word(feed)) == (UTILITY, False, "utility")
+
+
+def test_an_answer_that_proves_itself_needs_no_second() -> None:
+    feed = after((2.0, "snmp", "battery", {"on_battery_s": 1.0}), feed=CALM)
+    assert (feed.supply, feed.proven_by) == (BATTERY, "on_battery_s")
+    assert after((2.25, "nut", "utility"), feed=feed).supply is BATTERY, "and counts beside the other one's utility"
+
+
+def test_who_has_never_said_anything_else_is_nobodys_witness() -> None:
+    feed = after((1.0, "snmp", "battery"), (1.1, "nut", "utility"), (2.0, "snmp", "battery"), (2.1, "nut", "utility"))
+    assert (feed.supply, word(feed), feed.disagree_since_s) == (UTILITY, "utility", None)
+    both = after((1.0, "snmp", "battery"), (1.1, "nut", "battery"), (2.0, "snmp", "battery"), (2.1, "nut", "battery"))
+    assert (both.supply, both.unproven_battery) == (Supply.UNKNOWN, True)
+    news = after((3.0, "nut", "battery"), feed=feed)
+    assert (news.supply, news.proven_by) == (BATTERY, "second_source"), "of one that had said utility, it supports"
+
+
+def test_an_older_reading_of_a_source_changes_nothing() -> None:
+    assert after((0.5, "nut", "battery"), feed=CALM) is CALM
+    assert after((1.1, "nut", "battery"), feed=CALM) is CALM
+    foreign = replace(says(9.0, "snmp", "battery"), ups="other")
+    assert fusion.observe(POLICY, CALM, foreign) is CALM
+
+
+def test_two_that_arrive_at_the_same_moment_both_count() -> None:
+    feed = after((2.0, "snmp", "battery"), (2.0, "nut", "battery"), feed=CALM)
+    assert (feed.supply, feed.proven_by) == (BATTERY, "second_source")
+    assert feed.reading is not None
+    assert feed.reading.at_s == 2.001, "readings follow each other, by a thousandth if need be"
+
+
+# --- The way back, and silence --------------------------------------------------------------------------------------
+
+DARK = after(
+    (2.0, "snmp", "battery"), (2.1, "nut", "battery"), (3.0, "snmp", "battery"), (3.1, "nut", "battery"), feed=CALM
+)
+
+
+def test_utility_counts_when_all_say_so() -> None:
+    one = after((4.0, "snmp", "utility"), (4.1, "nut", "battery"), (5.0, "snmp", "utility"), feed=DARK)
+    assert (one.supply, one.disagree_since_s) == (BATTERY, 4.0)
+    two = after((5.1, "nut", "utility"), feed=one)
+    assert (two.supply, two.since_s, two.disagree_since_s) == (UTILITY, 5.1, None)
+
+
+@pytest.mark.parametrize(("back_s", "counts"), [(29.9, True), (30.0, False)])
+def test_news_of_utility_holds_up_a_commit_while_the_others_may_lag(back_s: float, *, counts: bool) -> None:
+    feed = after((4.0, "snmp", "utility"), feed=DARK)
+    feed = after((4.0 + back_s, "snmp", "utility"), (4.0 + back_s, "nut", "battery"), feed=feed)
+    assert agreement.contradicts_commit(POLICY, feed, 4.0 + back_s) is counts
+
+
+def test_a_lagging_source_that_never_knew_of_the_battery_holds_up_nothing() -> None:
+    feed = after(
+        (2.0, "snmp", "battery"), (2.1, "nut", "utility"), (3.0, "snmp", "battery"), (3.1, "nut", "utility"), feed=CALM
+    )
+    assert feed.supply is BATTERY
+    assert not agreement.contradicts_commit(POLICY, feed, 3.2)
+    odd = after((2.0, "snmp", "battery"), (3.0, "snmp", "utility"), feed=CALM)
+    assert not agreement.contradicts_commit(POLICY, odd, 3.0), "one odd reading is no battery that could be over"
+
+
+def test_what_cannot_be_forged_holds_up_a_commit_as_long_as_it_is_fresh() -> None:
+    feed = after((2.0, "snmp", "battery"), (2.1, "nut", "utility", {"authenticated": True}), feed=CALM)
+    assert agreement.contradicts_commit(POLICY, feed, 5.1)
+    assert not agreement.contradicts_commit(POLICY, feed, 5.2)
+    lost = agreement.lose(POLICY, feed, SourceFailed(at_s=3.0, ups="ups", source="nut", reason="gone", lost=True))
+    assert not agreement.contradicts_commit(POLICY, lost, 3.1)
+    assert not agreement.contradicts_commit(POLICY, Feed(heard=(Heard(source="x"),)), 3.1)
+
+
+def test_the_latch_asks() -> None:
+    """The same moment, with and without a source that has news of utility."""
+    state = replace(
+        restore(POLICY, None, 0.0).state, feed=after((3.9, "nut", "battery"), (4.0, "snmp", "battery"), feed=DARK)
+    )
+    now = outage_budget(POLICY, state, 4.0)
+    assert may_latch(POLICY, state, now, 3.5, 4.0)
+    back = replace(state, feed=after((3.8, "snmp", "utility"), (4.0, "nut", "battery"), feed=DARK))
+    assert not may_latch(POLICY, back, now, 3.5, 4.0)
+
+
+@pytest.mark.parametrize(("silent_s", "supply"), [(59.0, BATTERY), (61.0, UTILITY)])
+def test_the_last_word_of_a_silent_source_counts_for_a_minute(silent_s: float, supply: Supply) -> None:
+    """The card dies with its switch; upsd says utility, for its driver hangs."""
+    feed = after((2.0, "snmp", "battery"), (3.0, "snmp", "battery"), feed=CALM)
+    feed = after((3.0 + silent_s, "nut", "utility"), feed=feed)
+    assert feed.supply is supply
+
+
+def test_the_last_word_ends_when_one_that_knew_has_seen_the_end() -> None:
+    feed = agreement.lose(POLICY, DARK, SourceFailed(at_s=6.0, ups="ups", source="snmp", reason="x", lost=True))
+    assert after((7.0, "nut", "utility"), feed=feed).supply is UTILITY
+
+
+def test_a_silent_utility_says_nothing() -> None:
+    feed = after((10.0, "nut", "unknown"), feed=CALM)
+    assert word(feed) == "unknown", "the utility of nine seconds ago is not the word of now"
+    assert word(after((2.0, "nut", "unknown"), feed=CALM)) == "utility", "that of a second ago is"
+
+
+def test_lost_is_the_feed_when_all_its_sources_are() -> None:
+    def lose(feed: Feed, source: str, at_s: float) -> Feed:
+        failure = SourceFailed(at_s=at_s, ups="ups", source=source, reason="x", lost=True)
+        return fusion.lose(POLICY, feed, failure)
+
+    one = lose(CALM, "snmp", 5.0)
+    assert (one.lost_since_s, agreement.lost_since_s(one, "snmp"), agreement.lost_since_s(one, "nut")) == (
+        None,
+        5.0,
+        None,
+    )
+    assert lose(one, "snmp", 6.0) is one
+    assert lose(one, "nut", 7.0).lost_since_s == 7.0
+    assert after((8.0, "nut", "utility"), feed=lose(one, "nut", 7.0)).lost_since_s is None
+    never = lose(Feed(), "snmp", 5.0)
+    assert never.lost_since_s is None, "the other one has not been heard yet"
+    assert lose(never, "nut", 6.0).lost_since_s == 6.0
+    assert agreement.lost_since_s(Feed(lost_since_s=3.0), "snmp") == 3.0, "a lone source is the feed"
+    missed = SourceFailed(at_s=5.0, ups="ups", source="snmp", reason="one miss")
+    assert fusion.lose(POLICY, CALM, missed) is CALM
+
+
+# --- Found out ------------------------------------------------------------------------------------------------------
+
+
+def stuck(*, until_s: float = 184.0, nut: dict[str, Any] | None = None, snmp: dict[str, Any] | None = None) -> Feed:
+    """Return the feed after `nut` has said battery from second 2, and `snmp` utility, with nothing emptying."""
+    feed = CALM
+    at_s = 2.0
+    while at_s <= until_s:
+        told = {"charge_pct": 100.0, "runtime_s": 600.0, **(nut or {})}
+        told = {name: value(at_s) if callable(value) else value for name, value in told.items()}
+        feed = after(
+            (at_s, "nut", "battery", told),
+            (at_s + 0.5, "snmp", "utility", {"input_present": True, **(snmp or {})}),
+            feed=feed,
+        )
+        at_s += 1.0
+    return feed
+
+
+def test_a_battery_for_ever_is_found_out() -> None:
+    before = stuck(until_s=181.0)
+    assert (before.supply, before.disagree_since_s) == (BATTERY, 3.0)
+    found = stuck()
+    assert (found.supply, [each.doubted for each in found.heard]) == (UTILITY, [False, True])
+    again = after((190.0, "nut", "utility"), feed=found)
+    assert not any(each.doubted for each in again.heard)
+    assert after((191.0, "nut", "battery"), (192.0, "nut", "battery"), feed=again).supply is BATTERY
+
+
+@pytest.mark.parametrize(
+    ("nut", "snmp"),
+    [
+        ({"charge_pct": lambda at_s: 100.0 - 0.01 * at_s}, {}),
+        ({"runtime_s": lambda at_s: 600.0 - 0.4 * at_s}, {}),
+        ({"charge_pct": None, "runtime_s": None}, {}),
+        ({"low_battery": True}, {}),
+        ({"on_battery_s": lambda at_s: at_s}, {}),
+        ({"input_present": False}, {}),
+        ({}, {"input_present": None}),
+        ({}, {"input_present": False}),
+    ],
+)
+def test_one_that_may_be_right_is_believed_on(nut: dict[str, Any], snmp: dict[str, Any]) -> None:
+    """It empties; it cannot be held against a gauge; it proves itself; or the other one does not see the input."""
+    assert stuck(nut=nut, snmp=snmp, until_s=250.0).supply is BATTERY
+
+
+def test_a_doubted_source_says_nothing_else_either() -> None:
+    feed = after((184.8, "nut", "battery", {"overload": True, "runtime_s": 5.0, "load_pct": 99.0}), feed=stuck())
+    assert feed.reading is not None
+    assert (feed.reading.overload, feed.reading.runtime_s, feed.reading.load_pct) == (False, None, None)
+
+
+# --- Who cannot be forged -------------------------------------------------------------------------------------------
+
+
+def test_after_half_a_minute_those_decide_that_cannot_be_forged() -> None:
+    """Before that the cautious word counts: they may lag."""
+    feed, at_s = CALM, 2.0
+    while at_s < 32.0:
+        feed = after(
+            (at_s, "snmp", "battery", {"on_battery_s": at_s}),
+            (at_s + 0.5, "nut", "utility", {"authenticated": True}),
+            feed=feed,
+        )
+        at_s += 1.0
+    assert (feed.supply, feed.disagree_since_s) == (BATTERY, 2.0)
+    feed = after((32.5, "nut", "utility", {"authenticated": True}), feed=feed)
+    assert feed.supply is UTILITY
+
+
+# --- Field by field -------------------------------------------------------------------------------------------------
+
+
+def merged(first: dict[str, Any], second: dict[str, Any], *, twice: bool = True, word: str = "utility") -> Reading:
+    """Return what is said together when `second` of snmp arrives after `first` of nut."""
+    feed = after((2.0, "nut", word), feed=CALM) if not twice else after((2.0, "nut", word, first), feed=CALM)
+    feed = after((2.5, "nut", word, first), (3.0, "snmp", word, second), feed=feed)
+    assert feed.reading is not None
+    return feed.reading
+
+
+@pytest.mark.parametrize(
+    ("field", "first", "second", "together"),
+    [
+        ("runtime_s", 300.0, 400.0, 300.0),
+        ("runtime_s", 400.0, 300.0, 300.0),
+        ("runtime_s", None, 300.0, 300.0),
+        ("runtime_s", 300.0, None, 300.0),
+        ("charge_pct", 80.0, 90.0, 80.0),
+        ("load_pct", 40.0, 50.0, 50.0),
+        ("load_pct", 50.0, 40.0, 50.0),
+        ("watts", 900.0, 800.0, 900.0),
+        ("input_v", 230.0, None, 230.0),
+        ("input_v", 230.0, 229.0, 229.0),
+        ("battery_temp_c", 25.0, None, 25.0),
+        ("low_battery", True, False, True),
+        ("replace_battery", True, False, True),
+        ("overload", True, False, True),
+        ("forced_shutdown", True, False, True),
+        ("testing", True, False, True),
+        ("calibrating", True, False, True),
+        ("output_off_in_s", 50.0, None, 50.0),
+        ("output_off_in_s", 50.0, 40.0, 40.0),
+        ("alarms", ("a",), ("b",), ("a", "b")),
+        ("input_present", True, None, True),
+        ("input_present", True, False, False),
+        ("input_present", None, None, None),
+    ],
+)
+def test_the_cautious_word_of_each_field(field: str, first: object, second: object, together: object) -> None:
+    assert getattr(merged({field: first}, {field: second}), field) == together
+
+
+@pytest.mark.parametrize(
+    "field", ["low_battery", "replace_battery", "overload", "forced_shutdown", "testing", "calibrating"]
+)
+def test_a_flag_counts_beside_the_others_once_its_source_has_repeated_it(field: str) -> None:
+    assert getattr(merged({field: True}, {}, twice=False), field) is False
+    assert getattr(merged({}, {field: True}), field) is True, "the arriving one says it itself"
+
+
+def test_a_number_counts_beside_the_others_as_the_milder_of_two() -> None:
+    feed = after((2.0, "nut", "utility", {"runtime_s": 300.0, "load_pct": 40.0}), feed=CALM)
+    feed = after((2.5, "nut", "utility", {"runtime_s": 20.0, "load_pct": 90.0}), feed=feed)
+    assert feed.reading is not None
+    assert (feed.reading.runtime_s, feed.reading.load_pct) == (20.0, 90.0)
+    feed = after((3.0, "snmp", "utility", {"runtime_s": 310.0, "load_pct": 41.0}), feed=feed)
+    assert feed.reading is not None
+    assert (feed.reading.runtime_s, feed.reading.load_pct) == (300.0, 41.0)
+
+
+def test_seconds_on_battery_and_the_input_are_the_word_of_those_on_battery() -> None:
+    feed = after((4.0, "nut", "battery", {"on_battery_s": 30.0, "input_present": False}), feed=DARK)
+    feed = after((4.5, "snmp", "utility", {"on_battery_s": 0.0, "input_present": True}), feed=feed)
+    assert feed.reading is not None
+    assert (feed.reading.on_battery_s, feed.reading.input_present) == (30.0, False)
+
+
+def test_a_stuck_flag_of_one_does_not_hide_an_outage_that_another_proves() -> None:
+    """CAL that was never cleared, and a card that counts its seconds on battery."""
+    cal = {"calibrating": True}
+    calm = after((1.5, "nut", "utility", cal), (1.8, "nut", "utility", cal), feed=CALM)
+    told = {"on_battery_s": 3.0, "input_present": False}
+    feed = after((2.0, "nut", "battery", cal), (2.5, "nut", "battery", cal), (3.0, "snmp", "battery", told), feed=calm)
+    assert feed.reading is not None
+    assert (feed.supply, feed.reading.calibrating) == (BATTERY, False)
+    test_only = after((2.0, "nut", "battery", cal), (2.5, "nut", "battery", cal), feed=calm)
+    assert test_only.supply is UTILITY, "a calibration that nobody contradicts is one"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "together"),
+    [
+        ("utility", "bypass", "bypass"),
+        ("eco", "utility", "eco"),
+        ("utility", "trim", "trim"),
+        ("off", "utility", "utility"),
+        ("unknown", "utility", "utility"),
+        ("unknown", "off", "off"),
+        ("eco", "bypass", "bypass"),
+        ("boost", "eco", "eco"),
+    ],
+)
+def test_the_least_protected_word_counts_and_an_idle_off_does_not(first: str, second: str, together: str) -> None:
+    """The host computes: an OFF that another source contradicts is a bogus flag."""
+    feed = after((2.0, "nut", first), (2.5, "nut", first), (3.0, "snmp", second), feed=CALM)
+    assert word(feed) == together
+
+
+def test_one_source_alone_is_told_as_it_is() -> None:
+    """The other one has never answered."""
+    reading = says(1.0, "nut", "utility", {"runtime_s": 5.0, "low_battery": True})
+    feed = fusion.observe(POLICY, Feed(), reading)
+    assert feed.reading == reading
+    unproven = after((1.0, "nut", "battery"))
+    assert (word(unproven), unproven.unproven_battery) == ("battery", True)
