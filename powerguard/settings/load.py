@@ -209,9 +209,10 @@ def cross_checks(settings: Settings) -> list[Mistake]:
                     Mistake(("feeds", "supplies", place), f"no UPS of this name under ups (known: {names})")
                 )
     for name, ups in settings.ups.items():
-        if len(ups.sources) > 1:
-            what = "several sources of one UPS are not supported yet; keep one"
-            mistakes.append(Mistake(("ups", name, "sources", 1), what))
+        for place, source in enumerate(ups.sources):
+            if source in ups.sources[:place]:
+                what = f"sources[{ups.sources.index(source)}] is the same; a second witness must be another one"
+                mistakes.append(Mistake(("ups", name, "sources", place), what))
     seen: dict[str, int] = {}
     for place, trainer in enumerate(settings.trainers):
         if trainer.name in seen:

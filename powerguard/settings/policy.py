@@ -50,6 +50,7 @@ def policy(settings: Settings, *, boot_id: str, today: date) -> Policy:
     return Policy(
         boot_id=boot_id,
         ups=settings.feed,
+        sources=len(ups.sources),
         rating_w=ups.rating_w,
         runtime_table=runtime_table,
         table_origin=table_origin,

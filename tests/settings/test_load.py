@@ -117,8 +117,8 @@ def test_a_runtime_table_that_cannot_be(tmp_path: Path, table: str, problem: str
             "3:3: ups: several UPSes, so feeds must say which one feeds this host",
         ),
         (
-            "      - {kind: snmp, host: b}",
-            "6:9: ups.rack-a.sources[1]: several sources of one UPS are not supported yet",
+            "      - {kind: snmp, host: 10.0.0.5}",
+            "6:9: ups.rack-a.sources[1]: sources[0] is the same; a second witness must be another one",
         ),
         (
             "trainers: [{name: a, url: 'unix:/a'}, {name: a, url: 'unix:/b'}]",
