@@ -84,6 +84,7 @@ class NumberAt:
     object: str
     oid: str
     is_column: bool
+    scalars: tuple[str, ...]
     factor: float
     or_factor: float | None
     lowest: float
@@ -94,7 +95,7 @@ class NumberAt:
     combine: Combine
     count_oid: str | None
     rows_column: str | None
-    rows_are: frozenset[int]
+    rows_are: frozenset[Answer | None]
     when: Test | None
 
     def convert(self, raw: Answer) -> tuple[float | None, str]:
@@ -128,20 +129,21 @@ class NumberAt:
     def applies(self, answers: Answers) -> bool:
         return self.when is None or self.when.holds(answers)
 
+    def places(self, rows: Rows) -> Sequence[str]:
+        """Return where it is read: the answered rows of a column, or the scalar, or the scalars of the lines."""
+        return rows.get(self.oid, ()) if self.is_column else self.scalars
+
     def rows_of(self, answers: Answers, rows: Rows) -> list[str]:
         """Return the rows that count: no more than the device says it has lines, and none that another one contains."""
-        found = list(rows.get(self.oid, ()))
+        found = [oid for oid in self.places(rows) if oid in answers]
         if self.rows_column is not None:
-            found = [oid for oid in found if self._counts(answers.get(self.rows_column + oid[len(self.oid) :]))]
+            found = [oid for oid in found if answers.get(self.rows_column + oid[len(self.oid) :]) in self.rows_are]
         limit = _MOST_LINES
         if self.count_oid is not None:
             count = answers.get(self.count_oid)
             if isinstance(count, int) and 1 <= count <= _MOST_LINES:
                 limit = count
         return found[:limit]
-
-    def _counts(self, mark: Answer | None) -> bool:
-        return not isinstance(mark, int) or mark in self.rows_are
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +292,7 @@ def _number(profile: Profile, name: str, source: NumberSource) -> NumberAt:
         object=source.object,
         oid=profile.absolute(source.place),
         is_column=source.column is not None,
+        scalars=tuple(map(profile.absolute, source.scalars)),
         factor=UNITS[source.unit][1],
         or_factor=None if source.or_unit is None else UNITS[source.or_unit][1],
         lowest=window.lowest if low is None else max(window.lowest, low),

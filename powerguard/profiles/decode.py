@@ -142,7 +142,7 @@ def redundant(profiles: Sequence[Profile], answers: Answers) -> frozenset[str]:
         told = False
         for sources in families:
             for source in sources:
-                places = rows.get(source.oid, ()) if source.is_column else (source.oid,)
+                places = source.places(rows)
                 (spare if told else needed).update(places)
                 told = told or _number(source, answers, rows, Draft()) is not None
     return frozenset(spare - needed)
@@ -212,7 +212,7 @@ def _decode_number(
 
 
 def _number(source: NumberAt, answers: Answers, rows: Rows, draft: Draft) -> float | None:
-    if not source.is_column:
+    if len(source.scalars) == 1:
         if source.oid not in answers or not source.applies(answers):
             return None
         raw = answers[source.oid]
@@ -220,7 +220,7 @@ def _number(source: NumberAt, answers: Answers, rows: Rows, draft: Draft) -> flo
         if why:
             draft.reject(source.field, source.oid, raw, why)
         return value
-    if source.oid not in rows or not source.applies(answers):
+    if (source.is_column and source.oid not in rows) or not source.applies(answers):
         return None
     lines: list[float] = []
     whole = True

@@ -52,9 +52,10 @@ class Condition(Options):
 
 
 class Rows(Options):
-    """Only rows of a table whose other column has one of these values, or has no such row at all, count.
+    """Only rows of a table whose other column has one of these values count.
 
-    For tables that mix phases with banks, or a whole device with its parts: adding them up would count twice.
+    For tables that mix phases with banks, or a whole device with its parts: adding them up would count twice. Where
+    the device does not answer the other column, no row counts, and the next source is asked.
     """
 
     object: str

@@ -47,7 +47,7 @@ def _told(name: str, device: Compiled, answers: Answers, rows: Rows) -> bool:
     is_pdu = device.profiles[0].kind == "pdu"
     for sources in device.numbers[name]:
         for source in sources:
-            for oid in rows.get(source.oid, ()) if source.is_column else (source.oid,):
+            for oid in source.places(rows):
                 raw = answers.get(oid, Missing.NO_ANSWER)
                 if _has_value(raw) and (not is_pdu or source.convert(raw)[0] is not None):
                     return True

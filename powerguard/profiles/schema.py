@@ -45,14 +45,20 @@ class _Place(Options):
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
-        if (self.oid is None) == (self.column is None):
-            msg = "must name exactly one of oid and column"
+        many = getattr(self, "oids", None)
+        if (self.oid is not None) + (self.column is not None) + bool(many) != 1:
+            msg = "must name exactly one of oid and column" + ("" if many is None else ", or oids")
             raise ValueError(msg)
         return self
 
     @property
     def place(self) -> str:
-        return self.oid or self.column or ""
+        return self.oid or self.column or next(iter(self.scalars), "")
+
+    @property
+    def scalars(self) -> Sequence[str]:
+        """What a GET asks for by itself; nothing of a column."""
+        return () if self.oid is None else (self.oid,)
 
 
 class NumberSource(_Place):
@@ -64,8 +70,10 @@ class NumberSource(_Place):
     text: the device sends the number as a string.
     lines: the column has one row per line; only the first so many rows count, as that number of lines says.
     rows: which rows of the table count. combine: how they become one number; None: as the field's own.
+    oids: in place of a column, for MIBs that name the lines one by one: a scalar for each line, in order.
     """
 
+    oids: list[OidText] = Field(default_factory=list, max_length=12)
     unit: Annotated[str, AfterValidator(_known_unit)]
     or_unit: Annotated[str, AfterValidator(_known_unit)] | None = None
     none: list[Number | Span] = Field(default_factory=list)
@@ -78,13 +86,18 @@ class NumberSource(_Place):
     @model_validator(mode="after")
     def _of_tables(self) -> Self:
         for name in ("lines", "rows", "combine"):
-            if getattr(self, name) is not None and self.column is None:
+            if getattr(self, name) is not None and self.column is None and (name == "rows" or not self.oids):
                 msg = f"{name} belongs to a column"
                 raise ValueError(msg)
         if self.or_unit is not None and UNITS[self.or_unit][0] != UNITS[self.unit][0]:
             msg = f"or_unit {self.or_unit!r} is no {UNITS[self.unit][0]}"
             raise ValueError(msg)
         return self
+
+    @property
+    def scalars(self) -> Sequence[str]:
+        """As of any place; of oids, all of them."""
+        return self.oids or super().scalars
 
 
 class OutputSourceSource(_Place):
@@ -249,8 +262,7 @@ class Profile(Options):
 
     def _scalars(self) -> Iterator[str]:
         for source in self._readable():
-            if source.oid is not None:
-                yield source.oid
+            yield from source.scalars
             if source.when is not None:
                 yield source.when.oid
         yield from (source.oid for source in self.flag_strings)
@@ -279,10 +291,10 @@ class Profile(Options):
         places = [scalar.oid for scalar in self.probe.present]
         for name in dict.fromkeys((*self.probe.all_of, *self.probe.any_of)):
             for source in self.sources_of(name):
-                if isinstance(source, OutletTable) or source.oid is None:
+                if isinstance(source, OutletTable) or source.column is not None:
                     places += [f"{source.column}{row}" for row in FIRST_ROWS]
                 else:
-                    places.append(source.oid)
+                    places += source.scalars
         return tuple(dict.fromkeys(self.absolute(place) for place in places))
 
     def sources_of(self, name: str) -> Sequence[Readable | OutletTable]:
@@ -307,19 +319,19 @@ def _wrong_numbers(profile: Profile) -> Iterator[Mistake]:
         if field not in NUMBERS:
             yield ("numbers", field), f"unknown field (one of: {', '.join(NUMBERS)})"
             continue
-        here: set[str] = set()
+        here: list[NumberSource] = []
         for index, source in enumerate(sources):
             path = ("numbers", field, index)
             if UNITS[source.unit][0] != NUMBERS[field].dimension:
                 yield (*path, "unit"), f"unit {source.unit!r} is no {NUMBERS[field].dimension}"
             if source.lines is not None and getattr(profile.lines, source.lines) is None:
                 yield (*path, "lines"), f"lines.{source.lines} is not given"
-            place = profile.absolute(source.place)
-            if place in here and source.when is None:
+            if any((source.place, source.rows, source.when) == (one.place, one.rows, one.when) for one in here):
                 yield path, f"the same object twice in {field}"
-            elif read_as.setdefault(place, field) != field:
-                yield path, f"this object is already read as {read_as[place]}"
-            here.add(place)
+            for place in map(profile.absolute, source.oids or [source.place]):
+                if read_as.setdefault(place, field) != field:
+                    yield path, f"this object is already read as {read_as[place]}"
+            here.append(source)
 
 
 def _wrong_probe(profile: Profile) -> Iterator[Mistake]:

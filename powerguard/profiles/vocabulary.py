@@ -123,7 +123,7 @@ NUMBERS = {
     "load_pct": Field("share", 0, 250),
     "watts": Field("power", 0, 5e6, Combine.SUM),
     "on_battery_s": Field("time", 0, 5 * 86400),
-    "input_v": Field("voltage", 0, 600),
+    "input_v": Field("voltage", 0, 600, Combine.FIRST),
     "battery_temp_c": Field("temperature", -30, 90),
     "output_off_in_s": Field("time", 1, 86400),
     "amps": Field("current", 0, 10_000, Combine.SUM),
