@@ -1,0 +1,209 @@
+"""The codec of traps: what it reads of good messages, and that no bytes at all bring it out of its way."""
+
+import random
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from powerguard.protocols import snmp_trap as codec
+from powerguard.protocols.snmp_trap import CommunityMessage, NotATrapError, TrapError, UsmMessage
+from powerguard.sim import snmp_ber as ber
+
+RFC1628 = "1.3.6.1.2.1.33.2"
+TRAP_OID = "1.3.6.1.6.3.1.1.4.1.0"
+TRAP_ADDRESS = "1.3.6.1.6.3.18.1.3.0"
+TRAP_COMMUNITY = "1.3.6.1.6.3.18.1.4.0"
+
+
+def sequence(*elements: bytes, tag: int = ber.SEQUENCE) -> bytes:
+    return ber.encode(tag, b"".join(elements))
+
+
+def number(value: int) -> bytes:
+    return ber.encode_value(ber.integer(value))
+
+
+def varbind(name: str, value: ber.SimValue) -> bytes:
+    return sequence(ber.encode_value(ber.oid(name)), ber.encode_value(value))
+
+
+def message(version: int, pdu: bytes, community: bytes = b"public") -> bytes:
+    return sequence(number(version), ber.encode(ber.OCTETS, community), pdu)
+
+
+def trap_v1(*, generic: int = 6, specific: int = 1, address: bytes = bytes((10, 0, 0, 5))) -> bytes:
+    inside = (
+        ber.encode_value(ber.oid(RFC1628)),
+        ber.encode(ber.IP_ADDRESS, address),
+        number(generic),
+        number(specific),
+        ber.encode_value(ber.timeticks(4711)),
+        sequence(varbind("1.3.6.1.2.1.33.1.2.3.0", ber.integer(9))),
+    )
+    return message(0, sequence(*inside, tag=0xA4))
+
+
+def trap_v2(*varbinds: bytes, tag: int = 0xA7) -> bytes:
+    return message(1, sequence(number(77), number(0), number(0), sequence(*varbinds), tag=tag))
+
+
+NAMED = varbind(TRAP_OID, ber.oid(f"{RFC1628}.1"))
+
+
+def read(data: bytes) -> CommunityMessage:
+    told = codec.parse(data)
+    assert isinstance(told, CommunityMessage)
+    return told
+
+
+def test_version_1_becomes_the_names_of_version_2() -> None:
+    """RFC 3584 3.1: an enterprise's trap is ENTERPRISE.0.SPECIFIC, the six old ones have names of their own."""
+    told = read(trap_v1())
+    assert (told.version, told.community, told.notification.confirmed) == ("1", b"public", False)
+    assert (told.notification.trap_oid, told.notification.agent_address) == (f"{RFC1628}.0.1", "10.0.0.5")
+    assert read(trap_v1(generic=0)).notification.trap_oid == "1.3.6.1.6.3.1.1.5.1"  # coldStart
+    assert read(trap_v1(address=bytes(4))).notification.agent_address is None
+
+
+def test_version_2_and_what_a_relay_adds() -> None:
+    relayed = (
+        NAMED,
+        varbind(TRAP_ADDRESS, ber.SimValue(ber.IP_ADDRESS, bytes((10, 0, 0, 5)))),
+        varbind(TRAP_COMMUNITY, ber.octets("of-the-card")),
+    )
+    told = read(trap_v2(*relayed))
+    assert (told.version, told.notification.trap_oid) == ("2c", f"{RFC1628}.1")
+    assert (told.notification.agent_address, told.notification.community) == ("10.0.0.5", b"of-the-card")
+    assert read(trap_v2()).notification.trap_oid == "", "a trap that says nothing is a trap all the same"
+
+
+def test_the_answer_to_an_inform_is_the_inform_as_a_response() -> None:
+    """RFC 3416 4.2.7: same request-id, same varbinds; and what stands behind the message is not sent back."""
+    inform = trap_v2(NAMED, tag=0xA6)
+    told = read(inform + b"behind")
+    assert told.notification.confirmed
+    assert codec.answer(inform + b"behind", told) == trap_v2(NAMED, tag=0xA2)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(trap_v2(NAMED, tag=tag) for tag in (0xA0, 0xA1, 0xA2, 0xA3, 0xA5, 0xA8)),
+        message(1, sequence(tag=0xA4)),
+        message(0, sequence(number(1), number(0), number(0), sequence(), tag=0xA7)),
+    ],
+)
+def test_other_messages_are_told_apart(data: bytes) -> None:
+    """A card that answers somebody else, or a trap in the wrong version's clothes."""
+    with pytest.raises(NotATrapError):
+        codec.parse(data)
+
+
+BAD = {
+    "nothing": b"",
+    "no SNMP": b"GET / HTTP/1.1\r\n\r\n",
+    "version 4": sequence(number(4), ber.encode(ber.OCTETS, b"public"), trap_v1()),
+    "too long": trap_v2(varbind("1.3.6.1.4.1.1.0", ber.octets(bytes(9000)))),
+    "length of lengths": b"\x30\x89" + bytes(9),
+    "indefinite length": b"\x30\x80" + trap_v2(NAMED)[2:],
+    "an address of 3 bytes": trap_v1(address=bytes(3)),
+    "a generic trap 9": trap_v1(generic=9),
+    "an OID that ends in the middle": trap_v2(NAMED[:-1] + b"\x86"),
+    "a huge OID": trap_v2(varbind(TRAP_OID, ber.oid("1.3." + ".".join(["1"] * 200)))),
+    "a part of 40 bits": trap_v2(varbind(TRAP_OID, ber.oid(f"1.3.{2**40}"))),
+    "another security model": sequence(
+        number(3),
+        sequence(number(1), number(65507), ber.encode(ber.OCTETS, b"\x00"), number(9)),
+        b"\x04\x00",
+        b"\x30\x00",
+    ),
+}
+
+
+@pytest.mark.parametrize("data", BAD.values(), ids=BAD.keys())
+def test_what_cannot_be_read_is_one_error(data: bytes) -> None:
+    with pytest.raises(TrapError) as caught:
+        codec.parse(data)
+    assert not isinstance(caught.value, NotATrapError)
+
+
+def test_many_varbinds_are_not_read_for_ever() -> None:
+    """Eight kilobytes of them hold a thousand; what a trap says of itself stands among the first."""
+    told = read(trap_v2(NAMED, *[varbind("1.3.6.1.1", ber.NULL_VALUE)] * 500))
+    assert told.notification.trap_oid == f"{RFC1628}.1"
+    late = read(trap_v2(*[varbind("1.3.6.1.1", ber.NULL_VALUE)] * 500, NAMED))
+    assert late.notification.trap_oid == ""
+
+
+def sealed(flags: int, payload: bytes) -> tuple[bytes, int]:
+    engine = (b"\x80\x00\x00\x00\x05engine", 3, 1234)
+    return codec.seal(
+        message_id=99, flags=flags, engine=engine, user=b"pg", salt=b"8 bytes.", digest_bytes=12, payload=payload
+    )
+
+
+def test_a_sealed_message_is_read_back_as_it_was_meant() -> None:
+    """The place of the digest too: a wrong one would fail only against other people's SNMP."""
+    scoped = codec.scoped(b"context", b"name", codec.REPORT, codec.report(codec.UNKNOWN_ENGINE, 2**31))
+    for payload, flags in ((scoped, codec.AUTH), (codec.element(codec.OCTETS, bytes(300)), codec.AUTH | codec.PRIV)):
+        whole, at = sealed(flags, payload)
+        told = codec.parse(whole)
+        assert isinstance(told, UsmMessage)
+        assert (told.message_id, told.flags, told.boots, told.time_s, told.user) == (99, flags, 3, 1234, b"pg")
+        assert (told.digest_at, told.digest, told.salt, told.end) == (at, bytes(12), b"8 bytes.", len(whole))
+        assert told.payload == (payload if flags == codec.AUTH else bytes(300))
+    with pytest.raises(NotATrapError):
+        codec.parse_scoped(scoped)
+
+
+GOOD = [
+    trap_v1(),
+    trap_v2(NAMED, varbind(TRAP_ADDRESS, ber.SimValue(ber.IP_ADDRESS, bytes(4)))),
+    trap_v2(NAMED, tag=0xA6),
+    sealed(codec.AUTH, codec.scoped(b"", b"", 0xA7, codec.integer(1) * 3 + b"\x30\x00"))[0],
+    sealed(codec.AUTH | codec.PRIV, codec.element(codec.OCTETS, bytes(64)))[0],
+]
+
+
+def survives(data: bytes) -> None:
+    """Whatever the bytes: a message, or the codec's own error."""
+    try:
+        told = codec.parse(data)
+        if isinstance(told, CommunityMessage):
+            codec.answer(data, told)
+        else:
+            codec.parse_scoped(told.payload)
+    except TrapError:
+        pass
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes(data: bytes) -> None:
+    survives(data)
+
+
+@given(st.sampled_from(GOOD), st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=6))
+def test_good_messages_with_bytes_changed(data: bytes, changes: list[tuple[int, int]]) -> None:
+    changed = bytearray(data)
+    for place, value in changes:
+        changed[place % len(changed)] = value
+    survives(bytes(changed))
+
+
+@pytest.mark.slow
+def test_a_million_datagrams() -> None:
+    """Mutated good messages and plain rubbish: no other error, none of them slow."""
+    dice = random.Random(20261121)
+    slowest_s = 0.0
+    for turn in range(1_000_000):
+        data = bytearray(dice.choice(GOOD))
+        for _ in range(dice.randrange(1, 8)):
+            data[dice.randrange(len(data))] = dice.randrange(256)
+        if turn % 7 == 0:
+            data = data[: dice.randrange(len(data) + 1)]
+        began_s = time.perf_counter()
+        survives(bytes(data) if turn % 11 else dice.randbytes(dice.randrange(200)))
+        slowest_s = max(slowest_s, time.perf_counter() - began_s)
+    assert slowest_s < 1.0
