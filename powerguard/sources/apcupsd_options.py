@@ -1,0 +1,44 @@
+"""Settings of the `apcupsd` source. Kept apart, so that reading the settings loads no network code."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from powerguard.options import Options
+
+
+class ApcupsdOptions(Options):
+    """A UPS that apcupsd watches, on this host or another: its network information server is asked."""
+
+    kind: Literal["apcupsd"]
+    host: str = Field(
+        default="127.0.0.1",
+        min_length=1,
+        max_length=253,
+        description="Address or name of the apcupsd that reads the UPS itself; never that of a net slave, which does "
+        "not know how old its news is.",
+        examples=["10.0.0.9"],
+    )
+    port: int = Field(default=3551, ge=1, le=65535, description="TCP port: NISPORT in its apcupsd.conf.")
+    name: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=64,
+        description="The UPSNAME that it must tell, so that another UPS behind that port is never taken for this one.",
+        examples=["rack-a"],
+    )
+    leaves_shutdown: bool = Field(
+        default=False,
+        description="Whether that apcupsd calls our apccontrol (config/apcupsd): then its SHUTTING DOWN is no order to "
+        "be off in `forced_shutdown_delay_s`, for it has left the shutdown to powerguard.",
+    )
+    poll_s: float = Field(
+        default=0.25,
+        ge=0.2,
+        le=10.0,
+        description="Seconds from one question to the next. News comes no faster than apcupsd reads the UPS: set its "
+        "POLLTIME to 1.",
+    )
+    timeout_s: float = Field(
+        default=1.0, ge=0.5, le=5.0, description="Seconds to wait for an answer; on battery never more than 0.8."
+    )
