@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 import structlog
 from pydantic import BaseModel
 
+from powerguard.cli.checks_nut import nut_findings
 from powerguard.cli.client import DownError, RefusedError, get
 from powerguard.cli.last_known import last_known
 from powerguard.clock import boot_id, boottime_s
@@ -31,7 +32,8 @@ from powerguard.options import Secret, SecretError
 from powerguard.settings.caution import warnings
 from powerguard.settings.load import Loaded, SettingsError, load_with_origins
 from powerguard.settings.policy import policy as make_policy
-from powerguard.settings.schema import Settings
+from powerguard.settings.schema import Settings, SourceOptions
+from powerguard.sources.nut_options import NutOptions
 from powerguard.sources.snmp import probe
 from powerguard.sources.snmp_options import SnmpOptions
 from powerguard.sources.snmp_port import SnmpError
@@ -163,10 +165,20 @@ def _is_elsewhere(secret: Secret | None) -> bool:
 # --- Those who must be asked ----------------------------------------------------------------------------------------
 
 
-async def _ups(ward: Ward, options: SnmpOptions) -> list[Finding]:
+async def _ups(ward: Ward, options: SourceOptions) -> list[Finding]:
     name = f"ups.{options.host}"
     if any(_is_elsewhere(secret) for _, secret in _found_in(options, "")):
         return [Finding(name, "WARN", "not asked: its secret is a credential of the daemon's unit", _AS_DAEMON)]
+    match options:
+        case SnmpOptions():
+            return await _snmp(ward, name, options)
+        case NutOptions():
+            reading, found = await nut_findings(name, options, ups=ward.settings.feed)
+            ward.readings += [] if reading is None else [reading]
+            return found
+
+
+async def _snmp(ward: Ward, name: str, options: SnmpOptions) -> list[Finding]:
     try:
         report = await probe(options)
     except SnmpError as error:

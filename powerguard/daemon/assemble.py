@@ -39,6 +39,7 @@ from powerguard.daemon.log import configure, open_scope
 from powerguard.daemon.loop import Loop
 from powerguard.daemon.parts import Parts, Runnable
 from powerguard.daemon.systemd import Notifier, is_host_stopping
+from powerguard.daemon.traps import trap_listener
 from powerguard.effectors.base import Effector
 from powerguard.effectors.bmc.effector import BmcEffector
 from powerguard.effectors.child import Spawn, run_child
@@ -50,10 +51,11 @@ from powerguard.settings.caution import warnings
 from powerguard.settings.explain import dotted
 from powerguard.settings.load import SettingsError, load
 from powerguard.settings.policy import policy as make_policy
-from powerguard.settings.schema import Settings
+from powerguard.settings.schema import Settings, SourceOptions
 from powerguard.settings.show import changed
-from powerguard.sources.base import Source
-from powerguard.sources.snmp import SnmpSource
+from powerguard.sources.base import NamedSource, Source
+from powerguard.sources.nut_options import NutOptions
+from powerguard.sources.snmp_options import SnmpOptions
 
 log = structlog.get_logger()
 
@@ -95,9 +97,22 @@ def _sources(settings: Settings, clock: Clock) -> list[tuple[str, str, Source]]:
     ups = settings.feed
     made: list[tuple[str, str, Source]] = []
     for options in settings.ups[ups].sources:
-        source = SnmpSource(options, ups=ups, clock=clock)
+        source = _source(options, ups, clock)
         made.append((ups, source.name, source))
     return made
+
+
+def _source(options: SourceOptions, ups: str, clock: Clock) -> NamedSource:
+    """Make one poller. What a kind needs is loaded here, so that a host without it pays nothing (pysnmp: 28 MB)."""
+    match options:
+        case SnmpOptions():
+            from powerguard.sources.snmp import SnmpSource  # noqa: PLC0415 - see above
+
+            return SnmpSource(options, ups=ups, clock=clock)
+        case NutOptions():
+            from powerguard.sources.nut import NutSource  # noqa: PLC0415 - see above
+
+            return NutSource(options, ups=ups, clock=clock)
 
 
 def build(
@@ -148,13 +163,22 @@ def build(
         watchers["trainers"] = trainers.watch
     if CapPower not in hands.effectors and armed and settings.gpu.kind != "none":
         watchers["gpu"] = lambda: gpu.hold(is_capped, rest)
+    sources = (hands.sources or _sources)(settings, hands.clock)
+    traps = trap_listener(settings, sources, clock=hands.clock, wall=hands.wall)
+    if traps is not None:
+        watchers["traps"] = lambda: _served(
+            f"traps {traps.where}",
+            traps.run,
+            right="another program listens there, or this host has no such address: see traps.listen and traps.port",
+        )
     return Parts(
         policy=policy,
         armed=armed,
         host_kind=settings.host.kind,
         bmc_kind=settings.bmc.kind,
-        sources=(hands.sources or _sources)(settings, hands.clock),
+        sources=sources,
         watchers=watchers,
+        traps=None if traps is None else traps.counts,
         effectors={**effectors, **hands.effectors},
         close=trainers.close,
     )

@@ -8,13 +8,17 @@ from typing import Final
 
 from powerguard.settings.explain import Mistake
 from powerguard.settings.policy import OLD_MONTHS, battery_age_months
-from powerguard.settings.schema import Settings, UpsOptions
+from powerguard.settings.schema import Settings, SourceOptions, UpsOptions
+from powerguard.sources.nut_options import NutOptions
+from powerguard.sources.snmp_options import SnmpOptions
+from powerguard.strictyaml import KeyPath
 
 _SLOW_POLL_S: Final = 2.0
 _SLIM_MARGIN: Final = 0.1
 _SLIM_RESERVE_S: Final = 20.0
 _QUICK_RECHARGE_H: Final = 1.0
 _AUTHENTICATED_VERSION: Final = 3
+_LOOPBACK: Final = frozenset(("127.0.0.1", "::1", "localhost"))
 
 
 def warnings(settings: Settings, *, today: date) -> list[Mistake]:
@@ -31,14 +35,7 @@ def warnings(settings: Settings, *, today: date) -> list[Mistake]:
 def _ups(name: str, ups: UpsOptions, today: date) -> Iterator[Mistake]:
     for place, source in enumerate(ups.sources):
         path = ("ups", name, "sources", place)
-        if source.version != _AUTHENTICATED_VERSION:
-            yield Mistake(
-                (*path, "version"),
-                f"SNMP version {source.version} answers can be forged by anyone on that network (better: version 3 "
-                "with auth, or a network of its own)",
-            )
-        elif source.auth is None:
-            yield Mistake((*path, "auth"), "version 3 without auth can be forged like version 1 (set auth)")
+        yield from _forgeable(path, source)
         if source.poll_s > _SLOW_POLL_S:
             yield Mistake(
                 (*path, "poll_s"),
@@ -63,6 +60,27 @@ def _ups(name: str, ups: UpsOptions, today: date) -> Iterator[Mistake]:
             ("ups", name, "battery_installed"),
             "the battery is older than 3 years, so only 60 % of it counts (replace it)",
         )
+
+
+def _forgeable(path: KeyPath, source: SourceOptions) -> Iterator[Mistake]:
+    """Say how the answers of a source could be forged, or its password overheard."""
+    match source:
+        case SnmpOptions():
+            if source.version != _AUTHENTICATED_VERSION:
+                yield Mistake(
+                    (*path, "version"),
+                    f"SNMP version {source.version} answers can be forged by anyone on that network (better: version 3 "
+                    "with auth, or a network of its own)",
+                )
+            elif source.auth is None:
+                yield Mistake((*path, "auth"), "version 3 without auth can be forged like version 1 (set auth)")
+        case NutOptions():
+            if source.tls != "required" and source.host not in _LOOPBACK:
+                yield Mistake(
+                    (*path, "tls"),
+                    f"{source.tls}: upsd's answers can be forged, and its password read, by anyone on that network "
+                    "(better: required, or a network of its own)",
+                )
 
 
 def _host(settings: Settings) -> Iterator[Mistake]:

@@ -49,24 +49,25 @@ def _section(explainer: Explainer, path: str, node: Node, depth: int) -> str:
             f"| `{name}` | {_cell(full.get('description', ''))} | {_allowed(explainer, field)} | "
             f"{_default(name, full, required)} |"
         )
-        below = _below(explainer, f"{path}.{name}" if path else name, full)
-        if below is not None:
-            inner.append(below)
+        inner += _below(explainer, f"{path}.{name}" if path else name, full)
     lines.append("")
     return "\n".join([*lines, *(_section(explainer, name, below, depth + 1) for name, below in inner)])
 
 
-def _below(explainer: Explainer, path: str, node: Node) -> tuple[str, Node] | None:
-    """Return path and schema of the map of settings at or under a node; None where there is none (or a secret)."""
+def _below(explainer: Explainer, path: str, node: Node) -> list[tuple[str, Node]]:
+    """Return path and schema of the maps of settings at or under a node: one for each kind; none in a secret."""
     if node.get("title") == "Secret":
-        return None
+        return []
+    if "discriminator" in node:
+        kinds = node["discriminator"]["mapping"]
+        return [(f"{path} (kind: {kind})", explainer.resolve({"$ref": ref})) for kind, ref in kinds.items()]
     if "properties" in node:
-        return path, node
+        return [(path, node)]
     if node.get("type") == "array":
         return _below(explainer, f"{path}[]", explainer.resolve(node.get("items", {})))
     if node.get("type") == "object":
         return _below(explainer, f"{path}.NAME", explainer.resolve(explainer.child(node, "NAME")))
-    return None
+    return []
 
 
 def _allowed(explainer: Explainer, field: Node) -> str:

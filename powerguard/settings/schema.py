@@ -15,10 +15,12 @@ from powerguard.effectors.gpu.options import GpuOptions
 from powerguard.effectors.host_options import HostOptions, ResumeOptions
 from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.options import Options
+from powerguard.sources.nut_options import NutOptions
 from powerguard.sources.snmp_options import SnmpOptions
+from powerguard.sources.trap_options import TrapOptions
 
-SourceOptions = Annotated[SnmpOptions, Field()]
-"""The options of any source. A second one makes this `Annotated[SnmpOptions | ..., Field(discriminator="kind")]`."""
+SourceOptions = Annotated[SnmpOptions | NutOptions, Field(discriminator="kind")]
+"""The options of any source, told apart by `kind`."""
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,31}$")]
 AbsolutePath = Annotated[
@@ -51,7 +53,8 @@ class UpsOptions(Options):
 
     sources: list[SourceOptions] = Field(
         min_length=1,
-        description="What yields readings of it.",
+        max_length=8,
+        description="What yields readings of it. Several are each other's witnesses; the cautious word counts.",
         examples=[[{"kind": "snmp", "host": "10.0.0.5", "version": "2c"}]],
     )
     runtime_table: dict[LoadPct, RuntimeS] | None = Field(
@@ -334,6 +337,11 @@ class Settings(Options):
         default=None,
         description="Which UPS feeds this host. Not set: the one under `ups`.",
         examples=[{"supplies": ["rack-a"], "minimum_supplies": 1}],
+    )
+    traps: TrapOptions | None = Field(
+        default=None,
+        description="The port for SNMP traps and informs. Not set: none is open.",
+        examples=[{"listen": "10.0.0.20", "port": 1162}],
     )
     trainers: list[TrainerOptions] = Field(
         default_factory=list,

@@ -21,3 +21,9 @@ class Source(Protocol):
     def poll_now(self) -> None:
         """Poll at once instead of at the next turn. Safe to call at any time, from the loop's own thread."""
         ...
+
+
+class NamedSource(Source, Protocol):
+    """A source of the settings. name: in readings, metrics and logs, such as "nut:rack-a@10.0.0.9"."""
+
+    name: str

@@ -1,0 +1,92 @@
+"""What a UPS daemon tells as text (NUT's upsd, apcupsd), through the same gates as what a card tells in numbers.
+
+A value is taken into a `Draft` or rejected into it; `reading` then checks the fields against each other.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from powerguard.core.events import OutputSource, Reading
+from powerguard.profiles.checks import cross_check
+from powerguard.profiles.draft import Draft
+from powerguard.profiles.vocabulary import NUMBERS, REPLACE, State
+
+_DECIMAL: Final = re.compile(r"[-+]?[0-9]{1,18}(?:\.[0-9]{1,9})?")
+_SATURATED_S: Final = frozenset((65534.0, 65535.0))
+"""A 16-bit RunTimeToEmpty that is full: USB UPSes at a small load, in seconds."""
+_INPUT_THERE_V: Final = 80.0
+_INPUT_GONE_V: Final = 25.0
+"""As for cards: on battery the input shows some volts of ghost; 100 V grids sag to 80 V before a UPS transfers."""
+
+
+def enter(draft: Draft, field: str, text: str, told_by: str, *, times: float = 1.0) -> float | None:
+    """Take one number, in `times` our unit. Return it; None, with the reason in the draft, when it is not believed."""
+    text = text.strip()
+    if not _DECIMAL.fullmatch(text):
+        draft.reject(field, told_by, text[:64].encode(), "no decimal number")
+        return None
+    value = round(float(text) * times, 6)
+    window = NUMBERS[field]
+    if not window.lowest <= value <= window.highest:
+        why = f"{value:g} is outside of what is believable ({window.lowest:g} to {window.highest:g})"
+        draft.reject(field, told_by, text.encode(), why)
+        return None
+    if field == "runtime_s" and value in _SATURATED_S:
+        draft.reject(field, told_by, text.encode(), "means: more than it can count")
+        return None
+    draft.candidates.setdefault(field, []).append((value, told_by))
+    if field not in draft.numbers:
+        draft.numbers[field], draft.provenance[field] = value, told_by
+    return value
+
+
+def is_input_there(volts: Sequence[float]) -> bool | None:
+    """Whether utility is at the input by its volts, all lines alike; None where they tell neither."""
+    if not volts:
+        return None
+    if all(volt >= _INPUT_THERE_V for volt in volts):
+        return True
+    return False if all(volt < _INPUT_GONE_V for volt in volts) else None
+
+
+def reading(
+    draft: Draft,
+    *,
+    at_s: float,
+    ups: str,
+    source: str,
+    forced_shutdown: bool = False,
+    authenticated: bool = False,
+    further_alarms: tuple[str, ...] = (),
+) -> Reading:
+    """Check the fields against each other and return the reading. An output source that was not told is `unknown`."""
+    cross_check(draft)
+    for state, told_by in draft.states.items():
+        draft.provenance.setdefault(f"alarm:{state.value}", told_by)
+    numbers = draft.numbers
+    return Reading(
+        at_s=at_s,
+        ups=ups,
+        source=source,
+        feed=ups,
+        output_source=draft.output_source or OutputSource.UNKNOWN,
+        runtime_s=numbers.get("runtime_s"),
+        charge_pct=numbers.get("charge_pct"),
+        load_pct=numbers.get("load_pct"),
+        watts=numbers.get("watts"),
+        on_battery_s=numbers.get("on_battery_s"),
+        input_present=draft.input_present,
+        input_v=numbers.get("input_v"),
+        battery_temp_c=numbers.get("battery_temp_c"),
+        low_battery=draft.low_battery,
+        replace_battery=bool(REPLACE & draft.states.keys()),
+        overload=State.OVERLOAD in draft.states,
+        testing=State.SELF_TEST in draft.states,
+        calibrating=State.CALIBRATION in draft.states,
+        forced_shutdown=forced_shutdown,
+        output_off_in_s=numbers.get("output_off_in_s"),
+        authenticated=authenticated,
+        alarms=tuple(sorted((*(state.value for state in draft.states), *further_alarms))),
+        provenance=tuple(sorted(draft.provenance.items())),
+    )

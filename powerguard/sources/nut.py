@@ -1,0 +1,465 @@
+"""The `nut` source: a client of NUT's upsd, beside or in place of upsmon. It polls, and holds the login."""
+
+import asyncio
+import contextlib
+import random
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from powerguard.clock import Clock
+from powerguard.core.events import OutputSource, Reading, SourceFailed
+from powerguard.options import SecretError
+from powerguard.protocols.nut import Answer, Err, Line, NutError, Ok, Table, encode
+from powerguard.sources.base import Publish
+from powerguard.sources.nut_link import LateError, Link, LinkError, Resolver, TlsError
+from powerguard.sources.nut_options import NutOptions
+from powerguard.sources.nut_status import STATUS, WANTED, Told, forgeable_behind, interpret, slow_behind
+
+log = structlog.get_logger(__name__)
+
+_LOST_AFTER: Final = 3
+_ON_BATTERY_LIMIT_S: Final = 0.8
+_MISS_APART_S: Final = 0.8
+"""Between two misses, however often we try: three of them, and the last good reading is not yet 3 s old."""
+_MISS_APART_ON_UTILITY_S: Final = 1.5
+"""A restart of upsd or of a driver is over in this time, and no news."""
+_RETRY_S: Final = (0.25, 2.0)
+"""From one try to connect to the next, and after the source counts as lost: a returned upsd is used in some seconds."""
+_CLOSEST_S: Final = 0.2
+"""Between two polls, however often somebody asks; a second reading counts as one from here on (`core.fusion`)."""
+_WHOLE_S: Final = 1.0
+_WHOLE_ON_BATTERY_S: Final = 0.5
+_LIST_S: Final = (1.0, 5.0, 60.0)
+"""From one list of all variables to the next: a upsd that has just started hears of them one by one."""
+_TRY_AGAIN_S: Final = 300.0
+"""After a refused login, or a certificate that was not believed: the other end may have been put right."""
+_MOST_TOLD: Final = 100
+_DICE: Final = random.SystemRandom()
+_NOT_NOW: Final = frozenset(("DATA-STALE", "DRIVER-NOT-CONNECTED"))
+_MEANINGS: Final = {
+    "DATA-STALE": "its driver hears nothing from the UPS (check the cable or the card, and the driver's log)",
+    "DRIVER-NOT-CONNECTED": "the driver of this UPS is not running (upsdrvctl start, or the nut-driver unit)",
+    "ACCESS-DENIED": "upsd lets this host see nothing (check its tcp wrappers, and LISTEN)",
+}
+
+
+class RefusedError(Exception):
+    """upsd answers, and has no values: one line for the operator. The connection stands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NutReport:
+    """What doctor shows of a UPS behind upsd.
+
+    forgeable: why its answers could be forged, "" when they could not. latency_s: of one list of all variables.
+    """
+
+    where: str
+    reading: Reading
+    tls: bool
+    is_logged_in: bool
+    forgeable: str
+    warnings: tuple[str, ...]
+    latency_s: float
+
+
+def source_name(options: NutOptions) -> str:
+    """Return the name of the source in readings, metrics and logs: "nut:rack-a@10.0.0.9"."""
+    port = "" if options.port == 3493 else f":{options.port}"
+    return f"nut:{options.name}@{options.host}{port}"
+
+
+def _where(options: NutOptions) -> str:
+    return f"upsd at {options.host}:{options.port}"
+
+
+class NutSource:
+    """Polls one UPS of one upsd, on one connection that stays.
+
+    jitter: draws from 0 to 1, so that the hosts of a room do not all come back to upsd in the same moment.
+    """
+
+    def __init__(
+        self,
+        options: NutOptions,
+        *,
+        ups: str,
+        clock: Clock,
+        jitter: Callable[[], float] = _DICE.random,
+    ) -> None:
+        """Connect to nothing yet."""
+        self.name = source_name(options)
+        self._options = options
+        self._ups = ups
+        self._clock = clock
+        self._jitter = jitter
+        self._where = _where(options)
+        self._woken = asyncio.Event()
+        self._asked = False
+        self._resolver = Resolver(options.host, options.port)
+        self._link: Link | None = None
+        self._credentials_sent = False
+        self._login_problem = ""
+        self._login_at_s = 0.0
+        self._plain_until_s = 0.0
+        self._wanted: tuple[str, ...] = ()
+        self._list_at_s = 0.0
+        self._lists = 0
+        self._values: dict[str, str] = {}
+        self._forgeable = "not asked yet"
+        self._slow = ""
+        self._whole_at_s = 0.0
+        self._again = self._late = False
+        self._began_s = self._published_at_s = -1e9
+        self._on_battery = False
+        self._misses = 0
+        self._miss_at_s = -1e9
+        self._told: set[str] = set()
+
+    def poll_now(self) -> None:
+        """Poll at once, and publish what comes of it; during a poll: once more after it."""
+        self._asked = True
+        self._woken.set()
+
+    async def run(self, publish: Publish) -> None:
+        """Poll until cancelled."""
+        try:
+            grid_s = self._clock()
+            while True:
+                self._began_s = self._clock()
+                asked, self._asked = self._asked, False
+                self._woken.clear()
+                await self._poll_and_publish(publish, whole=asked)
+                now_s = self._clock()
+                grid_s += (max(0.0, now_s - grid_s) // self._options.poll_s + 1) * self._options.poll_s
+                await self._rest(self._next_s(now_s, grid_s))
+        finally:
+            self._resolver.close()
+            await self._drop()
+
+    def _next_s(self, now_s: float, grid_s: float) -> float:
+        """When to poll next, if nobody asks: on the grid; sooner to repeat a change; while it fails as it fits."""
+        if self._link is None:
+            longest_s = _RETRY_S[1] if self._misses >= _LOST_AFTER else _RETRY_S[0]
+            return now_s + longest_s * (0.5 + 0.5 * self._jitter())
+        if self._late:
+            return now_s
+        return min(grid_s, self._published_at_s + _CLOSEST_S) if self._again else grid_s
+
+    async def _rest(self, until_s: float) -> None:
+        """Wait for the next poll, for somebody who asks, or for the end of the connection."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, until_s - self._clock())):
+                await self._woken.wait()
+        too_early_s = max(self._began_s, self._published_at_s) + _CLOSEST_S - self._clock()
+        if too_early_s > 0 and not self._late:
+            await asyncio.sleep(too_early_s)  # noqa: TID251 - the gap itself; whoever asks now gets the poll after it
+
+    async def look(self) -> "NutReport":
+        """Look once, as doctor does, and leave. Raises LinkError, whose text is for the operator."""
+        try:
+            link = await self._connected()
+            began_s = self._clock()
+            await self._list(link)
+            took_s = self._clock() - began_s
+            await self._log_in(link)
+            warnings = [text for text in (self._slow, self._login_problem) if text]
+            return NutReport(
+                where=self._where,
+                reading=self._reading(self._understood()),
+                tls=link.is_verified,
+                is_logged_in=link.is_logged_in,
+                forgeable="" if not self._forgeable and link.is_verified else self._forgeable or "no TLS",
+                warnings=tuple(warnings),
+                latency_s=took_s,
+            )
+        except LateError as error:
+            msg = f"{self._where} is too slow: no whole answer in {self._limit_s:g} s"
+            raise LinkError(msg) from error
+        except RefusedError as error:
+            raise LinkError(str(error)) from error
+        finally:
+            self._resolver.close()
+            await self._drop()
+
+    # --- One poll -----------------------------------------------------------------------------------------------
+
+    async def _poll_and_publish(self, publish: Publish, *, whole: bool) -> None:
+        self._late = False
+        try:
+            link = await self._connected()
+            told = await self._poll(link, whole=whole)
+        except LateError:
+            self._late = True
+            self._miss(publish, f"{self._where} is too slow: no whole answer in {self._limit_s:g} s")
+            if self._misses >= _LOST_AFTER:
+                await self._drop()
+        except RefusedError as error:
+            self._miss(publish, str(error))
+        except LinkError as error:
+            await self._drop()
+            self._miss(publish, str(error))
+        else:
+            self._misses = 0
+            if told is not None:
+                self._publish(publish, told)
+            await self._log_in(link)
+
+    @property
+    def _limit_s(self) -> float:
+        timeout_s = self._options.timeout_s
+        return min(timeout_s, _ON_BATTERY_LIMIT_S) if self._on_battery else timeout_s
+
+    async def _drop(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+
+    async def _connected(self) -> Link:
+        link = self._link
+        if link is not None and link.failure:
+            await self._drop()
+            msg = f"{self._where}: {link.failure}"
+            raise LinkError(msg)
+        if link is not None and self._is_worth_a_new_try():
+            await self._drop()
+            link = None
+        if link is None:
+            link = await self._connect()
+        return link
+
+    async def _connect(self) -> Link:
+        options = self._options
+        addresses = await self._resolver.addresses()
+        link = await Link.open(addresses, options.port, self._where, limit_s=self._limit_s, on_lost=self._woken.set)
+        self._link = link
+        self._credentials_sent, self._login_problem, self._login_at_s = False, "", 0.0
+        self._wanted, self._lists = (), 0
+        if options.tls != "off" and self._clock() >= self._plain_until_s:
+            await self._start_tls(link)
+        return link
+
+    async def _start_tls(self, link: Link) -> None:
+        options = self._options
+        required = options.tls == "required"
+        try:
+            refusal = await link.start_tls(await self._context(), options.host, limit_s=self._limit_s)
+        except TlsError as error:
+            if not required:
+                self._plain_until_s = self._clock() + _TRY_AGAIN_S
+                because = f"{error}: readings go on without TLS and without login"
+                self._once("tls_not_believed", because, error=True)
+            msg = f"{error} (set ca to the authority that signed it, and host to a name that stands in it)"
+            raise LinkError(msg) from error
+        if refusal is not None and required:
+            msg = f"{self._where} offers no TLS ({refusal.code}): give it a certificate, or set tls: if-offered"
+            raise LinkError(msg)
+
+    async def _context(self) -> ssl.SSLContext:
+        """Return what to verify with. Read anew for each connection: authorities are renewed while we run."""
+        try:
+            return await asyncio.to_thread(ssl.create_default_context, cafile=self._options.ca)
+        except OSError as error:
+            reason = "no certificate in PEM" if isinstance(error, ssl.SSLError) else error.strerror
+            msg = f"{self._where} cannot be verified: ca {self._options.ca}: {reason}"
+            raise TlsError(msg) from error
+
+    async def _poll(self, link: Link, *, whole: bool) -> Told | None:
+        """Return what is to be published; None when all is as it was."""
+        now_s = self._clock()
+        if not self._wanted or now_s >= self._list_at_s:
+            await self._list(link)
+            return self._understood()
+        if not (whole or self._again or now_s >= self._whole_at_s):
+            status = await self._get(link, (STATUS,))
+            if status[STATUS] == self._values[STATUS]:
+                return None
+            self._values |= status
+            self._again = True
+            with contextlib.suppress(LateError, RefusedError, LinkError):  # the change itself is told in any case
+                self._values = await self._get(link, self._wanted)
+            return self._understood()
+        self._again = False
+        values = await self._get(link, self._wanted)
+        self._again = values[STATUS] != self._values[STATUS]
+        self._values = values
+        return self._understood()
+
+    def _understood(self) -> Told:
+        told = interpret(self._values)
+        for oddity in told.oddities:
+            self._once("status_odd", f"{self._where}, {self._options.name}: {oddity}")
+        for token in told.unknown:
+            self._once("status_token_unknown", f"{self._where}: ups.status has {token!r}, which nobody here knows")
+        return told
+
+    async def _get(self, link: Link, names: tuple[str, ...]) -> dict[str, str]:
+        """Ask for variables; one that has gone in the meantime is left out."""
+        ups = self._options.name
+        answers = await link.ask(*(encode("GET", "VAR", ups, name) for name in names), limit_s=self._limit_s)
+        found: dict[str, str] = {}
+        for name, answer in zip(names, answers, strict=True):
+            match answer:
+                case Line(("VAR", told_ups, told_name, value)) if (told_ups, told_name) == (ups, name):
+                    found[name] = value
+                case Err("VAR-NOT-SUPPORTED"):
+                    pass
+                case _:
+                    await self._refuse(link, answer)
+        self._has_status(found)
+        return found
+
+    async def _list(self, link: Link) -> None:
+        """Ask for all that the UPS has: which variables there are, and what its driver is."""
+        ups = self._options.name
+        answer = (await link.ask(encode("LIST", "VAR", ups), limit_s=self._limit_s))[0]
+        if not isinstance(answer, Table) or answer.words != ("VAR", ups):
+            await self._refuse(link, answer)
+            return
+        everything = {row[0]: row[1] for row in answer.rows if len(row) == 2}
+        self._has_status(everything)
+        self._wanted = tuple(name for name in WANTED if name in everything)
+        self._again = everything.get(STATUS) != self._values.get(STATUS)
+        self._values = {name: everything[name] for name in self._wanted if name in everything}
+        self._list_at_s = self._clock() + _LIST_S[min(self._lists, len(_LIST_S) - 1)]
+        self._lists += 1
+        self._forgeable = forgeable_behind(everything)
+        self._slow = slow_behind(everything)
+        if self._slow:
+            self._once("driver_slow", f"{self._where}, {ups}: {self._slow}")
+
+    def _has_status(self, values: dict[str, str]) -> None:
+        """Take no values for a reading that lack the one that counts: a upsd that has just started lacks it."""
+        if STATUS not in values:
+            msg = f"{self._where}, {self._options.name}: {STATUS} is not there; its driver has told nothing yet"
+            raise RefusedError(msg)
+
+    async def _refuse(self, link: Link, answer: Answer) -> None:
+        """Raise what an answer without values means: RefusedError, or LinkError when it is out of step."""
+        ups = self._options.name
+        match answer:
+            case Err("UNKNOWN-UPS"):
+                self._wanted = ()
+                msg = f"{self._where} has no UPS {ups!r} ({await self._known_upses(link)})"
+                raise RefusedError(msg)
+            case Err(code):
+                msg = f"{self._where}, {ups}: {code}: {_MEANINGS.get(code, 'it tells nothing')}"
+                raise RefusedError(msg)
+            case _:
+                msg = f"{self._where} answered something else than it was asked"
+                raise LinkError(msg)
+
+    async def _known_upses(self, link: Link) -> str:
+        answer = (await link.ask(encode("LIST", "UPS"), limit_s=self._limit_s))[0]
+        names = [row[0][:64] for row in answer.rows if row] if isinstance(answer, Table) else []
+        return f"it has: {', '.join(names[:10])}" if names else "it has none"
+
+    # --- The login ----------------------------------------------------------------------------------------------
+
+    def _is_worth_a_new_try(self) -> bool:
+        """Whether to connect anew, for a login or a certificate that may be right by now. Never on battery."""
+        now_s = self._clock()
+        link = self._link
+        if link is None or self._on_battery:
+            return False
+        login = bool(self._login_problem) and now_s >= self._login_at_s
+        return login or (not link.is_verified and 0.0 < self._plain_until_s <= now_s)
+
+    async def _log_in(self, link: Link) -> None:
+        """Log in, so that a primary waits for this host. The login ends with the connection; we never log out.
+
+        What goes wrong costs the login and never a reading: upsd answers GET to anybody.
+        """
+        options = self._options
+        now_s = self._clock()
+        if options.user is None or link.is_logged_in or self._login_problem or now_s < self._login_at_s:
+            return
+        if not link.is_verified and now_s < self._plain_until_s:
+            return  # somebody may stand between us and upsd
+        self._login_at_s = now_s + _TRY_AGAIN_S
+        try:
+            self._login_problem = await self._login_refused(link, options.user)
+        except (SecretError, NutError) as error:
+            self._login_problem = f"no login: {error}"
+        except (LateError, LinkError):
+            self._login_at_s = now_s + _WHOLE_S  # once it answers again
+            return
+        if self._login_problem:
+            self._once("login_refused", f"{self._where}: {self._login_problem}", error=True)
+        elif link.is_logged_in:
+            log.info("login_held", ups=self._ups, source=self.name, user=options.user, role=options.role)
+
+    async def _login_refused(self, link: Link, user: str) -> str:
+        """Send what a login takes. Return why it is refused, "" when it is not (or not now)."""
+        options = self._options
+        if not self._credentials_sent and options.password is not None:
+            password = await asyncio.to_thread(options.password.read)
+            requests = (encode("USERNAME", user), encode("PASSWORD", password.decode("utf-8", "surrogateescape")))
+            self._credentials_sent = True
+            for answer in await link.ask(*requests, limit_s=self._limit_s):
+                if not isinstance(answer, Ok):
+                    return f"user and password are not taken ({_code(answer)})"
+        answer = (await link.ask(encode("LOGIN", options.name), limit_s=self._limit_s))[0]
+        if isinstance(answer, Err) and answer.code in _NOT_NOW:
+            self._login_at_s = self._clock() + _WHOLE_S
+            return ""
+        if not isinstance(answer, Ok):
+            return (
+                f"login as {user} is refused ({_code(answer)}): check password and the upsmon line in upsd.users; "
+                "readings go on, but a primary does not wait for this host"
+            )
+        link.is_logged_in = True
+        if options.role != "primary":
+            return ""
+        for word in ("PRIMARY", "MASTER"):  # NUT before 2.8.0 knows only the second
+            answer = (await link.ask(encode(word, options.name), limit_s=self._limit_s))[0]
+            if isinstance(answer, Ok):
+                return ""
+        return f"{user} is logged in and may not be primary ({_code(answer)}): write `upsmon primary` in upsd.users"
+
+    # --- What is told -------------------------------------------------------------------------------------------
+
+    def _publish(self, publish: Publish, told: Told) -> None:
+        reading = self._reading(told)
+        at_s = reading.at_s
+        for rejected in told.draft.rejected:
+            key = f"{rejected.field} {rejected.oid}"  # a value that is wrong in a new way each second is told once
+            self._once("value_rejected", f"{rejected.oid}: {rejected.why}", key=key, field=rejected.field)
+        self._on_battery = reading.output_source is OutputSource.BATTERY
+        self._published_at_s = at_s
+        self._whole_at_s = at_s + (_WHOLE_ON_BATTERY_S if self._on_battery else _WHOLE_S)
+        self._whole_at_s -= self._options.poll_s / 2  # the poll that is nearest
+        publish(reading)
+
+    def _reading(self, told: Told) -> Reading:
+        link = self._link
+        authenticated = link is not None and link.is_verified and not self._forgeable
+        return told.reading(at_s=self._clock(), ups=self._ups, source=self.name, authenticated=authenticated)
+
+    def _miss(self, publish: Publish, reason: str) -> None:
+        """Count and tell a miss, unless the last one was only just told."""
+        now_s = self._clock()
+        apart_s = _MISS_APART_S if self._on_battery else _MISS_APART_ON_UTILITY_S
+        if self._misses and now_s - self._miss_at_s < apart_s - 0.05:
+            return
+        self._misses += 1
+        self._miss_at_s = now_s
+        self._whole_at_s = 0.0
+        lost = self._misses >= _LOST_AFTER
+        publish(SourceFailed(at_s=now_s, ups=self._ups, source=self.name, reason=reason, lost=lost))
+
+    def _once(self, event: str, because: str, *, key: str = "", error: bool = False, **keyed: str) -> None:
+        """Tell each standing oddity once; a peer that makes up new ones every second is not told on for ever."""
+        key = key or because
+        if key not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add(key)
+            tell = log.error if error else log.warning
+            tell(event, ups=self._ups, source=self.name, because=because, **keyed)
+
+
+def _code(answer: Answer) -> str:
+    return answer.code if isinstance(answer, Err) else "an answer that makes no sense"

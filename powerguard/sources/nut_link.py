@@ -1,0 +1,258 @@
+"""One connection to upsd: requests go out, answers come back in order, and nothing that was not asked for.
+
+Every wait has a limit. An answer that comes too late is passed over when it comes, so that a hiccup costs a poll and
+not the connection, and with it the login.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from powerguard.protocols.nut import Answer, Decoder, Err, NutError, Ok, encode
+
+_RESOLVE_S: Final = 2.0
+_CLOSE_S: Final = 0.5
+
+
+class LinkError(Exception):
+    """The connection is gone or cannot be had: one line for the operator, which names upsd's address."""
+
+
+class TlsError(LinkError):
+    """TLS cannot be had or verified: another certificate, name, authority or time than there should be."""
+
+
+class LateError(Exception):
+    """No whole answer within the limit. The connection stands; what comes late is passed over."""
+
+
+class _Wire(asyncio.Protocol):
+    """The protocol's end of the connection. Answers that nobody asked for end it: they belong to no question."""
+
+    def __init__(self, on_lost: Callable[[], None]) -> None:
+        self.answers: deque[Answer] = deque()
+        self.owed = 0
+        self.failure = ""
+        self.changed = asyncio.Event()
+        self._on_lost = on_lost
+        self.closed = asyncio.Event()
+        self.transport: asyncio.Transport | None = None
+        self._decoder = Decoder()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if isinstance(transport, asyncio.Transport):
+            self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self.failure:
+            return
+        try:
+            got = self._decoder.feed(data)
+        except NutError as error:
+            self.fail(str(error))
+            return
+        self.owed -= len(got)
+        if self.owed < 0 or (self.owed == 0 and not self._decoder.is_between):
+            self.fail("upsd sent what nobody had asked for")
+            return
+        self.answers.extend(got)
+        self.changed.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.fail("upsd closed the connection" if exc is None else f"the connection broke ({_reason(exc)})")
+        self.closed.set()
+
+    def fail(self, reason: str) -> None:
+        """Give the connection up; the first reason stands."""
+        if not self.failure:
+            self.failure = reason
+            if self.transport is not None:
+                self.transport.abort()
+            self._on_lost()
+        self.changed.set()
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or "TLS failed").replace("_", " ").lower()
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return type(error).__name__
+
+
+class Resolver:
+    """Looks one name up without ever waiting long: on an outage the name service is often the first to go.
+
+    A look-up cannot be stopped, so there is never more than one of them; while it hangs the old addresses serve.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        """Look nothing up yet."""
+        self._host, self._port = host, port
+        self._known: list[str] = []
+        self._running: asyncio.Future[list[str]] | None = None
+        with contextlib.suppress(ValueError):
+            self._known = [str(ipaddress.ip_address(host))]
+        self._is_address = bool(self._known)
+
+    async def addresses(self) -> Sequence[str]:
+        """Return what to connect to, IPv4 first. Raises LinkError when nothing is known."""
+        if self._is_address:
+            return self._known
+        if self._running is None:
+            self._running = asyncio.get_running_loop().create_task(self._look_up())
+            self._running.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            async with asyncio.timeout(_RESOLVE_S):
+                found = await asyncio.shield(self._running)
+        except (OSError, TimeoutError) as error:
+            if isinstance(error, OSError) and not isinstance(error, TimeoutError):
+                self._running = None
+            if self._known:
+                return self._known
+            reason = getattr(error, "strerror", None) or "no answer from the name service"
+            msg = f"cannot look up {self._host}: {reason} (an address in the settings needs no name service)"
+            raise LinkError(msg) from error
+        self._running = None
+        self._known = found
+        return found
+
+    async def _look_up(self) -> list[str]:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        found.sort(key=lambda one: one[0] is not socket.AF_INET)
+        return list(dict.fromkeys(str(one[4][0]) for one in found))
+
+    def close(self) -> None:
+        """Wait for no look-up any more."""
+        if self._running is not None:
+            self._running.cancel()
+            self._running = None
+
+
+class Link:
+    """One open connection. where: upsd's address as the operator knows it."""
+
+    def __init__(self, wire: _Wire, where: str) -> None:
+        """Take a wire that is connected."""
+        self._wire = wire
+        self._where = where
+        self.is_verified = False
+        """Whether TLS is on, with a certificate that was verified."""
+        self.is_logged_in = False
+
+    @classmethod
+    async def open(
+        cls, addresses: Sequence[str], port: int, where: str, *, limit_s: float, on_lost: Callable[[], None]
+    ) -> "Link":
+        """Connect to the first address that answers. on_lost: called when the connection ends. Raises LinkError."""
+        loop = asyncio.get_running_loop()
+        reason = "it has no address"
+        for address in addresses:
+            wire = _Wire(on_lost)
+            try:
+                async with asyncio.timeout(limit_s):
+                    await loop.create_connection(lambda wire=wire: wire, address, port)  # type: ignore[misc]
+            except TimeoutError:
+                reason = f"no answer in {limit_s:g} s"
+            except OSError as error:
+                reason = os.strerror(error.errno).lower() if error.errno else type(error).__name__
+            else:
+                return cls(wire, where)
+        msg = f"cannot connect to {where}: {reason} (is upsd running, and does its LISTEN line name this address?)"
+        raise LinkError(msg)
+
+    @property
+    def failure(self) -> str:
+        """Why the connection is gone; "" while it stands."""
+        return self._wire.failure
+
+    async def ask(self, *requests: bytes, limit_s: float) -> list[Answer]:
+        """Send requests in one go and return their answers. Raises LateError or LinkError."""
+        wire = self._wire
+        try:
+            async with asyncio.timeout(limit_s):
+                while wire.owed:
+                    await self._wait()
+                wire.answers.clear()
+                self._check()
+                if wire.transport is not None:
+                    wire.owed = len(requests)
+                    wire.transport.write(b"".join(requests))
+                while wire.owed:
+                    await self._wait()
+                self._check()
+        except TimeoutError as error:
+            raise LateError from error
+        answers = list(wire.answers)
+        wire.answers.clear()
+        return answers
+
+    async def _wait(self) -> None:
+        self._check()
+        self._wire.changed.clear()
+        await self._wire.changed.wait()
+        self._check()
+
+    def _check(self) -> None:
+        if self._wire.failure:
+            msg = f"{self._where}: {self._wire.failure}"
+            raise LinkError(msg)
+
+    async def start_tls(self, context: ssl.SSLContext, host: str, *, limit_s: float) -> Err | None:
+        """Go on under TLS, verified for host. Return upsd's answer when it has none to offer. Raises LinkError.
+
+        Bytes that came after the answer in clear text have ended the connection already: they would count as sent
+        under TLS, whoever put them there.
+        """
+        wire = self._wire
+        answer = (await self.ask(encode("STARTTLS"), limit_s=limit_s))[0]
+        if isinstance(answer, Err):
+            return answer
+        if not isinstance(answer, Ok) or wire.transport is None:
+            msg = f"{self._where}: STARTTLS was answered with something else"
+            raise LinkError(msg)
+        try:
+            async with asyncio.timeout(limit_s + 1.0):
+                transport = await asyncio.get_running_loop().start_tls(
+                    wire.transport, wire, context, server_hostname=host, ssl_shutdown_timeout=_CLOSE_S
+                )
+        except (OSError, TimeoutError) as error:
+            wire.fail("TLS failed")
+            if isinstance(error, ssl.SSLCertVerificationError):
+                msg = f"{self._where}: its certificate is not believed: {error.verify_message}"
+                raise TlsError(msg) from error
+            reason = "no answer" if isinstance(error, TimeoutError) else _reason(error)
+            msg = f"{self._where}: STARTTLS failed: {reason}"
+            raise (TlsError if isinstance(error, ssl.SSLError) else LinkError)(msg) from error
+        if transport is None:
+            msg = f"{self._where}: the connection broke during STARTTLS"
+            raise LinkError(msg)
+        wire.transport = transport
+        self._check()
+        self.is_verified = True
+        return None
+
+    async def close(self) -> None:
+        """Say goodbye and leave; whoever does not let go is left standing."""
+        wire = self._wire
+        transport = wire.transport
+        if transport is None:
+            return
+        if not wire.failure and not wire.owed:
+            wire.owed = 1
+            transport.write(encode("LOGOUT"))
+        transport.close()
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await wire.closed.wait()
+        except TimeoutError:
+            transport.abort()
