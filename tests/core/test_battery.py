@@ -157,6 +157,8 @@ def test_low_battery_that_the_gauge_did_not_see_coming_is_the_end_of_the_battery
     shallow = ((10.0, 80.0, 0.2), (60.0, 75.0, 0.25), (70.0, 70.0, 0.3), (110.0, 40.0, 0.55))
     early = discharged(*shallow, low_at=60.0, runtime_s=300.0)
     assert share_of(early) == pytest.approx(0.35 / 0.4), "a flag before a quarter was out is a threshold"
+    just_enough = discharged((10.0, 100.0, 0.0), (100.0, 60.0, 0.25), low_at=100.0, runtime_s=300.0)
+    assert share_of(just_enough) == 0.25, "a quarter is deep enough"
     at_the_limit = discharged(*steps, low_at=100.0, runtime_s=240.0)
     assert share_of(at_the_limit) == pytest.approx(1.0), "twice low_battery_s is not more than it"
 
@@ -195,6 +197,9 @@ def test_a_discharge_that_went_unwatched_says_nothing() -> None:
 def test_the_bounds_of_depth_and_fall() -> None:
     """A quarter of the energy and a fifth of the charge are just enough."""
     assert share_of(discharged((10.0, 100.0, 0.0), (110.0, 50.0, 0.25))) == pytest.approx(0.5)
+    exact = discharged((10.0, 66.0, 0.0), (110.0, 46.0, 0.30), model=measured(0.8))
+    assert exact.health is not None
+    assert exact.health.how == "fall of the charge"
     known = discharged((10.0, 60.0, 0.0), (110.0, 39.0, 0.26), model=measured(0.8))
     assert known.health is not None
     assert known.health.how == "fall of the charge"
@@ -217,6 +222,14 @@ def test_nothing_makes_a_battery_better_than_new_or_worse_than_none(
     model = learning.learn_on_utility(POLICY, model, reading(99.0, 50.0), load=0.5, settled=True, used=used)
     assert model.health is None or 0.0 <= model.health.share <= 1.0
     assert model.discharge is None
+
+
+def test_what_says_the_same_as_before_is_not_written_again() -> None:
+    """The state is journalled: a reading each second that brings nothing new leaves the very same model."""
+    told = {"used": 0.1, "gap_s": 1.0, "steady": True, "low": False}
+    first = learning.learn_on_battery(POLICY, BatteryModel(), reading(0.0, 90.0), **told)  # type: ignore[arg-type]
+    assert learning.learn_on_battery(POLICY, first, reading(1.0, 90.0), **told) is first  # type: ignore[arg-type]
+    assert learning.learn_on_battery(POLICY, first, reading(1.0, 89.0), **told) is not first  # type: ignore[arg-type]
 
 
 # --- Slope ------------------------------------------------------------------------------------------------------
@@ -265,6 +278,8 @@ def test_one_point_for_each_five_percent_of_load_while_full_and_settled() -> Non
     assert on_utility(found, 20.0, None, 900.0) == found
     assert on_utility(found, 20.0, 0.3, None) == found
     assert on_utility(found, 20.0, 0.3, 0.0) == found
+    nearly = on_utility(BatteryModel(), 0.0, 0.75, 324.0, charge_pct=90.0)
+    assert [point.tau_s for point in nearly.points] == [360.0], "nine tenths are full enough to tell a full battery"
 
 
 def test_a_point_is_renewed_when_it_changes_or_is_a_day_old() -> None:
@@ -272,6 +287,8 @@ def test_a_point_is_renewed_when_it_changes_or_is_a_day_old() -> None:
     found = on_utility(BatteryModel(), 0.0, 0.75, 360.0)
     assert on_utility(found, 100.0, 0.76, 366.0) is found
     assert on_utility(found, 100.0, 0.76, 368.0).points == (TauPoint(load=0.76, tau_s=368.0, at_s=100.0),)
+    round_one = on_utility(BatteryModel(), 0.0, 0.75, 400.0)
+    assert on_utility(round_one, 100.0, 0.75, 408.0) is round_one, "two percent are still the same"
     assert on_utility(found, 86399.0, 0.75, 361.0) is found
     assert on_utility(found, 86400.0, 0.75, 361.0).points == (TauPoint(load=0.75, tau_s=361.0, at_s=86400.0),)
     third = on_utility(on_utility(BatteryModel(), 50000.0, 0.75, 360.0), 100000.0, 0.75, 361.0)
@@ -291,6 +308,8 @@ def test_the_settings_table_comes_first_then_what_was_learned() -> None:
     assert learning.table(POLICY, model, None) == ((0.3, 900.0), (0.5, 540.0))
     assert learning.table(POLICY, model, (0.52, 500.0)) == ((0.3, 900.0), (0.52, 500.0))
     assert learning.table(POLICY, model, (0.75, 600.0)) == ((0.3, 900.0), (0.5, 540.0), (0.75, 540.0))
+    idle = BatteryModel(points=(TauPoint(load=0.05, tau_s=5000.0, at_s=0.0),))
+    assert learning.table(POLICY, idle, (0.1, 3000.0)) == ((0.05, 5000.0), (0.1, 3000.0)), "five percent off is another"
     assert learning.table(POLICY, BatteryModel(), (0.75, 360.0)) == ((0.75, 360.0),)
     assert learning.table(POLICY, BatteryModel(), None) == ()
 

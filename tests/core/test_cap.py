@@ -88,6 +88,7 @@ def test_ten_seconds_on_battery_and_a_gain_of_five_percent() -> None:
     assert (order.share, order.outage, order.by_s) == (0.6, "o", 115.0)
     assert at.state.cap == Cap(outage="o", ordered_at_s=110.0, order=order.id)
     assert [note.event for note in at.notes] == ["gpu_cap_ordered"]
+    assert at.notes[0].numbers == (("share", 0.6),)
     assert at.notes[0].because == "1.20 times the work with what is left"
     cap.tend(at)
     assert len(at.actions) == 1, "once"
@@ -140,8 +141,13 @@ def test_without_the_setting_gpus_are_never_touched() -> None:
 
 
 def test_a_gain_of_five_percent_is_just_enough() -> None:
-    """The limit itself."""
+    """The limit itself, by the table and, to the last digit, without one."""
     at = turn(OnBattery(outage=OUTAGE), drop=replace(PAYS, speed=0.7001))
+    cap.tend(at)
+    assert ordered(at) == ["CapPower"]
+    at = turn(OnBattery(outage=OUTAGE), drop=Drop(before=1.0, after=0.5, at_s=0.0, speed=0.525))
+    at.policy = make_policy(["cap_share=0.6"])
+    assert cap.gain(at.policy, at.state) == cap.LEAST_GAIN
     cap.tend(at)
     assert ordered(at) == ["CapPower"]
 
