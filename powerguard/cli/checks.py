@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 import structlog
 from pydantic import BaseModel
 
+from powerguard.cli.checks_apcupsd import apcupsd_findings
 from powerguard.cli.checks_nut import nut_findings
 from powerguard.cli.client import DownError, RefusedError, get
 from powerguard.cli.last_known import last_known
@@ -33,6 +34,7 @@ from powerguard.settings.caution import warnings
 from powerguard.settings.load import Loaded, SettingsError, load_with_origins
 from powerguard.settings.policy import policy as make_policy
 from powerguard.settings.schema import Settings, SourceOptions
+from powerguard.sources.apcupsd_options import ApcupsdOptions
 from powerguard.sources.nut_options import NutOptions
 from powerguard.sources.snmp import probe
 from powerguard.sources.snmp_options import SnmpOptions
@@ -174,8 +176,10 @@ async def _ups(ward: Ward, options: SourceOptions) -> list[Finding]:
             return await _snmp(ward, name, options)
         case NutOptions():
             reading, found = await nut_findings(name, options, ups=ward.settings.feed)
-            ward.readings += [] if reading is None else [reading]
-            return found
+        case ApcupsdOptions():
+            reading, found = await apcupsd_findings(name, options, ups=ward.settings.feed)
+    ward.readings += [] if reading is None else [reading]
+    return found
 
 
 async def _snmp(ward: Ward, name: str, options: SnmpOptions) -> list[Finding]:

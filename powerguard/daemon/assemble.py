@@ -53,6 +53,7 @@ from powerguard.settings.load import SettingsError, load
 from powerguard.settings.policy import policy as make_policy
 from powerguard.settings.schema import Settings, SourceOptions
 from powerguard.settings.show import changed
+from powerguard.sources.apcupsd_options import ApcupsdOptions
 from powerguard.sources.base import NamedSource, Source
 from powerguard.sources.nut_options import NutOptions
 from powerguard.sources.snmp_options import SnmpOptions
@@ -113,6 +114,10 @@ def _source(options: SourceOptions, ups: str, clock: Clock) -> NamedSource:
             from powerguard.sources.nut import NutSource  # noqa: PLC0415 - see above
 
             return NutSource(options, ups=ups, clock=clock)
+        case ApcupsdOptions():
+            from powerguard.sources.apcupsd import ApcupsdSource  # noqa: PLC0415 - see above
+
+            return ApcupsdSource(options, ups=ups, clock=clock)
 
 
 def build(

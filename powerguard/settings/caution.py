@@ -9,6 +9,7 @@ from typing import Final
 from powerguard.settings.explain import Mistake
 from powerguard.settings.policy import OLD_MONTHS, battery_age_months
 from powerguard.settings.schema import Settings, SourceOptions, UpsOptions
+from powerguard.sources.apcupsd_options import ApcupsdOptions
 from powerguard.sources.nut_options import NutOptions
 from powerguard.sources.snmp_options import SnmpOptions
 from powerguard.strictyaml import KeyPath
@@ -80,6 +81,13 @@ def _forgeable(path: KeyPath, source: SourceOptions) -> Iterator[Mistake]:
                     (*path, "tls"),
                     f"{source.tls}: upsd's answers can be forged, and its password read, by anyone on that network "
                     "(better: required, or a network of its own)",
+                )
+        case ApcupsdOptions():
+            if source.host not in _LOOPBACK:
+                yield Mistake(
+                    (*path, "host"),
+                    "apcupsd's answers can be forged by anyone on that network, for it knows no other (better: the "
+                    "UPS's own card, or a network of its own)",
                 )
 
 

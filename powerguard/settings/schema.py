@@ -15,11 +15,12 @@ from powerguard.effectors.gpu.options import GpuOptions
 from powerguard.effectors.host_options import HostOptions, ResumeOptions
 from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.options import Options
+from powerguard.sources.apcupsd_options import ApcupsdOptions
 from powerguard.sources.nut_options import NutOptions
 from powerguard.sources.snmp_options import SnmpOptions
 from powerguard.sources.trap_options import TrapOptions
 
-SourceOptions = Annotated[SnmpOptions | NutOptions, Field(discriminator="kind")]
+SourceOptions = Annotated[SnmpOptions | NutOptions | ApcupsdOptions, Field(discriminator="kind")]
 """The options of any source, told apart by `kind`."""
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,31}$")]
