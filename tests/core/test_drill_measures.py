@@ -1,0 +1,225 @@
+"""What a drill measures, to the digit: loads that come late or never rest, slow training, a cap that does not pay."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from play import Player, Told, make_policy
+
+from powerguard.core import drill_measures
+from powerguard.core.events import Scalar, TrainerSeen
+from powerguard.core.learned import DrillReport, Health
+from powerguard.core.model import Drill, State
+from powerguard.core.turn import Turn
+
+WORDS = "table=50:540,75:360,100:240 trainer=llm:pause:20 rating_w=4000"
+READY = "0..14 utility load=75 charge=100 runtime=360\n15 trainer llm step=100 durable_age_s=60"
+ANSWERS = "auto policy sync poweroff resume trainer_resume pause cap restore checkpoint=5"
+RUNNING = Drill(id="d", began_s=16.0, who="x", scopes=("cap",), witness="simulated", stage="cap", stage_at_s=16.0)
+
+
+def played(story: str, words: str = WORDS, answers: str = ANSWERS, ready: str = READY) -> Told:
+    return Player().play(f"policy {words}\n{answers}\n{ready}\n{story}")
+
+
+def report(told: Told) -> DrillReport:
+    found = told.state.learned.drill
+    assert found is not None
+    return found
+
+
+def figures(told: Told) -> dict[str, Scalar]:
+    return dict(report(told).figures)
+
+
+def capped(before: float, after: float, load: int) -> Told:
+    """A drill of a cap: steps a second before and after, and the load in percent that it leaves."""
+    story = ["16 drill scope=cap"]
+    steps = 1000.0
+    began_s: int | None = None
+    player = Player()
+    player.play(f"policy {WORDS} cap_share=0.7\n{ANSWERS}\n{READY}\n{story[0]}")
+    for second in range(17, 140):
+        if began_s is None and player.told is not None and player.told.state.cap is not None:
+            began_s = second
+        steps += before if began_s is None else after
+        if second % 3 == 0:
+            player.line(f"{second} trainer llm step={steps:.0f}")
+        player.line(f"{second} utility load={75 if began_s is None else load} charge=100 runtime=360")
+    assert player.told is not None
+    return player.told
+
+
+# --- Load -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_load_that_never_rests_is_told_as_its_mean() -> None:
+    """The baseline ends after 30 s; of a load that climbs by a point a second the last eleven seconds count."""
+    told = played("16 drill scope=pause\n17..46 utility load=40+1\n47..100 utility load=30\n101..103 utility load=75")
+    assert figures(told)["load_before"] == 0.635
+
+
+def test_a_load_that_is_told_too_late_is_compared_with_nothing() -> None:
+    """Silent in the baseline, told in the pause: there is no drop, nothing is learned, and the drill is no failure."""
+    ready = READY.replace("load=75 ", "")
+    told = played("16 drill scope=pause\n17..46 utility charge=100\n47..110 utility load=40", ready=ready)
+    assert figures(told)["load_told"] is False
+    assert "load_paused" not in figures(told)
+    assert told.state.learned.pauses == ()
+    assert report(told).result == "passed"
+
+
+def test_a_load_told_in_watts_counts_as_well() -> None:
+    """3000 W and 1640 W on 4 kW; the drop is told in tenths of a watt."""
+    ready = "0..14 utility watts=3000 charge=100 runtime=360\n15 trainer llm durable_age_s=60"
+    told = played(
+        "16 drill scope=pause\n17..27 utility watts=3000\n28..45 utility watts=1640\n46..47 utility watts=3000",
+        ready=ready,
+    )
+    assert (figures(told)["load_before"], figures(told)["load_paused"]) == (0.75, 0.41)
+    odd = played(
+        "16 drill scope=pause\n17..27 utility load=75\n28..45 utility load=41\n46..47 utility load=75",
+        WORDS.replace("4000", "3333"),
+    )
+    assert figures(odd)["drop_paused_w"] == 1133.2
+
+
+def test_halves_that_are_one_and_a_half_percent_apart_still_agree() -> None:
+    """Whole percents of a gauge make that much by themselves."""
+    samples = tuple(zip((0.0, 3.0, 6.0, 10.0), (0.0, 0.0, 0.015, 0.015), strict=True))
+    assert drill_measures.stage_load(replace(RUNNING, samples=samples), 10.0, late=False) == (0.0075, True)
+
+
+# --- Speed ------------------------------------------------------------------------------------------------------------
+
+
+def seen(*told: tuple[float, int | None], alive: bool = True) -> Drill:
+    found = RUNNING
+    for at_s, number in told:
+        found = drill_measures.watch_trainer(found, TrainerSeen(at_s=at_s, trainer="a", alive=alive, step=number))
+    return found
+
+
+def test_steps_are_counted_from_the_first_one_told() -> None:
+    """Late in a long boot, in steps of ten seconds, and through looks between which no step ended."""
+    slow = seen((100000.0, 10), (100005.0, 10), (100010.0, 11), (100050.0, 15))
+    assert drill_measures.speed_of(slow, "a") == 0.1
+
+
+def test_who_tells_no_step_any_more_has_no_speed() -> None:
+    """Alive without a step, or dead with one: what was counted before is not carried on."""
+    assert seen((0.0, 10), (10.0, 30), (11.0, None)).seen == ()
+    dead = drill_measures.watch_trainer(
+        seen((0.0, 10), (10.0, 30)), TrainerSeen(at_s=11.0, trainer="a", alive=False, step=32)
+    )
+    assert dead.seen == ()
+
+
+def test_slow_training_tells_its_speed_under_a_cap_too() -> None:
+    """Less than a step a second, and three quarters of that under the cap."""
+    told = capped(0.8, 0.6, load=50)
+    assert figures(told)["cap_speed"] == pytest.approx(0.75, abs=0.08)
+    assert told.state.learned.cap is not None
+
+
+def test_a_cap_makes_no_training_faster() -> None:
+    """Twice as fast under the cap is a warm cache, not a gain."""
+    told = capped(2.0, 4.0, load=50)
+    assert figures(told)["cap_speed"] == 1.0
+    assert told.state.learned.cap is not None
+    assert told.state.learned.cap.speed == 1.0
+
+
+def test_a_cap_that_does_not_pay_says_so() -> None:
+    """Half the speed for five points of load: the battery lasts hardly longer, and less gets done with it."""
+    told = capped(4.0, 2.0, load=70)
+    assert figures(told)["cap_pays"] is False
+    gain = figures(told)["cap_gain"]
+    assert isinstance(gain, float)
+    assert 0.5 < gain < 0.6
+
+
+# --- Self-test and health ---------------------------------------------------------------------------------------------
+
+SELF_TEST = (
+    "16.1234 drill witness=self_test\n17..20 utility watts=3000 charge=100 runtime=360\n"
+    "21..30 battery watts=2960 charge=100-0.3 runtime=355-2 testing input_present=true\n"
+    "30.5678 battery watts=2960 charge=97 runtime=336 testing input_present=true\n"
+    "31..33 utility watts=3000 charge=97 runtime=350"
+)
+
+
+def test_a_self_test_is_timed_to_the_millisecond() -> None:
+    """It begins in the reading at 21 s, 4.8766 s after the drill, and is over in the one at 31 s."""
+    told = figures(played(SELF_TEST))
+    assert (told["test_began_s"], told["load_before"], told["load_test"]) == (4.877, 0.74, 0.74)
+    late = SELF_TEST.replace("31..33", "31.2345 utility watts=3000 charge=97\n32..33")
+    assert figures(played(late))["test_s"] == 10.234
+
+
+def test_a_health_known_before_the_drill_was_not_learned_in_it() -> None:
+    player = Player()
+    told = player.play(f"policy {WORDS}\n{ANSWERS}\n{READY}")
+    known = Health(share=0.8, error=0.05, depth=0.4, at_s=1.0, how="fall of the charge")
+    model = replace(told.state.battery.model, health=known)
+    told.state = replace(told.state, battery=replace(told.state.battery, model=model))
+    assert figures(player.play(SELF_TEST))["health_learned"] is False
+
+
+def test_a_health_learned_in_the_moment_that_the_drill_began_is_its_own() -> None:
+    for at_s, is_learned in ((15.9, False), (16.0, True)):
+        health = Health(share=0.8, error=0.05, depth=0.4, at_s=at_s, how="fall of the charge")
+        state = State(drill=RUNNING)
+        battery = replace(state.battery, health=0.7999, model=replace(state.battery.model, health=health))
+        turn = Turn(make_policy(WORDS.split()), replace(state, battery=battery), 30.0)
+        drill_measures.tell_health(turn, 16.0)
+        assert turn.state.drill is not None
+        learned = {"health": 0.7999, "health_measured": 0.8, "health_error": 0.05, "health_learned": True}
+        assert dict(turn.state.drill.figures) == (learned if is_learned else {"health_learned": False})
+
+
+@pytest.mark.parametrize(
+    ("story", "because"),
+    [
+        (
+            "16 drill witness=self_test\n17..140 utility load=75",
+            "the UPS began no self-test (start it at its front panel or on its card)",
+        ),
+        (
+            (
+                "16 drill witness=self_test\n17..330 battery load=74 charge=100 runtime=30000 calibrating "
+                "input_present=true"
+            ),
+            "the self-test of the UPS did not end",
+        ),
+    ],
+    ids=["never begun", "never ended"],
+)
+def test_why_a_self_test_has_measured_nothing(story: str, because: str) -> None:
+    told = played(story, "table=75:36000 trainer=llm:pause:20", ready=READY.replace("360", "30000"))
+    assert (report(told).result, report(told).because) == ("failed", because)
+
+
+# --- After a pause ----------------------------------------------------------------------------------------------------
+
+PAUSED = "16 drill scope=pause\n17..27 utility load=75\n28..38 utility load=40"
+
+
+def test_a_trainer_that_could_not_be_told_to_go_on_fails_the_drill() -> None:
+    """Its resume was refused, so it may stand still, whatever it tells: the drill is no success."""
+    answers = "auto pause"
+    told = played(f"{PAUSED}\n39 failed trainer_resume llm\n40..41 utility load=75", answers=answers)
+    assert told.state.drill is not None
+    assert told.state.drill.stage == "resume"
+    told = played(f"{PAUSED}\n39 failed trainer_resume llm\n40..150 utility load=75", answers=answers)
+    assert report(told).result == "failed"
+    assert "llm did not go on after the pause" in report(told).because
+
+
+def test_how_long_it_took_until_training_ran_again_is_timed_to_the_millisecond() -> None:
+    told = played(f"{PAUSED}\n38.1236 done trainer_resume\n39..40 utility load=75", answers="auto pause")
+    assert figures(told)["resume_s"] == 0.124
+    assert report(told).result == "passed"
