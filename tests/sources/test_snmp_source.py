@@ -292,9 +292,9 @@ async def test_a_probe_tells_what_a_card_is() -> None:
     ("name", "more", "hint"),
     [
         ("apc", {"profile": "apc-powernett"}, "there is no profile 'apc-powernett' (did you mean apc-powernet?)"),
-        ("apc", {"profile": "x"}, "there is no profile 'x' (known: apc-powernet, rfc1628)"),
+        ("apc", {"profile": "x"}, "there is no profile 'x' (known: apc-powernet, "),
         ("rfc1628", {"profile": "apc-powernet"}, "does not fit profile apc-powernet"),
-        (None, {}, "fits no profile (tried: apc-powernet, rfc1628)"),
+        (None, {}, "fits no profile (tried: apc-powernet, "),
     ],
 )
 async def test_a_card_that_does_not_fit(name: str | None, more: dict[str, Any], hint: str) -> None:
