@@ -37,6 +37,7 @@ from powerguard.daemon.samples import (
     share,
 )
 from powerguard.daemon.status import VERSION, required_steps
+from powerguard.daemon.trap_families import TRAPS
 
 PHASES: Final = tuple(dict.fromkeys(phase_name(old) for old, _ in TABLE))
 OUTCOMES: Final = ("ridden_through", "resumed_in_place", "clean_shutdown", "dirty", "rehearsed", "lost")
@@ -365,6 +366,7 @@ _PAST: Final = (
 SECTIONS: Final[Mapping[str, tuple[Family, ...]]] = {
     "The daemon": _DAEMON,
     "The UPS": _UPS,
+    "Traps": TRAPS,
     "The budget": _BUDGET,
     "What was learned": LEARNED,
     "Drills": DRILLS,

@@ -48,6 +48,7 @@ from powerguard.daemon.policy_watch import PolicyWatch
 from powerguard.daemon.port import ActionFigures, BmcView, LastOutage, SourceView
 from powerguard.daemon.recorder import Recorder
 from powerguard.daemon.systemd import Notifier
+from powerguard.sources.trap_counts import TrapCounts
 
 log = structlog.get_logger()
 
@@ -157,6 +158,11 @@ class Loop:
     def bmc(self) -> BmcView | None:
         """The BMC as last read back; None when the settings have none."""
         return self._policy_watch.view
+
+    @property
+    def traps(self) -> TrapCounts | None:
+        """What came to the trap port; None without one."""
+        return self.parts.traps
 
     @property
     def last_outage(self) -> LastOutage | None:

@@ -11,6 +11,7 @@ from powerguard.core.model import Policy
 from powerguard.daemon.attempt import keep_running
 from powerguard.effectors.base import Effector
 from powerguard.sources.base import Source
+from powerguard.sources.trap_counts import TrapCounts
 
 log = structlog.get_logger()
 
@@ -25,7 +26,8 @@ class Parts:
     """What the settings make: everything that a reload replaces.
 
     sources: (ups, source name, poller). watchers: tasks that publish events by themselves, such as the trainers'.
-    effectors: who carries out which kind of action. close: gives back what they hold.
+    effectors: who carries out which kind of action. close: gives back what they hold. traps: what came to the trap
+    port; None where there is none.
     """
 
     policy: Policy
@@ -36,6 +38,7 @@ class Parts:
     watchers: Mapping[str, Runnable]
     effectors: Mapping[type[Action], Effector]
     close: Runnable | None = None
+    traps: TrapCounts | None = None
 
 
 async def close(parts: Parts) -> None:

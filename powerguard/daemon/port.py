@@ -22,6 +22,7 @@ from powerguard.core.events import (
     TriggerCheckpoint,
 )
 from powerguard.core.model import Policy, State
+from powerguard.sources.trap_counts import TrapCounts
 
 ACTION_WORDS: Final[Mapping[type[Action], str]] = {
     TriggerCheckpoint: "checkpoint",
@@ -178,6 +179,11 @@ class Daemon(Protocol):
     @property
     def sources(self) -> Sequence[SourceView]:
         """Every source of the settings."""
+        ...
+
+    @property
+    def traps(self) -> TrapCounts | None:
+        """What came to the trap port; None when the settings have none."""
         ...
 
     @property

@@ -213,6 +213,9 @@ def cross_checks(settings: Settings) -> list[Mistake]:
             if source in ups.sources[:place]:
                 what = f"sources[{ups.sources.index(source)}] is the same; a second witness must be another one"
                 mistakes.append(Mistake(("ups", name, "sources", place), what))
+    if settings.traps is not None:
+        unknown = sorted(settings.traps.names - set(settings.ups))
+        mistakes += [Mistake(("traps",), f"no UPS {name} under ups (known: {names})") for name in unknown]
     seen: dict[str, int] = {}
     for place, trainer in enumerate(settings.trainers):
         if trainer.name in seen:

@@ -118,6 +118,11 @@ class TrapListener:
         self._flood_told_s = -_FLOOD_TOLD_EVERY_S
 
     @property
+    def where(self) -> str:
+        """The address as the settings have it."""
+        return f"{self._options.listen} port {self._options.port}"
+
+    @property
     def port(self) -> int:
         """The port that is listened on; 0 when it is not open."""
         return 0 if self._socket is None else int(self._socket.getsockname()[1])

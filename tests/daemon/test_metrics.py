@@ -15,6 +15,7 @@ from powerguard.core.model import Battery, Cap, Feed, State
 from powerguard.daemon.families import LIFETIME, SECTIONS
 from powerguard.daemon.metrics import OPENMETRICS, TEXT, reference, registry, scrape
 from powerguard.daemon.port import Daemon
+from powerguard.sources.trap_counts import TrapCounts
 from tests.daemon.watched import DAY_S, NOW_S, PHASES, WALL_S, drilled, reading, running_drill, scene, taught
 from tests.peers import require
 
@@ -213,6 +214,7 @@ def test_every_family_is_there() -> None:
     """A family that no scene ever shows would be a promise that nobody kept."""
     seen = {name for phase in PHASES for make in (scene, taught) for name, _ in scraped(make(phase))}
     seen |= {name for name, _ in scraped(drilled())}
+    seen |= {name for name, _ in scraped(replace(scene(), traps=TrapCounts(last_at_s={"rack-a": NOW_S})))}
     absent_here = {"maintenance_until_timestamp_seconds", "ups_output_off_seconds"}
     absent_here |= {
         "ups_output_power_watts",

@@ -26,6 +26,7 @@ from powerguard.core.model import (
 )
 from powerguard.core.needs import fold
 from powerguard.daemon.port import ActionFigures, BmcView, LastOutage, SourceView
+from powerguard.sources.trap_counts import TrapCounts
 
 NOW_S = 5000.0
 WALL_S = 1_795_000_000.0
@@ -55,6 +56,7 @@ class Watched:
         }
     )
     sources: Sequence[SourceView] = ()
+    traps: TrapCounts | None = None
     bmc: BmcView | None = None
     host_kind: str = "systemd"
     actions: ActionFigures = field(default_factory=ActionFigures)

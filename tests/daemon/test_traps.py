@@ -1,0 +1,127 @@
+"""The trap port in the daemon: whose sources a hint polls, what metrics say of it, and a port that cannot be had."""
+
+import asyncio
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from powerguard.clock import boottime_s
+from powerguard.daemon.assemble import Hands, build
+from powerguard.daemon.metrics import registry, scrape
+from powerguard.daemon.port import Daemon
+from powerguard.daemon.traps import trap_listener, trap_names
+from powerguard.settings.load import SettingsError, load
+from powerguard.settings.schema import Settings
+from powerguard.sources.base import Publish
+from powerguard.sources.trap_counts import RESULTS, TrapCounts
+from tests.daemon.watched import NOW_S, WALL_S, scene
+from tests.sources.trap_helpers import free_port
+
+SETTINGS = """\
+mode: dry-run
+ups:
+  rack-a: {sources: [{kind: snmp, host: 127.0.0.1}]}
+  rack-b: {sources: [{kind: snmp, host: 10.9.8.7}]}
+feeds: {supplies: [rack-a]}
+"""
+
+
+class Poller:
+    """A source that only counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def run(self, publish: Publish) -> None:
+        await asyncio.Event().wait()
+
+    def poll_now(self) -> None:
+        self.asked += 1
+
+
+def settings(folder: Path, traps: str) -> Settings:
+    path = folder / "powerguard.yaml"
+    path.write_text(SETTINGS + traps, encoding="utf-8")
+    return load(path)
+
+
+def families(daemon: Daemon) -> dict[str, list[tuple[dict[str, str], float]]]:
+    body, _ = scrape(registry(daemon), "text/plain")
+    return {
+        family.name.removeprefix("powerguard_"): [(sample.labels, sample.value) for sample in family.samples]
+        for family in parse_text(body.decode())
+        if "trap" in family.name
+    }
+
+
+def test_without_a_port_there_are_no_series() -> None:
+    """Absent, not nought: nobody counts what nobody listens for."""
+    told = families(scene())
+    assert len(told) == 5
+    assert all(samples == [] for samples in told.values())
+
+
+def test_every_result_has_a_series_from_the_start() -> None:
+    """So that a rate sees the very first forged trap."""
+    counts = TrapCounts(last_at_s={"rack-a": NOW_S - 60}, answered=2)
+    counts.results["unknown_sender"] = 3
+    told = families(replace(scene(), traps=counts))
+    assert {labels["result"]: value for labels, value in told["traps"]} == {
+        **dict.fromkeys(RESULTS, 0.0),
+        "unknown_sender": 3.0,
+    }
+    assert told["traps_listening"] == [({}, 0.0)]
+    assert (told["traps_dropped"], told["traps_answered"]) == ([({}, 0.0)], [({}, 2.0)])
+    assert told["trap_last_timestamp_seconds"] == [({"ups": "rack-a"}, WALL_S - 60)]
+
+
+def test_a_hint_polls_every_source_of_the_ups_that_it_names(tmp_path: Path) -> None:
+    mine, second, other = Poller(), Poller(), Poller()
+    sources = [("rack-a", "card", mine), ("rack-a", "upsd", second), ("rack-b", "card", other)]
+    listener = trap_listener(settings(tmp_path, "traps: {}\n"), sources, clock=boottime_s, wall=lambda: 1.0)
+    assert listener is not None
+    listener._poll("rack-a")
+    assert (mine.asked, second.asked, other.asked) == (1, 1, 0)
+    assert {card.ups: card.hosts for card in listener._cards} == {"rack-a": ("127.0.0.1",), "rack-b": ("10.9.8.7",)}
+
+
+def test_no_port_unless_it_is_set(tmp_path: Path) -> None:
+    parts = build(settings(tmp_path, ""), Hands(sources=lambda *_: []), lambda _: None)
+    assert ("traps" in parts.watchers, parts.traps) == (False, None)
+    parts = build(settings(tmp_path, "traps: {port: 1999}\n"), Hands(sources=lambda *_: []), lambda _: None)
+    assert "traps" in parts.watchers
+    assert parts.traps == TrapCounts()
+
+
+def test_a_ups_that_the_settings_do_not_have(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"no UPS rack-x under ups \(known: rack-a, rack-b\)"):
+        settings(tmp_path, "traps: {addresses: {rack-x: [10.0.0.1]}}\n")
+
+
+async def test_a_port_that_another_program_has_is_told_and_tried_again(tmp_path: Path) -> None:
+    """It protects the host all the same: polling goes on."""
+    port = free_port()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", port))
+        told = settings(tmp_path, f"traps: {{listen: 127.0.0.1, port: {port}}}\n")
+        parts = build(told, Hands(sources=lambda *_: []), lambda _: None)
+        task = asyncio.get_running_loop().create_task(parts.watchers["traps"]())  # type: ignore[arg-type]
+        await asyncio.sleep(0.3)
+        assert not task.done()
+        assert parts.traps is not None
+        assert parts.traps.listening is None
+    async with asyncio.timeout(10):
+        while parts.traps.listening is None:  # noqa: ASYNC110 - the listener tells nobody but its counters
+            await asyncio.sleep(0.05)
+    task.cancel()
+    await asyncio.wait([task])
+    assert parts.traps.listening is None
+
+
+def test_our_profiles_name_the_traps_of_their_families() -> None:
+    """RFC 1628's and APC's onBattery, to begin with."""
+    names = trap_names()
+    assert names["1.3.6.1.2.1.33.2.1"] == names["1.3.6.1.4.1.318.0.5"] == "on_battery"
