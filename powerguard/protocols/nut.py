@@ -75,7 +75,7 @@ def encode(*words: str) -> bytes:
 def split(line: str) -> tuple[str, ...]:
     """Return the words of a line. Raises NutError for quotes that do not close."""
     if '"' not in line and "\\" not in line:
-        return tuple(line.split())
+        return tuple(filter(None, line.replace("\t", " ").split(" ")))
     words: list[str] = []
     word: list[str] | None = None
     quoted = escaped = False
