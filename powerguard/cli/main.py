@@ -29,12 +29,14 @@ VERBS: Final = {
     "drill": "rehearse an outage on this host, and measure it",
     "event": "for the hooks of apcupsd and NUT: poll at once",
     "config": "check or show the settings",
+    "import": "print settings made of a NUT or apcupsd configuration",
     "history": "the outages that the journal knows; export one of them",
     "explain": "why each step of an outage was taken when it was",
     "replay": "a recorded outage through today's decisions",
     "demo": "an outage in a minute, simulated; no settings, no root, no hardware",
     "simulate": "outages by the thousand in a simulated world",
     "completion": "print a completion script for bash, zsh or fish",
+    "snmp": "what a UPS or rack PDU says over SNMP, decoded",
     "version": "print the version",
 }
 _VALUED: Final = ("--config", "--socket")
@@ -79,7 +81,7 @@ class Verbs:
 
 def _file(verb: str) -> str:
     """Name of the module that registers a verb."""
-    return {"demo": "demo_verb", "run": "run_verb"}.get(verb, verb)
+    return {"demo": "demo_verb", "import": "import_verb", "run": "run_verb"}.get(verb, verb)
 
 
 def verb_in(argv: Sequence[str]) -> str | None:

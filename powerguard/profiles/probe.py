@@ -8,7 +8,9 @@ from typing import Any
 
 from powerguard.profiles.compiled import Answers, Compiled, Enumeration, Rows
 from powerguard.profiles.schema import Profile
-from powerguard.profiles.values import Answer, Missing, below
+from powerguard.profiles.values import Answer, Missing, Oid, below
+
+_LONGEST_DESCR = 200
 
 
 def fits(profile: Profile, answers: Answers) -> bool:
@@ -18,14 +20,31 @@ def fits(profile: Profile, answers: Answers) -> bool:
     must not make a family unknown. A PDU's must be believable: one maker's generations share tables and fill them with
     -1.
     """
-    if not all(_has_value(answers.get(profile.absolute(scalar.oid))) for scalar in profile.probe.present):
-        return False
-    device = Compiled([profile])  # not kept: most of the families are not this device's
+    return not unmet(profile, answers)
+
+
+def unmet(profile: Profile, answers: Answers) -> list[str]:
+    """Say what of the profile's `probe` the answers lack; nothing when it fits."""
+    device = Compiled([profile])
     rows = device.rows(answers)
+    missing = [
+        f"{scalar.object} is not answered"
+        for scalar in profile.probe.present
+        if not _has_value(answers.get(profile.absolute(scalar.oid)))
+    ]
+    missing += [
+        f"{name} is not told by {_objects(profile, name)}"
+        for name in profile.probe.all_of
+        if not _told(name, device, answers, rows)
+    ]
     any_of = profile.probe.any_of
-    return all(_told(name, device, answers, rows) for name in profile.probe.all_of) and (
-        not any_of or any(_told(name, device, answers, rows) for name in any_of)
-    )
+    if any_of and not any(_told(name, device, answers, rows) for name in any_of):
+        missing.append(f"none of {', '.join(any_of)} is told")
+    return missing
+
+
+def _objects(profile: Profile, name: str) -> str:
+    return " or ".join(dict.fromkeys(source.object for source in profile.sources_of(name)))
 
 
 def _has_value(raw: Answer | None) -> bool:
@@ -87,3 +106,31 @@ def choose(profiles: Sequence[Profile], answers: Answers, *, sys_object_id: str,
             fitting, key=lambda profile: (-profile.rank, not hinted(profile, sys_object_id, sys_descr), profile.name)
         )
     )
+
+
+def partly(profiles: Sequence[Profile], answers: Answers, *, sys_object_id: str, sys_descr: str) -> tuple[Profile, ...]:
+    """Return the families of which at least one number or state is in the answers, where none fits as a whole.
+
+    For a walk that somebody cut short; nothing that a daemon may act on.
+    """
+    found = []
+    for profile in profiles:
+        device = Compiled([profile])
+        rows = device.rows(answers)
+        if any(_told(name, device, answers, rows) for name in ("output_source", "battery_status", *profile.numbers)):
+            found.append(profile)
+    kind = "ups" if any(profile.kind == "ups" for profile in found) else "pdu"
+    return tuple(
+        sorted(
+            (profile for profile in found if profile.kind == kind),
+            key=lambda profile: (not hinted(profile, sys_object_id, sys_descr), -profile.rank, profile.name),
+        )
+    )
+
+
+def identity(answers: Answers) -> tuple[str, str]:
+    """Return what a device calls itself: sysObjectID and sysDescr (RFC 3418), "" where it does not."""
+    object_id, descr = answers.get("1.3.6.1.2.1.1.2.0"), answers.get("1.3.6.1.2.1.1.1.0")
+    text = descr.decode("utf-8", "replace") if isinstance(descr, bytes) else ""
+    shown = "".join(letter for letter in text if letter.isprintable())[:_LONGEST_DESCR]
+    return str(object_id) if isinstance(object_id, Oid) else "", shown

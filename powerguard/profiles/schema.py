@@ -288,8 +288,16 @@ class Profile(Options):
 
     def mandatory(self) -> tuple[Oid, ...]:
         """What to GET to find out whether a device speaks this family; of tables, where a first row may be."""
-        places = [scalar.oid for scalar in self.probe.present]
-        for name in dict.fromkeys((*self.probe.all_of, *self.probe.any_of)):
+        return self._asked((*self.probe.all_of, *self.probe.any_of), [scalar.oid for scalar in self.probe.present])
+
+    def first_asked(self) -> tuple[Oid, ...]:
+        """The part of `mandatory` without which there is no need to ask for the rest."""
+        if self.probe.all_of:
+            return self._asked(self.probe.all_of[:1], [])
+        return self._asked(self.probe.any_of, [])
+
+    def _asked(self, names: Sequence[str], places: list[str]) -> tuple[Oid, ...]:
+        for name in dict.fromkeys(names):
             for source in self.sources_of(name):
                 if isinstance(source, OutletTable) or source.column is not None:
                     places += [f"{source.column}{row}" for row in FIRST_ROWS]

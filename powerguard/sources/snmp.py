@@ -294,15 +294,23 @@ class ProbeReport:
 
 
 async def probe(
-    options: SnmpOptions, *, clock: Clock = boottime_s, port: SnmpPort | None = None, profiles: Profiles | None = None
+    options: SnmpOptions,
+    *,
+    clock: Clock = boottime_s,
+    port: SnmpPort | None = None,
+    profiles: Profiles | None = None,
+    with_pdus: bool = False,
 ) -> ProbeReport:
-    """Look at a card once. Raises SnmpError, whose text is for the operator, when there is nothing to report."""
+    """Look at a card once. Raises SnmpError, whose text is for the operator, when there is nothing to report.
+
+    with_pdus: a rack PDU is welcome as well.
+    """
     port = PysnmpPort(options) if port is None else port
     limit_s = 10 * options.timeout_s + 5.0
     try:
         async with asyncio.timeout(limit_s):
             profiles = await asyncio.to_thread(load_profiles) if profiles is None else profiles
-            plan = await discover(port, _where(options), profiles, options.profile)
+            plan = await discover(port, _where(options), profiles, options.profile, with_pdus=with_pdus)
             began_s = clock()
             raw = plan.answers | await port.get(plan.oids)
             latency_s = clock() - began_s

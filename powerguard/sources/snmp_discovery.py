@@ -35,15 +35,19 @@ class Plan:
     answers: dict[str, Answer]
 
 
-async def discover(port: SnmpPort, where: str, profiles: Profiles, wanted: str | None) -> Plan:
+async def discover(
+    port: SnmpPort, where: str, profiles: Profiles, wanted: str | None, *, with_pdus: bool = False
+) -> Plan:
     """Return the plan for one card. Raises SnmpError when it does not answer, or fits no profile.
 
     where: the card as the operator knows it. wanted: a profile that the settings name; RFC 1628 still fills its gaps.
+    with_pdus: rack PDUs are welcome as well; they tell nothing of utility or battery.
     """
     candidates = _candidates(where, profiles, wanted)
+    if with_pdus and wanted is None:
+        candidates = profiles.every()
     identity = _identity(await port.get([SYS_DESCR, SYS_OBJECT_ID, SYS_NAME]))
-    asked = dict.fromkeys(oid for profile in candidates for oid in profile.mandatory())
-    answers = await port.get(list(asked))
+    answers = await _ask_families(port, candidates)
     chosen = choose(candidates, answers, sys_object_id=identity.sys_object_id, sys_descr=identity.sys_descr)
     if not chosen or (wanted is not None and chosen[0].name != wanted):
         raise SnmpError(_nothing_fits(where, identity, candidates, wanted))
@@ -51,6 +55,19 @@ async def discover(port: SnmpPort, where: str, profiles: Profiles, wanted: str |
     for column in dict.fromkeys(column for profile in chosen for column in profile.columns()):
         answers.update(await port.walk(column))
     return Plan(identity=identity, profiles=chosen, oids=worth_polling(answers), answers=answers)
+
+
+async def _ask_families(port: SnmpPort, candidates: tuple[Profile, ...]) -> dict[str, Answer]:
+    """Ask first for what each family cannot do without, then for the rest of those that answered it.
+
+    There are two dozen families, and to version 1 each object that is not there costs a round trip.
+    """
+    answers = await port.get(list(dict.fromkeys(oid for profile in candidates for oid in profile.first_asked())))
+    rest: dict[str, None] = {}
+    for profile in candidates:
+        if any(not isinstance(answers.get(oid, Missing.NO_ANSWER), Missing) for oid in profile.first_asked()):
+            rest.update(dict.fromkeys(oid for oid in profile.mandatory() if oid not in answers))
+    return {**answers, **(await port.get(list(rest)) if rest else {})}
 
 
 async def scalars(port: SnmpPort, profiles: tuple[Profile, ...]) -> dict[str, Answer]:

@@ -255,10 +255,10 @@ class PysnmpPort:
                 raise self._refused(status, f"for {named}")
         return answers
 
-    async def walk(self, root: str) -> dict[str, Answer]:
-        """Return what lies under root, by GETNEXT: version 1 knows nothing better."""
+    async def walk(self, root: str, after: str | None = None) -> dict[str, Answer]:
+        """Return what lies under root, by GETNEXT: version 1 knows nothing better. after: begin behind this object."""
         answers: dict[str, Answer] = {}
-        at = root
+        at = root if after is None else after
         while len(answers) < MAX_ROWS:
             status, _index, found = await self._request(cmdgen.NextCommandGenerator(), self._nulls([at]))
             if status not in (0, _NO_SUCH_NAME):

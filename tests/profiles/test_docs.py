@@ -1,13 +1,20 @@
 """The reference page of profile files: its example loads, and no word of the closed lists is missing from it."""
 
+import json
 import re
 from pathlib import Path
 
+from powerguard.cli.snmp_profile import compare
+from powerguard.cli.snmp_render import shape
 from powerguard.core.events import OutputSource
 from powerguard.profiles.controls import Verb
-from powerguard.profiles.load import parse_profile
+from powerguard.profiles.decode import decode
+from powerguard.profiles.load import load_profiles, parse_profile
+from powerguard.profiles.probe import choose
 from powerguard.profiles.vocabulary import NUMBERS, UNITS, BatteryStatus, OutletState, State, TrapEvent
+from powerguard.profiles.walk import read_walk
 
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "ups-families.md"
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "profiles.md"
 
 
@@ -28,3 +35,19 @@ def test_the_windows_are_those_of_the_code() -> None:
     for name, window in NUMBERS.items():
         (row,) = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
         assert f"{window.lowest:.0f} to {window.highest:.0f}" in row, name
+
+
+def test_the_guides_family_is_one_file_and_one_walk() -> None:
+    """What the guide shows works as it stands there, on utility and on battery, and its words name files that are."""
+    guide = GUIDE.read_text(encoding="utf-8")
+    acme = GUIDE.parent / "acme"
+    for file in ("acme.yaml", "acme.walk", "acme.expected.json"):
+        assert f"(acme/{file})" in guide, file
+    profile = parse_profile((acme / "acme.yaml").read_text(encoding="utf-8"), "acme.yaml")
+    answers = read_walk(acme / "acme.walk")
+    assert choose([profile, *load_profiles(None).ranked()], answers, sys_object_id="", sys_descr="") == (profile,)
+    told = shape("snmp-test-profile", [profile], decode([profile], answers), answers, from_={})
+    assert compare(told, json.loads((acme / "acme.expected.json").read_text(encoding="utf-8"))) == []
+    base = "1.3.6.1.4.1.99999.1"
+    outage = decode([profile], {**answers, f"{base}.1.1.0": 1, f"{base}.1.2.0": 9, f"{base}.3.1.0": 0})
+    assert (outage.on_battery, outage.witnesses) == (True, ("on_battery_s", "input_present"))

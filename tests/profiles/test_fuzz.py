@@ -31,7 +31,9 @@ ANSWER = st.one_of(
     st.binary(max_size=80),
     st.text("01", max_size=70).map(str.encode),
     st.sampled_from(list(Missing)),
-    st.lists(st.integers(0, 2**32 - 1), min_size=2, max_size=12).map(lambda numbers: Oid(".".join(map(str, numbers)))),
+    st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=12).map(
+        lambda numbers: Oid(".".join(map(str, [1, *numbers])))
+    ),
     st.integers(1, 24).map(lambda alarm: Oid(f"1.3.6.1.2.1.33.1.6.3.{alarm}")),
 )
 ANSWERS = st.dictionaries(st.sampled_from(OIDS), ANSWER)

@@ -1,0 +1,307 @@
+"""`powerguard snmp`: the decoder over a walk, a card or a profile file, and what it says when one of them is wrong."""
+
+import asyncio
+import io
+import json
+import os
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerguard.cli.main import main
+from powerguard.profiles.load import load_profiles
+from powerguard.profiles.values import Oid
+from powerguard.profiles.walk import read_walk
+from powerguard.sim import snmp_ber as ber
+from powerguard.sim.snmp_agent import Fault, SnmpAgent
+from powerguard.sim.snmp_usm import SimUser
+from tests.sources.snmp_helpers import U, card, table
+
+ROOT = Path(__file__).parents[2]
+WALKS = ROOT / "tests" / "profiles" / "walks"
+REFERENCE = ROOT / "docs" / "reference"
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def object(self) -> dict[str, Any]:
+        return dict(json.loads(self.out))
+
+
+async def snmp(*words: str) -> Ended:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "powerguard", "snmp", *words, "--site", "/nowhere"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=dict(os.environ),
+        cwd=ROOT,
+    )
+    async with asyncio.timeout(60.0):
+        out, err = await process.communicate()
+    assert b"Traceback" not in out + err
+    return Ended(process.returncode or 0, out.decode(), err.decode())
+
+
+def said(*words: str) -> Ended:
+    """Run the verb in this process: what asks no network needs no process of its own."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main(["snmp", *words, "--site", "/nowhere"])
+    return Ended(code, out.getvalue(), err.getvalue())
+
+
+def kinds(value: object) -> object:
+    """Return the shape of an object: its keys, and for lists that of their first item."""
+    if isinstance(value, dict):
+        return {key: kinds(one) for key, one in value.items()}
+    return [kinds(value[0])] if isinstance(value, list) and value else None
+
+
+# --- decode ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_reference_is_what_is_printed() -> None:
+    told = said("decode", "--json", "tests/profiles/walks/rfc1628.walk").object
+    assert told == json.loads((REFERENCE / "snmp-decode.json").read_text(encoding="utf-8"))
+
+
+def test_decode_for_people() -> None:
+    ended = said("decode", str(WALKS / "rfc1628-three-phase.walk"))
+    assert ended.code == 0
+    assert "ups, rfc1628" in ended.out
+    assert "34 % (lines 22, 18, 34)" in ended.out
+    assert "22 m 00 s (1320 s)" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what"),
+    [
+        (b"1.3.6.1|2|1\nrubbish\n", 2, "not OID|tag|value"),
+        (b"1.3.6.1|2\n", 1, "no value"),
+        (b"1.3.6.1|2|1e9\n", 1, "no whole number"),
+        (b"1.3.6.1|2|" + b"9" * 5000 + b"\n", 1, "no whole number"),
+        (b"1.3.6.1|4x|abc\n", 1, "no hexadecimal digits"),
+        (b"1.3.6.1|2:numeric|rate=1\n", 1, "made up by a simulator's module"),
+        (b"1.3.6.1|99|1\n", 1, "is not known"),
+        (b"1" + b".1" * 400 + b"|2|1\n", 1, "not OID|tag|value"),
+        (b"1.3.6.1|4|" + b"x" * 70_000 + b"\n", 1, "70000 characters"),
+        (b"\x00\xff\xfe\n", 1, "not OID|tag|value"),
+    ],
+)
+def test_a_hostile_walk_is_told_at_its_line(tmp_path: Path, text: bytes, line: int, what: str) -> None:
+    walk = tmp_path / "w"
+    walk.write_bytes(text)
+    ended = said("decode", "--json", str(walk))
+    assert ended.code == 65
+    assert ended.object["error"].startswith(f"{walk}:{line}: "), ended.out
+    assert what in ended.object["error"]
+    assert len(ended.out) < 500, "a message is not the file"
+
+
+def test_a_walk_that_is_none(tmp_path: Path) -> None:
+    for path, what in ((tmp_path / "absent", "No such file"), (tmp_path, "is not a file")):
+        ended = said("decode", str(path))
+        assert (ended.code, what in ended.err) == (65, True), ended.err
+    large = tmp_path / "large"
+    with large.open("wb") as file:
+        file.truncate(17 << 20)
+    assert "larger than 16 MiB" in said("decode", str(large)).err
+
+
+def test_a_walk_of_something_else(tmp_path: Path) -> None:
+    switch = tmp_path / "switch"
+    switch.write_text("1.3.6.1.2.1.1.1.0|4|A switch\n1.3.6.1.2.1.2.2.1.1.1|2|1\n", encoding="utf-8")
+    ended = said("decode", str(switch))
+    assert ended.code == 1
+    assert "no family of UPSes or PDUs is in these 2 objects (A switch, no sysObjectID)" in ended.err
+
+
+def test_a_walk_that_was_cut_short_is_decoded_as_far_as_it_goes(tmp_path: Path) -> None:
+    """Without an output source the daemon would refuse it; a person still wants to see the rest."""
+    part = tmp_path / "part"
+    part.write_text(f"{U}.2.3.0|2|35\n{U}.2.4.0|2|100\n", encoding="utf-8")
+    told = said("decode", "--json", str(part)).object
+    assert (told["profile"], told["runtime_s"], told["charge_pct"]) == ("rfc1628", 2100, 100)
+    assert (told["output_source"], told["on_battery"]) == ("unknown", None)
+    assert told["warnings"][0].startswith("no family fits as a whole")
+
+
+def test_a_pdu_and_a_named_profile(tmp_path: Path) -> None:
+    pdu = tmp_path / "pdu"
+    base = "1.3.6.1.4.1.318.1.1.4.4.2.1.3"
+    pdu.write_text(f"{base}.1|2|1\n{base}.2|2|2\n", encoding="utf-8")
+    told = said("decode", "--json", str(pdu)).object
+    assert (told["kind"], told["profile"], told["outlets"]) == ("pdu", "apc-spdu", {"1": "on", "2": "off"})
+    assert (told["output_source"], told["on_battery"], told["amps"]) == (None, None, None)
+    named = said("decode", "--profile", "apc-spud", str(pdu))
+    assert (named.code, "did you mean apc-spdu?" in named.err) == (1, True)
+    forced = said("decode", "--profile", "rfc1628", "--json", str(pdu)).object
+    assert forced["warnings"] == ["profile rfc1628 does not fit: no sysDescr"]
+
+
+def test_strings_of_a_device_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    bad = tmp_path / "bad"
+    text = (WALKS / "rfc1628.walk").read_text(encoding="utf-8").replace("UPS card", "UPS \x1b[2J card")
+    bad.write_text(text, encoding="utf-8")
+    assert "\x1b" not in said("decode", str(bad)).out
+
+
+# --- test-profile ---------------------------------------------------------------------------------------------------
+
+
+def test_a_profile_against_its_walk(tmp_path: Path) -> None:
+    profile, walk = "powerguard/profiles/rfc1628.yaml", str(WALKS / "rfc1628.walk")
+    assert said("test-profile", profile, walk).code == 0
+    expected = tmp_path / "expected.json"
+    right = {"profile": "acme|rfc1628", "runtime_s": 99, "watts": 410.04, "accept": {"runtime_s": [2100]}}
+    expected.write_text(json.dumps(right), encoding="utf-8")
+    ended = said("test-profile", "--json", profile, walk, str(expected))
+    assert (ended.code, ended.object["wrong"]) == (0, [])
+    expected.write_text(json.dumps({**right, "watts": 411, "on_battery": 0}), encoding="utf-8")
+    ended = said("test-profile", "--json", profile, walk, str(expected))
+    assert ended.code == 1
+    assert ended.object["wrong"] == [
+        {"key": "watts", "told": 410, "expected": [411]},
+        {"key": "on_battery", "told": False, "expected": [0]},
+    ]
+    assert "watts: told 410, expected 411" in said("test-profile", profile, walk, str(expected)).out
+
+
+def test_a_profile_that_does_not_fit_says_what_is_missing() -> None:
+    ended = said("test-profile", "powerguard/profiles/rfc1628.yaml", str(WALKS / "apc.walk"))
+    assert ended.code == 1
+    assert "output_source is not told by upsOutputSource" in ended.err
+
+
+def test_files_of_test_profile_that_cannot_be_read(tmp_path: Path) -> None:
+    good, walk = "powerguard/profiles/rfc1628.yaml", str(WALKS / "rfc1628.walk")
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("name: bad\nunit: fortnights\n", encoding="utf-8")
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for words, what in (
+        ((str(bad), walk), f"{bad}:2:1: unit: unknown key"),
+        ((str(binary), walk), "is not UTF-8"),
+        ((str(tmp_path / "absent"), walk), "No such file"),
+        ((good, str(tmp_path / "absent")), "No such file"),
+        ((good, walk, walk), "is no JSON"),
+        ((good, walk, str(tmp_path)), "Is a directory"),
+    ):
+        ended = said("test-profile", *words)
+        assert (ended.code, what in ended.err) == (65, True), (words, ended.err)
+
+
+# --- probe ----------------------------------------------------------------------------------------------------------
+
+
+def at(agent: SnmpAgent, *words: str) -> tuple[str, ...]:
+    return ("probe", "127.0.0.1", "--port", str(agent.port), "--timeout", "0.5", *words)
+
+
+async def test_probe_tells_what_decode_tells(tmp_path: Path) -> None:
+    """A card asked over UDP and the walk that --save makes of it decode alike, and alike to the made walk itself."""
+    saved = tmp_path / "saved.walk"
+    async with card(table("rfc1628")) as agent:
+        ended = await snmp(*at(agent, "--save", str(saved), "--json"))
+    assert ended.code == 0, ended.err
+    told = ended.object
+    assert kinds(told).keys() == kinds(json.loads((REFERENCE / "snmp-probe.json").read_text(encoding="utf-8"))).keys()  # type: ignore[attr-defined]
+    made = said("decode", "--json", str(WALKS / "rfc1628.walk")).object
+    again = said("decode", "--json", str(saved)).object
+    for key in ("kind", "profile", "output_source", "runtime_s", "charge_pct", "load_lines", "watts", "input_voltage"):
+        assert told[key] == made[key] == again[key], key
+    assert told["raw"][f"{U}.2.3.0"] == 35
+    assert (told["authenticated"], told["saved"]) == (False, str(saved))
+
+
+async def test_a_saved_walk_names_nobody(tmp_path: Path) -> None:
+    """Names, places, addresses and serial numbers are in text; what a profile reads as a number stays."""
+    saved = tmp_path / "saved.walk"
+    secrets = {
+        "1.3.6.1.2.1.1.1.0": b"ACME card (SN: ZA1234567890, HW 2) at 10.1.2.3",
+        "1.3.6.1.2.1.1.4.0": b"jane@example.org",
+        "1.3.6.1.2.1.1.5.0": b"ups-of-jane",
+        "1.3.6.1.2.1.1.6.0": b"room 12",
+        f"{U}.1.2.0": b"Acme 3000",
+        f"{U}.1.5.0": b"ups-of-jane",
+        f"{U}.1.6.0": b"rack of the secret project",
+        f"{U}.99.1.0": b"0123456789",
+        f"{U}.99.2.0": b"74.5",
+    }
+    values = {**table("rfc1628"), **{oid: ber.octets(text) for oid, text in secrets.items()}}
+    async with card(values) as agent:
+        assert (await snmp(*at(agent, "--save", str(saved)))).code == 0
+        assert (await snmp(*at(agent, "--save", str(saved)))).code == 64, "never over a file that is there"
+    text = saved.read_text(encoding="utf-8")
+    for secret in ("ZA1234567890", "10.1.2.3", "jane", "room 12", "secret", "0123456789"):
+        assert secret not in text, secret
+    kept = read_walk(saved)
+    assert (kept[f"{U}.99.2.0"], kept[f"{U}.1.2.0"], kept[f"{U}.99.1.0"]) == (b"74.5", b"Acme 3000", b"<removed>")
+    assert kept["1.3.6.1.2.1.1.2.0"] == Oid("1.3.6.1.4.1.8072.3.2.10")
+    assert "Text that no profile reads" in text
+
+
+async def test_probe_of_a_silent_card_and_of_no_ups() -> None:
+    async with card(table("rfc1628")) as agent:
+        agent.fault = Fault.DROP
+        ended = await snmp(*at(agent, "--json"))
+        assert ended.code == 1
+        assert "no answer from 127.0.0.1" in ended.object["error"]
+    async with card({"1.3.6.1.2.1.1.1.0": ber.octets(b"A switch")}) as agent:
+        ended = await snmp(*at(agent))
+        assert (ended.code, "fits no profile" in ended.err) == (1, True)
+
+
+async def test_probe_of_a_pdu() -> None:
+    base = "1.3.6.1.4.1.318.1.1.12"
+    values = {
+        f"{base}.1.16.0": ber.integer(312),
+        f"{base}.2.3.1.1.2.1": ber.integer(28),
+        f"{base}.2.3.1.1.5.1": ber.integer(0),
+    }
+    async with card(values) as agent:
+        told = (await snmp(*at(agent, "--json"))).object
+    assert (told["kind"], told["profile"], told["watts"], told["amps"]) == ("pdu", "apc-rpdu", 312, 2.8)
+
+
+async def test_probe_with_version_3_reads_its_secrets_from_files(tmp_path: Path) -> None:
+    auth, priv = tmp_path / "auth", tmp_path / "priv"
+    for file, secret in ((auth, "authauthauth"), (priv, "privprivpriv")):
+        file.write_text(secret + "\n", encoding="utf-8")
+        file.chmod(0o400)
+    user = SimUser("pg", b"authauthauth", b"privprivpriv")
+    words = ("--user", "pg", "--auth-file", str(auth), "--priv-file", str(priv))
+    async with card(table("rfc1628"), user=user) as agent:
+        ended = await snmp(*at(agent, *words, "--json"))
+        assert (ended.code, ended.object["authenticated"]) == (0, True)
+        auth.chmod(0o644)
+        refused = await snmp(*at(agent, *words))
+    assert (refused.code, "others can read this secret" in refused.err) == (1, True)
+    assert "authauth" not in ended.out + ended.err + refused.out + refused.err
+
+
+def test_wrong_options_of_probe() -> None:
+    for words, what in (
+        (("--version", "3"), "version 3 needs a user"),
+        (("--user", "pg", "--version", "2c"), "belong to version 3"),
+        (("--timeout", "99"), "timeout_s"),
+        (("--user", "pg", "--auth-protocol", "ROT13"), "auth_protocol"),
+    ):
+        ended = said("probe", "127.0.0.1", *words)
+        assert (ended.code, what in ended.err) == (64, True), ended.err
+
+
+def test_every_packaged_profile_is_named_in_the_guide() -> None:
+    """Whoever looks for his device finds its family."""
+    guide = (ROOT / "docs" / "guides" / "ups-families.md").read_text(encoding="utf-8")
+    assert [name for name in load_profiles(None).by_name if f"`{name}`" not in guide] == []
