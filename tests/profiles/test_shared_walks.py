@@ -1,4 +1,4 @@
-"""Walks of real devices, where they lie beside the checkout: what the two families can tell must be right or None."""
+"""Walks of real devices, where they lie beside the checkout: every field right, or one of the other careful answers."""
 
 import json
 from pathlib import Path
@@ -6,15 +6,22 @@ from typing import Any
 
 import pytest
 
-from powerguard.profiles.decode import decode
+from powerguard.cli.snmp import choose_for
+from powerguard.cli.snmp_profile import compare
+from powerguard.cli.snmp_render import shape
+from powerguard.profiles.decode import decode, redundant
 from powerguard.profiles.load import load_profiles
-from powerguard.profiles.probe import choose
-from powerguard.profiles.walk import parse_walk
+from powerguard.profiles.schema import Profile
+from powerguard.profiles.values import Answer, Oid, below
+from powerguard.profiles.walk import read_walk
 
 FOLDER = Path(__file__).parents[3] / "shared" / "ups-walks"
-FIELDS = {"load_pct": "load_pct", "charge_pct": "charge_pct", "watts": "watts", "battery_temp_c": "battery_temp_c"}
-OTHER_MIB = {"mge-upsmg", "xups", "cps"}
-"""Families whose own, finer objects are not read yet: what RFC 1628 says of them is right but coarser, or absent."""
+PROFILES = load_profiles(None)
+OF_PDUS = ("kind", "profile", "watts", "amps", "outlets")
+OF_UPSES = (
+    *("kind", "profile", "output_source", "on_battery", "battery_status", "runtime_s", "charge_pct", "load_pct"),
+    *("watts", "replace_battery", "input_voltage", "battery_temp_c"),
+)
 
 
 def expected() -> dict[str, Any]:
@@ -22,41 +29,77 @@ def expected() -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))["walks"] if path.is_file() else {}
 
 
-UPSES = {name: walk for name, walk in expected().items() if walk["kind"] == "ups"}
+WALKS = expected()
+needs_walks = pytest.mark.skipif(not WALKS, reason="no recorded walks of real devices beside the checkout")
+each_walk = pytest.mark.parametrize("name", sorted(WALKS) or ["none"])
 
 
-@pytest.mark.skipif(not UPSES, reason="no recorded walks of real devices beside the checkout")
-@pytest.mark.parametrize("name", sorted(UPSES) or ["none"])
+def device(name: str) -> tuple[dict[str, Answer], tuple[Profile, ...]]:
+    answers = read_walk(FOLDER / f"{name}.snmprec")
+    chosen, notes = choose_for(PROFILES, answers, None)
+    assert notes == []
+    return answers, chosen
+
+
+@needs_walks
+@each_walk
 def test_a_real_walk(name: str) -> None:
-    want = UPSES[name]
-    profiles = load_profiles(None).ranked()
-    text = (FOLDER / f"{name}.snmprec").read_text(encoding="utf-8", errors="replace")
-    answers = parse_walk(text, name)
-    chosen = choose(profiles, answers, sys_object_id="", sys_descr="")
-    decoded = decode(chosen, answers)
-    foreign = want["profile"] in OTHER_MIB or not {"rfc1628", "apc-powernet"} & set(want["profile"].split("|"))
-    if not chosen:
-        assert foreign, "a family that we know was not recognised"
-        return
-
-    def fine(field: str, value: float | None) -> bool:
-        allowed = [want[field], *want.get("accept", {}).get(field, [])]
-        if foreign:
-            allowed += [None, want.get(f"{field}_rfc1628")]
-        return any(value == one or (value is not None and one is not None and abs(value - one) < 1) for one in allowed)
-
-    assert decoded.output_source in [want["output_source"], *want.get("accept", {}).get("output_source", [])]
-    assert fine("runtime_s", decoded.runtime_s), decoded.runtime_s
-    assert fine("input_voltage", decoded.input_v), decoded.input_v
-    for field, attribute in FIELDS.items():
-        assert fine(field, getattr(decoded, attribute)), (field, getattr(decoded, attribute))
+    want = WALKS[name]
+    answers, chosen = device(name)
+    told = shape("snmp-decode", chosen, decode(chosen, answers), answers, from_={})
+    keys = OF_PDUS if want["kind"] == "pdu" else OF_UPSES
+    assert compare(told, {**{key: want[key] for key in keys}, "accept": want.get("accept", {})}) == []
+    assert told["stale"] is None
     if name == "cetpower":
-        assert decoded.witnesses == ()
-    assert decoded.stale is None
+        assert told["witnesses"] == []
+
+
+@needs_walks
+@each_walk
+def test_what_the_daemon_asks_of_it_tells_the_same(name: str) -> None:
+    """The live path sees only the objects that it asks for, and on most polls not those that others make redundant."""
+    answers, chosen = device(name)
+    whole = decode(chosen, answers)
+    columns = [column for profile in chosen for column in profile.columns()]
+    asked = {oid for profile in chosen for oid in profile.scalars()}
+    polled = {oid: raw for oid, raw in answers.items() if oid in asked or any(below(oid, one) for one in columns)}
+    live = decode(chosen, polled)
+    assert (live.numbers, live.output_source, live.alarms) == (whole.numbers, whole.output_source, whole.alarms)
+    spare = redundant(chosen, polled)
+    brief = decode(chosen, {oid: raw for oid, raw in polled.items() if oid not in spare})
+    # The smaller of two runtimes that are far apart comes with the whole poll; all else is there at every one.
+    assert {key for key, value in brief.numbers.items() if value is not None} == {
+        key for key, value in whole.numbers.items() if value is not None
+    }
+    assert brief.output_source == whole.output_source
+
+
+@needs_walks
+@each_walk
+def test_a_real_ups_whose_card_says_battery_is_believed_only_with_a_witness(name: str) -> None:
+    """Each device's own object is made to say battery, and nothing else of the walk is changed."""
+    if WALKS[name]["kind"] != "ups":
+        pytest.skip("a rack PDU has no battery")
+    answers, chosen = device(name)
+    overlay = dict(answers)
+    for profile in chosen:
+        for source in profile.output_source:
+            word = next((raw for raw, said in source.values.items() if said == "battery"), None)
+            place = profile.absolute(source.place)
+            for oid in [one for one in answers if one == place or below(one, place)]:
+                if word is not None:
+                    overlay[Oid(oid)] = word
+    decoded = decode(chosen, overlay)
+    if decoded.output_source != "battery":
+        assert name == "socomec-ups", "a family that tells its battery in another way"
+        return
+    assert decoded.on_battery in (None, True)
+    assert (decoded.on_battery is True) == bool(decoded.witnesses)
+    assert not decoded.low_battery
 
 
 def test_a_shared_walk_folder_has_walks() -> None:
     """Where the folder is there at all, it must not silently test nothing."""
     if not FOLDER.is_dir():
         pytest.skip("no recorded walks of real devices beside the checkout")
-    assert len(UPSES) >= 20
+    assert len(WALKS) >= 30
