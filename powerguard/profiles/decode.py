@@ -15,6 +15,7 @@ from powerguard.profiles.draft import Draft, Rejected
 from powerguard.profiles.schema import Kind, Profile
 from powerguard.profiles.values import Missing, Oid
 from powerguard.profiles.vocabulary import (
+    NUMBERS,
     REPLACE,
     STATE_OF_BATTERY,
     WITNESSES,
@@ -72,6 +73,11 @@ class Decoded:
     provenance: tuple[tuple[str, str], ...] = ()
     rejected: tuple[Rejected, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def numbers(self) -> dict[str, float | None]:
+        """Every number by its field; None: not told."""
+        return {name: getattr(self, name) for name in NUMBERS}
 
     @property
     def on_battery(self) -> bool | None:
