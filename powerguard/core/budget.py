@@ -45,7 +45,7 @@ _BARE_FORCE_S = 3.0
 
 def table(policy: Policy, battery: Battery) -> tuple[tuple[float, float], ...]:
     """Return the runtime table: the settings' one, else as learned from the UPS's word on utility, else nothing."""
-    return learning.table(policy, battery.model, battery.tau_point)
+    return battery.composed or learning.table(policy, battery.model, battery.tau_point)
 
 
 def tau_s(points: tuple[tuple[float, float], ...], load: float) -> float:

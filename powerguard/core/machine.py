@@ -10,8 +10,8 @@ else changes the phase. The picture in docs/ARCHITECTURE.md is drawn from `TABLE
 - Total: every event has an answer in every phase, and `step` never raises.
 """
 
-from powerguard.core import agreement, cap, drill, fusion, needs, plan, trainers
 from powerguard.core import budget as sums
+from powerguard.core import cap, drill, feeds, fusion, needs, plan, trainers
 from powerguard.core.events import (
     Abort,
     BatteryReplaced,
@@ -75,7 +75,7 @@ def step(policy: Policy, state: State, event: Event) -> Step:
         return Step(state)  # Not a time (NaN compares false): whatever it says, nobody knows of when.
     if isinstance(event, Reading):
         event = fusion.plausible(event)
-        if isinstance(state.phase, Online) and (quick := _quick(policy, state, event)) is not None:
+        if isinstance(state.phase, Online) and not policy.feeds and (quick := _quick(policy, state, event)) is not None:
             return quick
     elif isinstance(event, Tick) and isinstance(state.phase, Online) and _is_idle(state):
         return Step(state)
@@ -165,7 +165,7 @@ def _take_in(turn: Turn, event: Event) -> None:
         turn.update(maintenance=None)
         turn.note("maintenance_ended", "expired", who=maintenance.who)
     if not isinstance(event, Reading) and turn.state.feed.supply is Supply.BATTERY:
-        turn.update(battery=sums.advance(turn.policy, turn.state.battery, turn.now_s, draining=True))
+        turn.state = feeds.advance(turn.policy, turn.state, turn.now_s)
 
 
 def _take_in_word(turn: Turn, event: Abort | SetMaintenance | CheckpointNow | BatteryReplaced) -> None:
@@ -188,21 +188,14 @@ def _take_in_word(turn: Turn, event: Abort | SetMaintenance | CheckpointNow | Ba
 
 
 def _take_in_reading(turn: Turn, reading: Reading) -> None:
-    old = turn.state.feed
-    feed = fusion.observe(turn.policy, old, reading)
-    if feed is old:
+    before = turn.state
+    entered = feeds.enter(turn.policy, before, reading)
+    if entered is None:
         return
-    came_back = agreement.lost_since_s(old, reading.source)
-    reading = feed.reading or reading  # What all sources say together, where there are several.
-    draining = fusion.is_draining(feed)
-    drained = draining or fusion.is_draining(old)
-    battery = turn.state.battery
-    if not drained or (draining and not fusion.is_draining(old)):
-        # The short way leaves the account behind by some seconds; those were seconds on utility.
-        until_s = reading.at_s if old.reading is None else old.reading.at_s
-        battery = sums.advance(turn.policy, battery, until_s, draining=False)
-    battery = sums.account(turn.policy, battery, feed, reading, draining=draining, drained=drained)
-    turn.update(feed=feed, battery=battery)
+    turn.state = entered
+    old, feed = before.feed, entered.feed
+    came_back = feeds.lost_since_s(before, reading)
+    told = feed.reading or reading  # What all sources say together, where there are several.
     if feed.supply is Supply.BATTERY and old.supply is not Supply.BATTERY:
         turn.count_transfer()
     if came_back is not None:
@@ -211,13 +204,13 @@ def _take_in_reading(turn: Turn, reading: Reading) -> None:
         # The only thing that one unconfirmed reading may cause.
         turn.order(PollNow, limit_s=2.0, ups=reading.ups)
     if feed.low_battery_at_s is not None and old.low_battery_at_s is None:
-        turn.note("battery_low", "two readings", Level.WARNING, runtime_s=reading.runtime_s)
+        turn.note("battery_low", "two readings", Level.WARNING, runtime_s=told.runtime_s)
         turn.regrade()
     if sums.power_off_at_s(feed) is not None and sums.power_off_at_s(old) is None:
         turn.regrade()
     elif sums.power_off_at_s(feed) is None and sums.power_off_at_s(old) is not None:
         turn.note("power_off_cancelled", "the countdown was read back as cancelled")
-    turn.standing_alarms(reading)
+    turn.standing_alarms(told)
 
 
 def _take_in_battery(turn: Turn, event: BatteryReplaced) -> None:
@@ -229,11 +222,10 @@ def _take_in_battery(turn: Turn, event: BatteryReplaced) -> None:
 
 
 def _take_in_failure(turn: Turn, failure: SourceFailed) -> None:
-    old = turn.state.feed
-    feed = fusion.lose(turn.policy, old, failure)
-    if feed is old:
+    entered = feeds.lose(turn.policy, turn.state, failure)
+    if entered is None:
         return
-    turn.update(feed=feed)
+    turn.state, feed = entered, entered.feed
     conduct = "alarm; no action on utility"
     if feed.lost_since_s is None:
         conduct = "alarm; the other sources go on"
@@ -391,7 +383,8 @@ def _cause_commit(turn: Turn) -> tuple[Cause | None, str]:
         return None, ""
     if phase.due_at_s is None:
         turn.set_phase(replace(phase, due_at_s=turn.now_s))
-        turn.order(PollNow, limit_s=2.0, ups=turn.policy.ups)
+        for ups in [mine.policy.ups for mine in turn.policy.feeds] or [turn.policy.ups]:
+            turn.order(PollNow, limit_s=2.0, ups=ups)
         return None, ""
     if plan.may_latch(turn.policy, turn.state, sums_now, phase.due_at_s, turn.now_s):
         return Cause.COMMIT, because

@@ -46,6 +46,8 @@ class Policy:
     cap_share: GPU power limit on battery, as a share of the limit found; None: GPUs are left alone.
     boot_id: of this boot; an outage's latch holds in its own boot only.
     powers_off: False in dry-run: the order is recorded, nobody dies, and a latch ends when utility is back.
+    feeds: where several UPSes feed the host, each of them; empty for one. minimum_supplies: power supplies that must
+        have power for the host to run.
     """
 
     boot_id: str
@@ -85,6 +87,16 @@ class Policy:
     charge_hold_s: float = 60.0
     powers_off: bool = True
     trainers: tuple[TrainerPolicy, ...] = ()
+    feeds: tuple["FeedPolicy", ...] = ()
+    minimum_supplies: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedPolicy:
+    """One of several UPSes that feed this host. policy: as if it were the only one; supplies: power supplies on it."""
+
+    policy: Policy
+    supplies: int = 1
 
 
 # --- State ------------------------------------------------------------------------------------------------------
@@ -173,6 +185,7 @@ class Battery:
     suspect: a fall faster than physics that waits for a second reading.
     health: share of a new battery's energy that a full charge holds.
     tau_point: (load, seconds) of a full battery derived from a reading on utility, where there is no table.
+    composed: runtime table of several batteries that feed one host together; empty for one.
     low_load: load when low battery rose: its seconds count at that load.
     away_s: wall seconds for which the host was off; they may have recharged it, if the charge says so too.
     model: what has been learned of it.
@@ -184,14 +197,23 @@ class Battery:
     charged: float | None = None
     left: float | None = None
     load: float | None = None
-    load_at_s: float = 0.0
     step_at_s: float | None = None
     suspect: float | None = None
     health: float = 0.75
     tau_point: tuple[float, float] | None = None
+    composed: tuple[tuple[float, float], ...] = ()
     low_load: float | None = None
     away_s: float = 0.0
     model: BatteryModel = field(default_factory=BatteryModel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supplied:
+    """One of several UPSes that feed the host, as far as it is known by itself."""
+
+    ups: str
+    feed: Feed
+    battery: Battery
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -396,6 +418,7 @@ class State:
     guarded_since_s: training runs again below the charge gate since then, with checkpoints where they cost little.
     told: names of standing alarms that have been told, so that each is told once.
     learned: what has been measured here, the battery apart. cap: GPU power that is capped. drill: the one that runs.
+    upses: where several UPSes feed the host, each by itself; feed and battery are then what they are together.
     """
 
     phase: Phase = field(default_factory=Online)
@@ -410,6 +433,7 @@ class State:
     learned: Learned = field(default_factory=Learned)
     cap: Cap | None = None
     drill: Drill | None = None
+    upses: tuple[Supplied, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ reason to power off.
 from dataclasses import dataclass
 
 from powerguard.core import battery as learning
-from powerguard.core import cap, drill, needs, trainers
+from powerguard.core import cap, drill, feeds, needs, trainers
 from powerguard.core.events import Action, EnsurePolicy, Level, PowerOff, ResumeTrainer, ResumeTraining
 from powerguard.core.frozen import replace
 from powerguard.core.learned import Learned
@@ -56,15 +56,22 @@ def restore(policy: Policy, stored: Stored | None, now_s: float) -> Step:
     return _next_boot(policy, stored, now_s)
 
 
+def reloaded(old: Policy, policy: Policy, state: State, now_s: float) -> State:
+    """Return the state under settings that have changed in the running daemon."""
+    state = feeds.adopt(policy, state, now_s)
+    return replace(state, trainers=trainers.after_reload(old, policy, state.trainers, state.learned))
+
+
 def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
     """Go on in the same phase with the same deadline; repeat what may not have happened (twice is as good as once)."""
-    state = replace(stored.state, trainers=_known(policy, stored.state))
-    turn = Turn(policy, state, now_s)
+    state = feeds.adopt(policy, stored.state, now_s)
+    turn = Turn(policy, replace(state, trainers=_known(policy, state)), now_s)
     again = [action for action in drill.after_restart(turn, stored.in_flight) if action.by_s > now_s]
     expired = {action.id for action in stored.in_flight} - {action.id for action in again}
     turn.update(
         trainers=tuple(replace(t, order=None) if t.order in expired else t for t in turn.state.trainers),
         feed=replace(turn.state.feed, suspect=False),
+        upses=tuple(replace(each, feed=replace(each.feed, suspect=False)) for each in turn.state.upses),
     )
     cap.after_restart(turn, expired)
     phase = turn.state.phase
@@ -107,28 +114,32 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
     """Another boot: every time of the old one is moved into the new one's clock, as far as the gap is known."""
     gap_s = stored.gap_s if stored.gap_s is not None and 0.0 <= stored.gap_s <= LONGEST_GAP_S else 0.0
     shift_s = now_s - gap_s - stored.at_s
-    old = stored.state
+    old = feeds.adopt(policy, stored.state, stored.at_s)
     maintenance = old.maintenance
     if maintenance is not None:
         until_s = maintenance.until_s + shift_s
         maintenance = replace(maintenance, until_s=until_s) if until_s > now_s else None
-    battery = Battery(
-        away_s=gap_s,
-        at_s=now_s,
-        used=old.battery.used,
-        health=old.battery.health,
-        tau_point=old.battery.tau_point,
-        model=learning.shifted(old.battery.model, shift_s),
-    )
+
+    def carried(battery: Battery) -> Battery:
+        return Battery(
+            away_s=gap_s,
+            at_s=now_s,
+            used=battery.used,
+            health=battery.health,
+            tau_point=battery.tau_point,
+            model=learning.shifted(battery.model, shift_s),
+        )
+
     state = State(
         phase=Online(),
         feed=Feed(since_s=now_s),
-        battery=battery,
+        battery=carried(old.battery),
         trainers=trainers.at_start(policy, old.learned),
         maintenance=maintenance,
         serial=old.serial,
         learned=needs.shifted(old.learned, shift_s),
     )
+    state = feeds.rebooted(policy, state, old.upses, carried)
     turn = Turn(policy, state, now_s)
     drill.after_reboot(turn, old, shift_s)
     phase = old.phase

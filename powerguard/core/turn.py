@@ -6,7 +6,7 @@ A `Turn` lives inside one `step` and is never seen outside, so `step` stays a fu
 from typing import Any
 
 from powerguard.core import budget as sums
-from powerguard.core import plan
+from powerguard.core import feeds, plan
 from powerguard.core.agreement import LAG_S
 from powerguard.core.battery import STEEP
 from powerguard.core.events import Action, Level, Note, OutputSource, Reading, Scalar
@@ -122,6 +122,14 @@ class Turn:
             "sources_disagree",
             _words(feed) + ("" if feed.disagree_since_s is None else ": the cautious word counts"),
             holds=feed.disagree_since_s is not None and self.now_s - feed.disagree_since_s >= LAG_S,
+        )
+        gone = feeds.redundancy_lost(self.state)
+        self.tell_once(
+            "redundancy_lost",
+            f"not on utility: {gone}; the host still has the power supplies that it needs"
+            if gone
+            else "every feed is on utility again, or fewer than needed are",
+            holds=bool(gone),
         )
         self.tell_once(
             "unprotected", f"output_source={source}", holds=source in (OutputSource.BYPASS, OutputSource.ECO)

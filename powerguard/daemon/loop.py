@@ -36,9 +36,8 @@ from powerguard.core.learned import Learned
 from powerguard.core.machine import step
 from powerguard.core.model import Online, Policy, State, Step
 from powerguard.core.needs import fold
-from powerguard.core.recovery import Stored, restore
+from powerguard.core.recovery import Stored, reloaded, restore
 from powerguard.core.table import phase_name
-from powerguard.core.trainers import after_reload
 from powerguard.daemon.attempt import Strays, attempt, keep_running, rest
 from powerguard.daemon.figures import Figures
 from powerguard.daemon.journal import Entry, Journal
@@ -328,9 +327,7 @@ class Loop:
             self.settings_ok = False
             log.error("settings_refused", because=str(error), kept="the settings so far")  # noqa: TRY400 - told in full
         else:
-            self.state = replace(
-                self.state, trainers=after_reload(old, self.policy, self.state.trainers, self.state.learned)
-            )
+            self.state = reloaded(old, self.policy, self.state, self.clock())
             self.settings_ok = True
             self.settings_at_s = self.clock()
             self._policy_watch.check_soon()

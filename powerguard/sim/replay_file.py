@@ -18,7 +18,7 @@ from typing import BinaryIO, Final, cast
 from powerguard.core.events import Action, CheckpointProgress, Done, Event, Failed, OutputSource, Reading, SourceFailed
 from powerguard.core.model import Policy, State, TrainerPolicy
 from powerguard.core.plain import KIND, PlainError, from_plain
-from powerguard.core.trainers import after_reload
+from powerguard.core.recovery import reloaded
 from powerguard.sim.replay import Deed, Leg, Mark, Recording, coarseness_s, mark_of, with_losses
 
 MAX_LINE_BYTES: Final = 4 << 20
@@ -417,8 +417,7 @@ class _Outage:
         boot_id = str(listed[life.boot]) if 0 <= life.boot < len(listed) else f"boot-{life.boot}"
         state = life.state
         if life.policy is not None and state is not None and policy is not life.policy:
-            trainers = after_reload(life.policy, policy, state.trainers, state.learned)
-            state = replace(state, trainers=trainers)
+            state = reloaded(life.policy, policy, state, life.at_s or 0.0)
         policy = replace(policy, boot_id=policy.boot_id if life.policy is policy else boot_id)
         if life.policy is None:
             policy, events = _coarse(policy, events, self.told)

@@ -52,7 +52,7 @@ from powerguard.core.events import (
 )
 from powerguard.core.learned import Drop
 from powerguard.core.machine import step
-from powerguard.core.model import Policy, State, Step, TrainerPolicy
+from powerguard.core.model import FeedPolicy, Policy, State, Step, TrainerPolicy
 from powerguard.core.plain import from_plain, to_plain
 from powerguard.core.recovery import Stored, restore
 from powerguard.core.table import phase_name
@@ -91,9 +91,11 @@ _NOTED = (
 
 
 def make_policy(words: list[str]) -> Policy:
-    """Read `policy` words: table=, trainer=name:conduct:seconds[:disk[:priority]] (often), any Policy field."""
+    """Read `policy` words: table=, trainer=name:conduct:seconds[:disk[:priority]] (often), feed=ups:supplies
+    (often), any Policy field."""
     fields: dict[str, Any] = {}
     trainers = []
+    feeds: list[tuple[str, int]] = []
     for word in words:
         key, _, value = word.partition("=")
         if key == "table":
@@ -110,11 +112,17 @@ def make_policy(words: list[str]) -> Policy:
                     priority=int(priority or 0),
                 )
             )
+        elif key == "feed":
+            name, _, supplies = value.partition(":")
+            feeds.append((name, int(supplies or 1)))
         elif key == "boot_id":
             fields[key] = value
         else:
             fields[key] = float(value)
-    return Policy(**{"boot_id": "boot-one", "ups": "ups", "trainers": tuple(trainers), **fields})
+    made = Policy(**{"boot_id": "boot-one", "ups": "ups", "trainers": tuple(trainers), **fields})
+    return replace(
+        made, feeds=tuple(FeedPolicy(policy=replace(made, ups=name), supplies=supplies) for name, supplies in feeds)
+    )
 
 
 @dataclass
@@ -232,7 +240,9 @@ class Player:
                 self.send(Tick(at_s=at_s))
             case "lost":
                 name = given.get("source", "snmp")
-                self.send(SourceFailed(at_s=at_s, ups="ups", source=name, reason=" ".join(plain), lost=True))
+                self.send(
+                    SourceFailed(at_s=at_s, ups=given.get("ups", "ups"), source=name, reason=" ".join(plain), lost=True)
+                )
             case "trainer":
                 self.send(self._seen(at_s, plain[0], given))
             case "progress":
@@ -288,7 +298,7 @@ class Player:
         return True
 
     def _reading(self, at_s: float, source: str, words: list[str], into_s: float) -> Reading:
-        fields: dict[str, Any] = {"source": "snmp"}
+        fields: dict[str, Any] = {"source": "snmp", "ups": "ups"}
         names = {"load": "load_pct", "charge": "charge_pct", "runtime": "runtime_s", "on_battery": "on_battery_s"}
         names |= {"off_in": "output_off_in_s"}
         for word in words:
@@ -296,7 +306,7 @@ class Player:
             key = names.get(key, key)
             if not value:
                 fields[key] = True
-            elif key == "source":
+            elif key in ("source", "ups"):
                 fields[key] = value
             elif value in ("true", "false"):
                 fields[key] = value == "true"
@@ -306,7 +316,7 @@ class Player:
                 fields[key] = float(base) + (-1 if sign == "-" else 1) * float(slope or 0) * into_s
                 if key != "on_battery_s":
                     fields[key] = max(0.0, fields[key])
-        return Reading(at_s=at_s, ups="ups", output_source=OutputSource(source), **fields)
+        return Reading(at_s=at_s, output_source=OutputSource(source), **fields)
 
     def _seen(self, at_s: float, name: str, given: dict[str, str]) -> TrainerSeen:
         return TrainerSeen(

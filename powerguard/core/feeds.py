@@ -1,0 +1,413 @@
+"""Several feeds of one host: UPSes that each carry some of its power supplies.
+
+Each UPS is known by itself, with the same fusion and the same account as a lone one. Together they are one feed and
+one battery again, so that no rule notices: the host is on battery when fewer of its power supplies than it needs have
+utility, and its battery lasts until fewer than that live. That moment is played forward: the first battery dies, its
+load moves to the rest, a rest above 100 % dies as well. A feed that is unknown, off or on bypass is never counted as
+endless; one that fell silent within 30 s of another's transfer is presumed to be on battery, too.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from powerguard.core import agreement, fusion
+from powerguard.core import budget as sums
+from powerguard.core.events import OutputSource, Reading, SourceFailed
+from powerguard.core.frozen import replace
+from powerguard.core.model import Battery, Feed, FeedPolicy, Policy, State, Supplied, Supply
+
+PRESUMED_S = 30.0
+"""A feed that falls silent this close to another's transfer lost its network with the power."""
+OVERLOADED = 1.0
+"""A UPS that takes over another's load and then has more than this share of its rating switches off."""
+_FACTORS = (0.3, 0.45, 0.6, 0.8, 1.0, 1.25)
+"""Loads, as shares of the one of now, at which the runtime of all together is played."""
+_LEAST_S = 0.1
+_ALARMING_FIRST = (
+    OutputSource.UNKNOWN,
+    OutputSource.OFF,
+    OutputSource.BYPASS,
+    OutputSource.ECO,
+    OutputSource.BOOST,
+    OutputSource.TRIM,
+    OutputSource.UTILITY,
+)
+
+
+@dataclass(slots=True)
+class _Leg:
+    """One feed while its end is played. left: usable energy; inf: utility. cut_at_s: its UPS cuts its output then."""
+
+    supplies: int
+    left: float
+    load: float
+    tau_s: Callable[[float], float]
+    cut_at_s: float
+
+    def ends_s(self, now_s: float) -> float:
+        """When it ends, if its load stays."""
+        lasts_s = math.inf if math.isinf(self.left) else self.left * self.tau_s(self.load)
+        return min(now_s + lasts_s, self.cut_at_s)
+
+
+def take(policy: Policy, feed: Feed, battery: Battery, reading: Reading) -> tuple[Feed, Battery]:
+    """Enter a reading of one UPS into its feed and its account; the same feed where it changes nothing."""
+    new = fusion.observe(policy, feed, reading)
+    if new is feed:
+        return feed, battery
+    told = new.reading or reading  # What all its sources say together, where there are several.
+    draining, drained = fusion.is_draining(new), fusion.is_draining(feed)
+    if not drained:
+        # The short way leaves the account behind by some seconds; those were seconds on utility.
+        until_s = reading.at_s if feed.reading is None else feed.reading.at_s
+        battery = sums.advance(policy, battery, until_s, draining=False)
+    return new, sums.account(policy, battery, new, told, draining=draining, drained=draining or drained)
+
+
+def enter(policy: Policy, state: State, reading: Reading) -> State | None:
+    """Enter a reading of the UPS, or of one of several; None where it changes nothing."""
+    if not policy.feeds:
+        feed, battery = take(policy, state.feed, state.battery, reading)
+        return None if feed is state.feed else replace(state, feed=feed, battery=battery)
+    mine = _policy_of(policy, reading.ups)
+    if mine is None:
+        return None
+    known = of(state, reading.ups) or _unheard(mine, reading.at_s)
+    feed, battery = take(mine.policy, known.feed, known.battery, reading)
+    if feed is known.feed:
+        return None
+    upses = _with(state.upses, Supplied(ups=reading.ups, feed=feed, battery=battery))
+    return _together(policy, state, upses, reading.at_s, feed)
+
+
+def lose(policy: Policy, state: State, failure: SourceFailed) -> State | None:
+    """Enter that a source is lost; None where this is no news."""
+    if not policy.feeds:
+        feed = fusion.lose(policy, state.feed, failure)
+        return None if feed is state.feed else replace(state, feed=feed)
+    mine = _policy_of(policy, failure.ups)
+    if mine is None:
+        return None
+    known = of(state, failure.ups) or _unheard(mine, failure.at_s)
+    feed = fusion.lose(mine.policy, known.feed, failure)
+    if feed is known.feed:
+        return None
+    upses = _with(state.upses, replace(known, feed=feed))
+    return _together(policy, state, upses, failure.at_s, None)
+
+
+def lost_since_s(state: State, reading: Reading) -> float | None:
+    """Since when the source of this reading had been lost before it; None where it answered."""
+    known = of(state, reading.ups)
+    return agreement.lost_since_s(state.feed if known is None else known.feed, reading.source)
+
+
+def advance(policy: Policy, state: State, now_s: float) -> State:
+    """Bring the account up to `now_s` without a reading, on battery."""
+    if not policy.feeds:
+        return replace(state, battery=sums.advance(policy, state.battery, now_s, draining=True))
+    return _together(policy, state, state.upses, now_s, None)
+
+
+def adopt(policy: Policy, state: State, now_s: float) -> State:
+    """Fit a stored state to the feeds of the settings: one may have become several, or several one."""
+    if not policy.feeds:
+        if not state.upses:
+            return state
+        mine = of(state, policy.ups)
+        kept = (Feed(since_s=now_s), Battery(at_s=now_s, health=policy.health))
+        feed, battery = kept if mine is None else (mine.feed, mine.battery)
+        return replace(state, upses=(), feed=feed, battery=battery)
+    upses = tuple(each for each in state.upses if _policy_of(policy, each.ups) is not None)
+    heard = None if state.feed.reading is None else _policy_of(policy, state.feed.reading.ups)
+    if not state.upses and heard is not None:
+        upses = (Supplied(ups=heard.policy.ups, feed=state.feed, battery=state.battery),)
+    return _together(policy, state, upses, now_s, None)
+
+
+def rebooted(policy: Policy, state: State, upses: tuple[Supplied, ...], carried: Callable[[Battery], Battery]) -> State:
+    """Return the state of the next boot with every UPS in it: no feed yet, and its battery as `carried` over."""
+    if not policy.feeds:
+        return state
+    at_s = state.feed.since_s
+    again = tuple(Supplied(ups=each.ups, feed=Feed(since_s=at_s), battery=carried(each.battery)) for each in upses)
+    return _together(policy, state, again, at_s, None)
+
+
+def of(state: State, ups: str) -> Supplied | None:
+    """What is known of one UPS; None where it has not been heard of, or is the only one."""
+    return next((each for each in state.upses if each.ups == ups), None)
+
+
+def redundancy_lost(state: State) -> str:
+    """Name the feeds without which the host still has what it needs, and that do not carry it; "" where none."""
+    if state.feed.supply is not Supply.UTILITY:
+        return ""
+    gone = [each for each in state.upses if _word(state.upses, each) is not Supply.UTILITY and _is_known(each)]
+    return ", ".join(f"{each.ups} ({_why(state.upses, each)})" for each in gone)
+
+
+# --- One feed -----------------------------------------------------------------------------------------------------
+
+
+def _policy_of(policy: Policy, ups: str) -> FeedPolicy | None:
+    return next((mine for mine in policy.feeds if mine.policy.ups == ups), None)
+
+
+def _is_known(each: Supplied) -> bool:
+    """Say whether it has told anything, or is known not to answer: before that, nothing is missing."""
+    return each.feed.reading is not None or each.feed.lost_since_s is not None
+
+
+def _unheard(mine: FeedPolicy, at_s: float) -> Supplied:
+    battery = Battery(at_s=at_s, health=mine.policy.health)
+    return Supplied(ups=mine.policy.ups, feed=Feed(since_s=at_s), battery=battery)
+
+
+def _with(upses: tuple[Supplied, ...], new: Supplied) -> tuple[Supplied, ...]:
+    if all(each.ups != new.ups for each in upses):
+        return (*upses, new)
+    return tuple(new if each.ups == new.ups else each for each in upses)
+
+
+def _advanced(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, now_s: float) -> Supplied:
+    mine = _policy_of(policy, each.ups)
+    if mine is None or _word(upses, each) is not Supply.BATTERY:
+        return each
+    return replace(each, battery=sums.advance(mine.policy, each.battery, now_s, draining=True))
+
+
+def _is_presumed(upses: tuple[Supplied, ...], each: Supplied) -> bool:
+    lost_s = each.feed.lost_since_s
+    if lost_s is None or each.feed.supply is Supply.BATTERY:
+        return False
+    return any(
+        other.feed.supply is Supply.BATTERY and abs(other.feed.since_s - lost_s) <= PRESUMED_S for other in upses
+    )
+
+
+def _word(upses: tuple[Supplied, ...], each: Supplied) -> Supply:
+    """What counts of one feed beside the others: utility that cannot be seen or relied on is none, in an outage."""
+    feed = each.feed
+    if feed.supply is Supply.BATTERY or _is_presumed(upses, each):
+        return Supply.BATTERY
+    if feed.supply is not Supply.UTILITY:
+        return Supply.UNKNOWN
+    bypassed = feed.reading is not None and feed.reading.output_source is OutputSource.BYPASS
+    doubtful = bypassed or feed.lost_since_s is not None
+    outage = any(other.feed.supply is Supply.BATTERY for other in upses)
+    return Supply.UNKNOWN if doubtful and outage else Supply.UTILITY
+
+
+def _why(upses: tuple[Supplied, ...], each: Supplied) -> str:
+    if _word(upses, each) is Supply.BATTERY:
+        return "on battery" if each.feed.supply is Supply.BATTERY else "silent since another went to battery"
+    if each.feed.lost_since_s is not None:
+        return "silent"
+    return "unknown" if each.feed.reading is None else str(each.feed.reading.output_source)
+
+
+# --- All together ---------------------------------------------------------------------------------------------------
+
+
+def _together(policy: Policy, state: State, upses: tuple[Supplied, ...], now_s: float, arrived: Feed | None) -> State:
+    """Return the state with what all feeds are together. arrived: the feed whose reading has just come."""
+    upses = tuple(_advanced(policy, upses, each, now_s) for each in upses)
+    feed = _feed(policy, state.feed, upses, now_s, arrived)
+    battery = _battery(policy, state.battery, upses, feed, now_s)
+    return replace(state, upses=upses, feed=feed, battery=battery)
+
+
+def _supplies(policy: Policy, each: Supplied) -> int:
+    mine = _policy_of(policy, each.ups)
+    return 0 if mine is None else mine.supplies
+
+
+def _falls_short_s(policy: Policy, upses: Iterable[Supplied], at_s: Callable[[Supplied], float | None]) -> float | None:
+    """When too few power supplies are left, if each feed goes at its own time; None: enough of them stay."""
+    upses = tuple(upses)
+    alive = sum(_supplies(policy, each) for each in upses)
+    going = sorted((when, _supplies(policy, each)) for each in upses if (when := at_s(each)) is not None)
+    for when, supplies in going:
+        alive -= supplies
+        if alive < policy.minimum_supplies:
+            return when
+    return None
+
+
+def _feed(policy: Policy, before: Feed, upses: tuple[Supplied, ...], now_s: float, arrived: Feed | None) -> Feed:
+    words = {each.ups: _word(upses, each) for each in upses}
+    on_utility = sum(_supplies(policy, each) for each in upses if words[each.ups] is Supply.UTILITY)
+    on_battery = [each for each in upses if words[each.ups] is Supply.BATTERY]
+    supply = Supply.UNKNOWN
+    if on_utility >= policy.minimum_supplies:
+        supply = Supply.UTILITY
+    elif on_battery:
+        supply = Supply.BATTERY
+    since_s = before.since_s if supply is before.supply else _since_s(supply, on_battery, now_s)
+    feeds = [each.feed for each in upses]
+    short = [each for each in upses if words[each.ups] is not Supply.UNKNOWN]
+    lost = [feed.lost_since_s for feed in feeds if feed.lost_since_s is not None]
+    tested = [feed for feed in feeds if feed.test_since_s is not None]
+    enough = on_utility - sum(
+        _supplies(policy, each) for each in upses if fusion.is_draining(each.feed) and words[each.ups] is Supply.UTILITY
+    )
+    is_tested = bool(tested) and enough < policy.minimum_supplies
+    return Feed(
+        supply=supply,
+        since_s=since_s,
+        proven_by=next((each.feed.proven_by for each in on_battery if each.feed.proven_by), before.proven_by),
+        reading=_reading(before.reading, upses, supply, now_s, arrived, is_tested=is_tested),
+        previous=before.previous if arrived is None else arrived.previous,
+        suspect=any(feed.suspect for feed in feeds),
+        unproven_battery=any(feed.unproven_battery for feed in feeds),
+        utility_seen=before.utility_seen or supply is Supply.UTILITY,
+        first_charge_pct=None,
+        test_since_s=min((feed.test_since_s or now_s for feed in tested), default=None) if is_tested else None,
+        lost_since_s=max(lost) if lost and len(lost) == len(policy.feeds) else None,
+        low_battery_at_s=_falls_short_s(policy, short, lambda each: each.feed.low_battery_at_s),
+        countdown_at_s=_falls_short_s(policy, short, lambda each: sums.power_off_at_s(each.feed)),
+        fsd_at_first=any(feed.fsd_at_first for feed in feeds),
+    )
+
+
+def _since_s(supply: Supply, on_battery: list[Supplied], now_s: float) -> float:
+    """Since when: of a battery, since the last of those went to it that carry the host now."""
+    if supply is not Supply.BATTERY:
+        return now_s
+    return max(
+        each.feed.since_s if each.feed.supply is Supply.BATTERY else each.feed.lost_since_s or now_s
+        for each in on_battery
+    )
+
+
+def _reading(
+    before: Reading | None,
+    upses: tuple[Supplied, ...],
+    supply: Supply,
+    now_s: float,
+    arrived: Feed | None,
+    *,
+    is_tested: bool,
+) -> Reading | None:
+    """Return one reading for all of them: what is left of the least full, and every alarm."""
+    base = before if arrived is None else arrived.reading
+    told = [each.feed.reading for each in upses if each.feed.reading is not None]
+    if base is None or not told:
+        return before
+    on_battery = [each.reading for each in (u.feed for u in upses) if each.supply is Supply.BATTERY and each.reading]
+    words = {each.output_source for each in told}
+    if supply is Supply.BATTERY or (is_tested and OutputSource.BATTERY in words):
+        word = OutputSource.BATTERY
+    else:
+        word = next((each for each in _ALARMING_FIRST if each in words), OutputSource.UTILITY)
+    charges = [each.charge_pct for each in told if each.charge_pct is not None]
+    runtimes = [each.runtime_s for each in on_battery or told if each.runtime_s is not None]
+    return replace(
+        base,
+        at_s=base.at_s if arrived is None else max(base.at_s, now_s),
+        output_source=word,
+        charge_pct=min(charges, default=None),
+        runtime_s=min(runtimes, default=None),
+        input_present=False if any(each.input_present is False for each in on_battery) else base.input_present,
+        low_battery=any(each.low_battery for each in told),
+        replace_battery=any(each.replace_battery for each in told),
+        overload=any(each.overload for each in told),
+        testing=is_tested and any(each.testing for each in told),
+        calibrating=is_tested and any(each.calibrating for each in told),
+        forced_shutdown=any(each.forced_shutdown for each in told),
+        output_off_in_s=None,
+        alarms=tuple(sorted({alarm for each in told for alarm in each.alarms})),
+    )
+
+
+def _battery(policy: Policy, before: Battery, upses: tuple[Supplied, ...], feed: Feed, now_s: float) -> Battery:
+    """Return one battery for all: its energy is their mean, its table what they last together."""
+    counted = [
+        each
+        for each in upses
+        if (word := _word(upses, each)) is Supply.BATTERY
+        or (word is Supply.UTILITY and feed.supply is not Supply.BATTERY)
+    ]
+
+    def mean(of_each: Callable[[Battery], float | None], among: Iterable[Supplied]) -> float | None:
+        known = [(_supplies(policy, each), value) for each in among if (value := of_each(each.battery)) is not None]
+        weight = sum(supplies for supplies, _ in known)
+        return sum(supplies * value for supplies, value in known) / weight if weight else None
+
+    left = mean(lambda each: each.left, counted)
+    # A UPS that has nothing to carry any more is not there; what it carried is on the others.
+    load = mean(lambda each: each.load, upses)
+    usable = 0.0 if left is None else sums.usable(policy, left)
+    composed = before.composed
+    if usable > 0.0 and load is not None and load > 0.0:
+        composed = tuple(
+            (factor * load, max(_LEAST_S, _lasts_s(policy, upses, feed, factor, now_s)) / usable) for factor in _FACTORS
+        )
+    steps = [each.battery.step_at_s for each in upses if each.battery.step_at_s is not None]
+    return Battery(
+        at_s=max(before.at_s, now_s),
+        used=mean(lambda each: each.used, counted or upses),
+        left=left if composed else None,
+        load=load,
+        step_at_s=max(steps, default=None),
+        health=mean(lambda each: each.health, counted or upses) or policy.health,
+        composed=composed,
+    )
+
+
+def _lasts_s(policy: Policy, upses: tuple[Supplied, ...], feed: Feed, factor: float, now_s: float) -> float:
+    """Seconds until too few power supplies live, at `factor` times the load of now: played to the end."""
+    legs = []
+    for each in upses:
+        mine, word = _policy_of(policy, each.ups), _word(upses, each)
+        points = () if mine is None else sums.table(mine.policy, each.battery)
+        if mine is None or word is Supply.UNKNOWN:
+            continue
+        endless = word is Supply.UTILITY and feed.supply is Supply.BATTERY
+        if not endless and (not points or each.battery.left is None):
+            continue  # Blind: nobody knows how long, so it counts for nothing.
+        left = math.inf if endless else sums.usable(policy, each.battery.left or 0.0)
+        cut_at_s = sums.power_off_at_s(each.feed)
+        legs.append(
+            _Leg(
+                supplies=mine.supplies,
+                left=left,
+                load=factor * sums.load_of(each.battery),
+                tau_s=_reader(points),
+                cut_at_s=math.inf if cut_at_s is None else cut_at_s,
+            )
+        )
+    return _play(legs, policy.minimum_supplies, now_s) - now_s
+
+
+def _reader(points: tuple[tuple[float, float], ...]) -> Callable[[float], float]:
+    return lambda load: sums.tau_s(points, load) if points else math.inf
+
+
+def _play(legs: list[_Leg], minimum: int, now_s: float) -> float:
+    """Let the legs end one after the other; return when fewer than `minimum` power supplies are left."""
+    at_s = now_s
+    while sum(leg.supplies for leg in legs) >= minimum:
+        first = min(legs, key=lambda leg: leg.ends_s(at_s))
+        ends_s = first.ends_s(at_s)
+        if math.isinf(ends_s):
+            return at_s + 1e7
+        for leg in legs:
+            if not math.isinf(leg.left):
+                leg.left = max(0.0, leg.left - (ends_s - at_s) / leg.tau_s(leg.load))
+        at_s = max(at_s, ends_s)
+        legs = _without(legs, first)
+        while any(leg.load > OVERLOADED for leg in legs):
+            legs = _without(legs, next(leg for leg in legs if leg.load > OVERLOADED))
+    return at_s
+
+
+def _without(legs: list[_Leg], dead: _Leg) -> list[_Leg]:
+    """Move the load of a dead leg to the others, by their power supplies."""
+    rest = [leg for leg in legs if leg is not dead]
+    supplies = sum(leg.supplies for leg in rest)
+    for leg in rest:
+        leg.load += dead.load * leg.supplies / supplies
+    return rest

@@ -1,0 +1,348 @@
+"""How a drill ends: stopped, overtaken by an outage, restarted, rebooted; each way is told once, and in order."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from play import Player, Told
+
+from powerguard.core.events import CapPower, Level, Note, RestorePower, ResumeTrainer
+from powerguard.core.learned import DrillReport
+from powerguard.core.model import Drill
+
+WORDS = "table=50:540,75:360,100:240 trainer=llm:pause:20 rating_w=4000"
+CAP = f"{WORDS} cap_share=0.7"
+READY = "0..14 utility load=75 charge=100 runtime=360\n15 trainer llm durable_age_s=60"
+ANSWERS = "auto policy sync poweroff resume trainer_resume pause cap restore checkpoint=5"
+PAUSING = "16 drill scope=pause\n17..28 utility load=75"
+"""The pause is ordered at 27 s."""
+ID = "boot-one-drill-160"
+
+
+def played(story: str, answers: str = "auto", words: str = WORDS, player: Player | None = None) -> Told:
+    return (player or Player()).play(f"policy {words}\n{answers}\n{READY}\n{story}")
+
+
+def running(told: Told) -> Drill:
+    assert told.state.drill is not None
+    return told.state.drill
+
+
+def report(told: Told) -> DrillReport:
+    found = told.state.learned.drill
+    assert found is not None
+    return found
+
+
+def notes(told: Told, event: str) -> list[Note]:
+    return [note for note in told.notes if note.event == event]
+
+
+# --- Undo -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_reason_to_stop_stands() -> None:
+    """Stopped, then the daemon is stopped as well: it is told once, with who and how much was open."""
+    told = played(f"{PAUSING}\n28.5 drill_stop\n28.6 sigterm")
+    drill = running(told)
+    assert (drill.stage, drill.stages, drill.stage_at_s) == ("undo", (), 28.5)
+    assert (drill.result, drill.because) == ("interrupted", "stopped by alice")
+    (undoing,) = notes(told, "drill_undoing")
+    assert undoing.numbers == (("drill", ID), ("paused", 1), ("open", 1))
+
+
+def test_a_trainer_that_dies_in_the_undo_holds_nothing_up() -> None:
+    """Its resume was refused, and then it is gone: the drill ends in that moment."""
+    story = f"{PAUSING}\n28.1 done pause\n28.2 drill_stop\n28.3 failed trainer_resume llm\n28.4 trainer llm alive=false"
+    told = played(story)
+    assert told.state.drill is None
+    assert (report(told).result, report(told).at_s) == ("interrupted", 28.4)
+    assert len(told.ordered(ResumeTrainer)) == 1
+
+
+def test_a_drill_is_not_over_before_the_limits_are_restored() -> None:
+    told = played(
+        "16 drill scope=cap\n17..30 utility load=75\n30.5 drill_stop\n31..33 utility load=50", "auto cap", CAP
+    )
+    assert running(told).stage == "undo"
+    (restore,) = told.ordered(RestorePower)
+    assert restore.outage == ID
+    assert restore.by_s == 35.5
+    assert told.state.cap is not None
+    assert (told.state.cap.lifting, told.state.cap.ordered_at_s, told.state.cap.order) == (True, 30.5, restore.id)
+    told = played(
+        "16 drill scope=cap\n17..30 utility load=75\n30.5 drill_stop\n31..33 utility load=50", "auto cap restore", CAP
+    )
+    assert told.state.drill is None
+    assert report(told).because == "stopped by alice"
+
+
+def test_a_cap_on_its_way_is_waited_for_and_lifted_then() -> None:
+    """A restore must not overtake the cap that it undoes."""
+    player = Player()
+    told = played("16 drill scope=cap\n17..28 utility load=75\n28.5 drill_stop", words=CAP, player=player)
+    assert told.ordered(CapPower)
+    assert not told.ordered(RestorePower)
+    told = player.play("29 done cap\n29.5 utility load=50")
+    assert len(told.ordered(RestorePower)) == 1
+    told = player.play("30 done restore")
+    assert told.state.drill is None
+
+
+def test_limits_that_cannot_be_put_back_are_left_to_the_standing_duty_and_told() -> None:
+    """A minute after the end the drill gives up waiting; `gpu_power_stuck` stands and goes on."""
+    player = Player()
+    played("16 drill scope=cap\n17..30 utility load=75\n30.5 drill_stop", "auto cap", CAP, player=player)
+    assert player.told is not None
+    for second in range(31, 120):
+        if any(isinstance(action, RestorePower) for _, action in player.open):
+            player.line(f"{second}.2 failed restore no helper")
+        player.line(f"{second}.5 utility load=50 charge=100")
+        if player.told.state.drill is None:
+            break
+    told = player.told
+    assert (report(told).result, report(told).because) == (
+        "failed",
+        "GPU power limits could not be put back; it is tried on (stopped by alice)",
+    )
+    assert report(told).at_s == 90.5, "a minute after the stop"
+    (left,) = notes(told, "drill_left_behind")
+    assert (left.because, left.level) == ("not put back yet; it is tried on", Level.ERROR)
+    assert left.numbers == (("what", "GPU power limits"),)
+    assert told.state.cap is not None
+
+
+def test_trainers_that_do_not_hear_are_told_on_after_the_drill() -> None:
+    """Both are named; neither counts as told to pause any more, and both are told again."""
+    words = f"{WORDS} trainer=vit:pause:20"
+    player = Player()
+    player.play(f"policy {words}\nauto pause\n{READY}\n15 trainer vit durable_age_s=60\n{PAUSING}\n28.5 drill_stop")
+    assert player.told is not None
+    for second in range(29, 120):
+        for name in ("llm", "vit"):
+            if any(isinstance(a, ResumeTrainer) and a.trainer == name for _, a in player.open):
+                player.line(f"{second}.2 failed trainer_resume {name}")
+        player.line(f"{second}.5 utility load=50 charge=100")
+        if player.told.state.drill is None:
+            break
+    told = player.told
+    assert report(told).because == "llm, vit could not be put back; it is tried on (stopped by alice)"
+    assert notes(told, "drill_left_behind")[0].numbers == (("what", "llm, vit"),)
+    assert [trainer.told_pause for trainer in told.state.trainers] == [False, False]
+    before = len(told.ordered(ResumeTrainer))
+    told = player.play("120..140 utility load=50 charge=100")
+    assert len(told.ordered(ResumeTrainer)) > before
+
+
+# --- The report -------------------------------------------------------------------------------------------------------
+
+
+def test_the_end_is_told_in_one_line_with_its_main_figures() -> None:
+    """What concerns one trainer, and what was left out, stays in the report."""
+    told = played("16.1234 drill scope=full\n17..31 utility load=75\n32..60 utility load=40", ANSWERS)
+    (ended,) = notes(told, "drill_ended")
+    numbers = dict(ended.numbers)
+    assert ended.level is Level.INFO
+    assert list(numbers)[:3] == ["drill", "result", "lasted_s"]
+    assert (numbers["drill"], numbers["result"], numbers["lasted_s"]) == ("boot-one-drill-161", "passed", 26.177)
+    assert "load_before" in numbers
+    assert not [name for name in numbers if "." in name or name.startswith("skipped_")]
+    assert {"checkpoint_s.llm", "skipped_cap"} <= set(dict(report(told).figures))
+
+
+def test_each_drill_is_told_once() -> None:
+    told = played(
+        "16 drill scope=policy\n17..20 utility load=75\n21 drill scope=policy\n22 utility load=75", "auto policy"
+    )
+    assert [dict(note.numbers)["drill"] for note in notes(told, "drill_ended")] == [ID, "boot-one-drill-210"]
+    assert report(told).id == "boot-one-drill-210"
+
+
+def test_an_interrupted_drill_is_a_warning() -> None:
+    told = played("16 drill scope=policy\n17 drill_stop\n17.5 done policy")
+    assert [note.level for note in notes(told, "drill_ended")] == [Level.WARNING]
+
+
+# --- An outage comes first --------------------------------------------------------------------------------------------
+
+OUTAGE = "31..45 battery load=40 charge=99 runtime=500"
+
+
+def test_an_outage_in_a_pause_begins_with_the_load_that_training_had() -> None:
+    """Whoever waits for charge afterwards counts with 75 %, not with the 40 % of training that stands still."""
+    told = played(f"{PAUSING}\n28.5 done pause\n29..30 utility load=40\n{OUTAGE}")
+    drill = running(told)
+    assert (drill.stage, drill.stages, drill.stage_at_s, drill.paused) == ("handed_over", (), 32.0, ("llm",))
+    assert (report(told).result, report(told).because) == ("interrupted", "a real outage: second_reading")
+    phase = told.state.phase
+    assert getattr(phase, "outage").load_at_start == 0.75  # noqa: B009 - every phase but online has one
+
+
+def test_an_outage_leaves_nothing_of_a_drill_that_held_nobody() -> None:
+    """In the stage of the policy nobody is paused and nothing capped: it is over at once."""
+    told = played("16 drill scope=policy\n17..18 battery load=75 charge=99")
+    assert told.phase == "on_battery"
+    assert told.state.drill is None
+    assert report(told).result == "interrupted"
+
+
+def test_an_outage_in_a_cap_keeps_the_load_that_training_had() -> None:
+    told = played("16 drill scope=cap\n17..30 utility load=75\n31..33 battery load=50 charge=99", "auto cap", CAP)
+    assert running(told).stage == "handed_over"
+    assert getattr(told.state.phase, "outage").load_at_start == 0.75  # noqa: B009 - every phase but online has one
+
+
+def test_after_the_outage_the_drill_s_pause_ends_too_and_it_is_told_once() -> None:
+    player = Player()
+    played(f"{PAUSING}\n28.5 done pause\n29..30 utility load=40\n31..33 battery load=40 charge=99", player=player)
+    told = player.play("34..60 utility load=40 charge=99")
+    assert told.phase == "online"
+    assert told.state.drill is None
+    assert len({action.id for action in told.ordered(ResumeTrainer)}) >= 1
+    assert {action.trainer for action in told.actions if isinstance(action, ResumeTrainer)} == {"llm"}
+    assert len(notes(told, "drill_ended")) == 1
+
+
+def test_a_pause_on_its_way_through_an_outage_is_waited_for_afterwards() -> None:
+    """It could land after the word that training may go on, and nobody would know."""
+    player = Player()
+    told = played(f"{PAUSING}\n29..31 battery load=75 charge=99", player=player)
+    assert [order.what for order in running(told).waiting] == ["pause"]
+    told = player.play("31.2 done trainer_resume") if told.ordered(ResumeTrainer) else told
+    told = player.play("32..42 utility load=75 charge=99")
+    if told.phase == "online" and told.state.drill is not None:
+        drill = running(told)
+        assert (drill.stage, drill.result, drill.because) == ("undo", "interrupted", "a real outage")
+    told = player.play("43 done pause\n43.5 done trainer_resume\n44 utility load=75")
+    told = player.play("45..120 utility load=75 charge=100")
+    assert told.state.drill is None
+    assert len(notes(told, "drill_ended")) == 1
+
+
+def test_an_outage_that_kills_the_trainer_lets_nobody_go_on() -> None:
+    player = Player()
+    played(f"{PAUSING}\n28.5 done pause\n29..30 utility load=40\n31..33 battery load=40 charge=99", player=player)
+    told = player.play("33.5 trainer llm alive=false\n34..60 utility load=40 charge=99")
+    assert told.phase == "online"
+    assert not told.ordered(ResumeTrainer)
+
+
+# --- A pulled plug ----------------------------------------------------------------------------------------------------
+
+
+def test_a_pulled_plug_is_told_with_who_pulled_it_and_timed_to_the_millisecond() -> None:
+    story = (
+        "16 drill witness=plug\n17 utility load=75 charge=100 runtime=360\n"
+        "18.1234 battery load=75 charge=100\n19.1234 battery load=75 charge=99\n20..30 battery load=75 charge=98\n"
+        "31.5678 utility load=75 charge=90\n32..45 utility load=75 charge=90"
+    )
+    told = played(story, ANSWERS)
+    stages = notes(told, "drill_stage")
+    assert [note.because for note in stages] == ["plug", "outage"]
+    assert stages[-1].numbers == (("drill", ID), ("pulled_by", "alice"))
+    assert (report(told).result, report(told).witness) == ("passed", "plug")
+    outage_s = dict(report(told).figures)["outage_s"]
+    assert isinstance(outage_s, float)
+    assert outage_s == round(outage_s, 3)
+    assert outage_s == round(report(told).at_s - 19.1234, 3)
+
+
+def test_a_restart_in_a_pulled_plug_leaves_it_running() -> None:
+    """The real rules run; a new daemon goes on with them, and the drill with it."""
+    player = Player()
+    played("16 drill witness=plug\n17 utility load=75 charge=100\n18..25 battery load=75 charge=99", player=player)
+    told = player.play("26 restart")
+    assert (running(told).stage, running(told).result) == ("outage", "")
+    told = player.play("27..29 battery load=75 charge=99\n30..50 utility load=75 charge=98")
+    assert report(told).result == "passed"
+
+
+# --- Restart and reboot -----------------------------------------------------------------------------------------------
+
+
+def test_a_restart_undoes_and_repeats_nothing_of_the_drill() -> None:
+    """The pause in flight may have landed: it is not ordered again, and the trainer is let go."""
+    player = Player()
+    played(PAUSING, player=player)
+    told = player.play("29 restart")
+    drill = running(told)
+    assert (drill.stage, drill.result) == ("undo", "interrupted")
+    assert drill.because == "the daemon was restarted in the middle of it"
+    assert [order.what for order in drill.waiting] == ["resume"]
+    assert [type(action).__name__ for _, action in player.open] == ["ResumeTrainer"]
+
+
+def test_a_restart_forgets_the_drill_s_checkpoint_with_its_expected_end() -> None:
+    player = Player()
+    played("16 drill scope=checkpoint\n17 progress llm eta=30", player=player)
+    assert player.told is not None
+    (before,) = player.told.state.trainers
+    assert (before.order is not None, before.eta_at_s) == (True, 47.0)
+    (after,) = player.play("18 restart").state.trainers
+    assert (after.order, after.eta_at_s) == (None, None)
+
+
+def test_a_restart_in_the_undo_keeps_its_reason_and_tells_the_trainer_again() -> None:
+    player = Player()
+    played(f"{PAUSING}\n28.5 drill_stop", player=player)
+    told = player.play("29 restart")
+    assert (running(told).result, running(told).because) == ("interrupted", "stopped by alice")
+    assert [(order.what, order.by_s) for order in running(told).waiting] == [("resume", 39.0)]
+    told = player.play("29.5 done trainer_resume\n30 utility load=75")
+    assert told.state.drill is None
+    assert report(told).because == "stopped by alice"
+
+
+def test_a_restart_in_an_outage_keeps_what_the_drill_owes() -> None:
+    player = Player()
+    played(f"{PAUSING}\n28.5 done pause\n29..30 utility load=40\n31..33 battery load=40 charge=99", player=player)
+    told = player.play("34 restart")
+    assert (running(told).stage, running(told).paused) == ("handed_over", ("llm",))
+
+
+@pytest.mark.parametrize("forgotten", [True, False])
+def test_an_order_of_the_drill_is_not_repeated_by_the_new_daemon(*, forgotten: bool) -> None:
+    """By its drill's name, also where the drill has given up waiting for it."""
+    player = Player()
+    told = played("16 drill scope=policy\n16.5 utility load=75", player=player)
+    if forgotten:
+        told.state = replace(told.state, drill=replace(running(told), waiting=()))
+    player.play("17 restart")
+    assert not player.open
+
+
+def test_a_reboot_in_a_drill_is_told_and_nothing_is_put_back() -> None:
+    player = Player()
+    played(f"{PAUSING}\n28.5 done pause", player=player)
+    told = player.play("5 reboot gap=60")
+    assert told.state.drill is None
+    assert (report(told).result, report(told).because) == (
+        "interrupted",
+        "the host was restarted in the middle of it",
+    )
+    assert not told.ordered(ResumeTrainer)
+
+
+def test_a_reboot_in_an_outage_does_not_tell_the_drill_a_second_time() -> None:
+    player = Player()
+    played(f"{PAUSING}\n28.5 done pause\n29..30 utility load=40\n31..33 battery load=40 charge=99", player=player)
+    told = player.play("5 reboot gap=60")
+    assert told.state.drill is None
+    assert len(notes(told, "drill_ended")) == 1
+
+
+def test_a_pulled_plug_that_ends_in_a_power_off_is_timed_over_both_boots() -> None:
+    """40 s of it before, 300 s off, and what the return takes."""
+    player = Player()
+    played("16 drill witness=plug\n17 utility load=75 charge=100\n18..60 battery load=75 charge=99", player=player)
+    assert player.told is not None
+    began_s = running(player.told).stage_at_s
+    told = player.play("10 reboot gap=300")
+    drill = running(told)
+    assert drill.stage == "outage"
+    assert drill.stage_at_s == pytest.approx(began_s - 60.0 - 300.0 + 10.0)
+    assert drill.began_s == pytest.approx(16.0 - 60.0 - 300.0 + 10.0)
+    assert dict(drill.figures)["powered_off_clean"] is False

@@ -1,0 +1,398 @@
+"""Several feeds of one host: which of them count, when the host runs out of power supplies, and what is told of it."""
+
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from play import make_policy
+
+from powerguard.core import budget as sums
+from powerguard.core import feeds
+from powerguard.core.events import OutputSource, Reading, SourceFailed, Tick
+from powerguard.core.machine import step
+from powerguard.core.model import Battery, Feed, FeedPolicy, Policy, State, Supplied, Supply
+from powerguard.core.recovery import Stored, reloaded, restore
+
+TABLE = "table=50:540,75:360,100:240"
+UTILITY, BATTERY, UNKNOWN = Supply.UTILITY, Supply.BATTERY, Supply.UNKNOWN
+
+
+def policy(*words: str) -> Policy:
+    """Return a policy of the words; minimum_supplies as a whole number."""
+    made = make_policy([TABLE, *words])
+    return replace(made, minimum_supplies=int(made.minimum_supplies))
+
+
+ONE_OF_TWO = policy("feed=a", "feed=b")
+BOTH = policy("feed=a", "feed=b", "minimum_supplies=2")
+ALONE = policy()
+
+
+def says(at_s: float, ups: str, word: str, **told: Any) -> Reading:  # noqa: ANN401 - any field of a reading
+    fields = {"charge_pct": 100.0, "load_pct": 50.0, "runtime_s": 540.0, **told}
+    return Reading(at_s=at_s, ups=ups, source="snmp", output_source=OutputSource(word), **fields)
+
+
+def after(made: Policy, *told: Reading | SourceFailed | Tick, state: State | None = None) -> State:
+    """Return the state after these events, through the whole machine."""
+    state = restore(made, None, 0.0).state if state is None else state
+    for each in told:
+        state = step(made, state, each).state
+    return state
+
+
+def lost(at_s: float, ups: str) -> SourceFailed:
+    return SourceFailed(at_s=at_s, ups=ups, source="snmp", reason="no answer", lost=True)
+
+
+def both(at_s: float, a: str, b: str) -> tuple[Reading, Reading]:
+    return says(at_s, "a", a), says(at_s + 0.25, "b", b)
+
+
+CALM = (*both(0.0, "utility", "utility"), *both(1.0, "utility", "utility"))
+A_OUT = (*both(2.0, "battery", "utility"), *both(3.0, "battery", "utility"))
+ALL_OUT = (*both(2.0, "battery", "battery"), *both(3.0, "battery", "battery"))
+
+
+# --- Who counts -----------------------------------------------------------------------------------------------------
+
+
+def test_one_of_two_on_battery_is_no_outage_where_one_is_enough() -> None:
+    state = after(ONE_OF_TWO, *CALM, *A_OUT)
+    assert (state.feed.supply, state.feed.since_s, state.told) == (UTILITY, 0.0, ("redundancy_lost",))
+    assert [each.feed.supply for each in state.upses] == [BATTERY, UTILITY]
+    assert feeds.redundancy_lost(state) == "a (on battery)"
+
+
+def test_one_of_two_on_battery_is_an_outage_where_both_are_needed() -> None:
+    state = after(BOTH, *CALM, *A_OUT)
+    assert (state.feed.supply, state.feed.since_s, feeds.redundancy_lost(state)) == (BATTERY, 2.0, "")
+
+
+def test_an_outage_counts_from_the_transfer_that_left_too_few() -> None:
+    state = after(ONE_OF_TWO, *CALM, *A_OUT, *both(30.0, "battery", "battery"), *both(31.0, "battery", "battery"))
+    assert (state.feed.supply, state.feed.since_s) == (BATTERY, 30.25)
+    assert state.feed.proven_by == "second_reading"
+
+
+def test_the_host_is_back_when_enough_of_them_are() -> None:
+    state = after(ONE_OF_TWO, *CALM, *ALL_OUT, *both(4.0, "battery", "utility"))
+    assert (state.feed.supply, state.feed.since_s) == (UTILITY, 4.25)
+
+
+def test_two_power_supplies_on_one_of_them_count_twice() -> None:
+    made = policy("feed=a:2", "feed=b:1", "minimum_supplies=2")
+    assert after(made, *CALM, *A_OUT).feed.supply is BATTERY
+    other = (*both(2.0, "utility", "battery"), *both(3.0, "utility", "battery"))
+    assert after(made, *CALM, *other).feed.supply is UTILITY
+
+
+def test_before_all_of_them_are_heard_nothing_is_missing() -> None:
+    state = after(ONE_OF_TWO, says(0.0, "a", "utility"))
+    assert (state.feed.supply, state.told) == (UTILITY, ())
+    assert after(BOTH, says(0.0, "a", "utility")).feed.supply is UNKNOWN
+    silent = after(ONE_OF_TWO, says(0.0, "a", "utility"), lost(3.0, "b"), says(4.0, "a", "utility"))
+    assert feeds.redundancy_lost(silent) == "b (silent)"
+
+
+@pytest.mark.parametrize(("apart_s", "supply"), [(29.0, BATTERY), (30.0, BATTERY), (-25.0, BATTERY)])
+def test_one_that_falls_silent_with_the_others_transfer_is_presumed_on_battery(apart_s: float, supply: Supply) -> None:
+    """Its switch had no battery; sooner or later it is lost, within half a minute of the transfer."""
+    told: list[Reading | SourceFailed] = [
+        says(100.0, "a", "battery"),
+        says(101.0, "a", "battery"),
+        lost(100.0 + apart_s, "b"),
+    ]
+    told.sort(key=lambda event: event.at_s)
+    state = after(ONE_OF_TWO, *CALM, *told, says(140.0, "a", "battery"))
+    assert state.feed.supply is supply
+    b = feeds.of(state, "b")
+    assert b is not None
+    assert (b.battery.used or 0.0) > 0.0, "its battery is counted as emptying"
+
+
+def test_one_that_has_been_silent_for_long_is_not_endless() -> None:
+    state = after(ONE_OF_TWO, *CALM, lost(5.0, "b"), says(100.0, "a", "utility"))
+    assert state.feed.supply is UTILITY, "its last word, while nothing else happens"
+    state = after(ONE_OF_TWO, says(101.0, "a", "battery"), says(102.0, "a", "battery"), state=state)
+    assert state.feed.supply is BATTERY
+    b = feeds.of(state, "b")
+    assert b is not None
+    assert b.battery.used == 0.0, "nobody knows that it is on battery, either"
+
+
+@pytest.mark.parametrize(
+    ("word", "supply"), [("bypass", BATTERY), ("off", BATTERY), ("unknown", BATTERY), ("eco", UTILITY)]
+)
+def test_bypass_off_and_unknown_are_not_endless_either(word: str, supply: Supply) -> None:
+    state = after(ONE_OF_TWO, *CALM, says(1.5, "b", word), says(2.0, "a", "battery"), says(3.0, "a", "battery"))
+    assert state.feed.supply is supply
+
+
+def test_a_bypass_alone_is_an_alarm() -> None:
+    state = after(ONE_OF_TWO, *CALM, says(2.0, "b", "bypass"))
+    assert (state.feed.supply, state.told) == (UTILITY, ("unprotected",))
+
+
+def test_the_feed_is_lost_when_all_are() -> None:
+    state = after(ONE_OF_TWO, *CALM, lost(5.0, "a"))
+    assert state.feed.lost_since_s is None
+    state = after(ONE_OF_TWO, lost(6.0, "b"), state=state)
+    assert state.feed.lost_since_s == 6.0
+    assert after(ONE_OF_TWO, lost(7.0, "b"), state=state) == state
+    back = step(ONE_OF_TWO, state, says(8.0, "a", "utility"))
+    assert back.state.feed.lost_since_s is None
+    assert next((note.event, dict(note.numbers)) for note in back.notes) == ("source_recovered", {"lost_s": 3.0})
+
+
+def test_a_ups_that_does_not_feed_this_host_changes_nothing() -> None:
+    state = after(ONE_OF_TWO, *CALM)
+    assert after(ONE_OF_TWO, says(5.0, "c", "battery"), lost(6.0, "c"), state=state) == state
+
+
+def test_a_test_of_one_of_two_is_none_of_the_host() -> None:
+    testing = says(2.0, "a", "battery", testing=True, input_present=True)
+    state = after(ONE_OF_TWO, *CALM, testing)
+    assert (state.feed.supply, state.feed.test_since_s) == (UTILITY, None)
+    assert state.feed.reading is not None
+    assert not state.feed.reading.testing
+    needed = after(BOTH, *CALM, testing)
+    assert needed.feed.test_since_s == 2.0
+    assert needed.feed.reading is not None
+    assert (needed.feed.reading.testing, needed.feed.reading.output_source) == (True, OutputSource.BATTERY)
+
+
+def test_every_alarm_of_every_feed_is_told() -> None:
+    worn = says(2.0, "a", "utility", replace_battery=True, overload=True, alarms=("fan_fault",))
+    state = after(ONE_OF_TWO, *CALM, worn, says(2.25, "b", "utility", alarms=("ups_fault",)))
+    assert set(state.told) == {"battery_worn", "overload"}
+    assert state.feed.reading is not None
+    assert state.feed.reading.alarms == ("fan_fault", "ups_fault")
+
+
+def test_the_least_full_battery_is_told() -> None:
+    low = says(2.0, "a", "utility", charge_pct=40.0, runtime_s=200.0)
+    state = after(ONE_OF_TWO, *CALM, low, says(2.25, "b", "utility", charge_pct=90.0, runtime_s=500.0))
+    assert state.feed.reading is not None
+    assert (state.feed.reading.charge_pct, state.feed.reading.runtime_s) == (40.0, 200.0)
+
+
+# --- Orders ---------------------------------------------------------------------------------------------------------
+
+
+def test_low_battery_counts_when_too_few_are_left_without_it() -> None:
+    low = {"low_battery": True}
+    one = after(ONE_OF_TWO, *CALM, *ALL_OUT, *(says(4.0 + n, "a", "battery", **low) for n in range(3)))
+    assert one.feed.low_battery_at_s is None
+    two = after(ONE_OF_TWO, *(says(7.25 + n, "b", "battery", **low) for n in range(2)), state=one)
+    assert two.feed.low_battery_at_s == 8.25
+
+
+def test_a_countdown_counts_when_too_few_are_left_after_it() -> None:
+    def counting(ups: str, at_s: float, off_in_s: float) -> Reading:
+        return says(at_s, ups, "utility", output_off_in_s=off_in_s)
+
+    one = after(ONE_OF_TWO, *CALM, counting("a", 2.0, 100.0), counting("a", 3.0, 99.0))
+    assert one.feed.countdown_at_s is None
+    two = after(ONE_OF_TWO, counting("b", 4.0, 50.0), counting("b", 5.0, 49.0), counting("a", 6.0, 96.0), state=one)
+    assert two.feed.countdown_at_s == 102.0
+    assert after(BOTH, *CALM, counting("a", 2.0, 100.0), counting("a", 3.0, 99.0)).feed.countdown_at_s == 102.0
+
+
+# --- How long -------------------------------------------------------------------------------------------------------
+
+
+def lasting(made: Policy, *each: tuple[str, float, float, Supply]) -> float:
+    """Return the effective runtime at the load of now; each: name, energy left, load, supply."""
+    upses = tuple(
+        Supplied(
+            ups=name,
+            feed=Feed(supply=supply, since_s=0.0, reading=says(0.0, name, supply.value)),
+            battery=Battery(used=0.0, left=left, load=load, health=1.0),
+        )
+        for name, left, load, supply in each
+    )
+    state = feeds.advance(made, State(upses=upses), 0.0)
+    now = sums.budget(made, state.battery, state.feed, (), 0.0)
+    assert now.reff_now_s is not None
+    return now.reff_now_s
+
+
+def alone(left: float, load: float) -> float:
+    """Return the effective runtime of one battery."""
+    return sums.usable(ALONE, left) * sums.tau_s(ALONE.runtime_table, load)
+
+
+def test_a_lone_battery_lasts_as_long_among_feeds() -> None:
+    """The same sums: with the other feed dark from the beginning, and both needed or not."""
+    made = policy("feed=a", "feed=b", "minimum_supplies=2")
+    assert lasting(made, ("a", 0.8, 0.5, BATTERY), ("b", 1.0, 0.5, UTILITY)) == pytest.approx(alone(0.8, 0.5))
+
+
+def test_two_equal_batteries_end_together() -> None:
+    """Nothing is left to take over when the first one ends."""
+    equal = (("a", 0.8, 0.5, BATTERY), ("b", 0.8, 0.5, BATTERY))
+    assert lasting(ONE_OF_TWO, *equal) == pytest.approx(alone(0.8, 0.5))
+    assert lasting(BOTH, *equal) == pytest.approx(alone(0.8, 0.5))
+
+
+def test_the_load_of_the_first_that_ends_moves_to_the_rest() -> None:
+    first_s = alone(0.5, 0.4)
+    rest = sums.usable(ALONE, 0.8) - first_s / sums.tau_s(ALONE.runtime_table, 0.4)
+    expected_s = first_s + rest * sums.tau_s(ALONE.runtime_table, 0.8)
+    told = (("a", 0.5, 0.4, BATTERY), ("b", 0.8, 0.4, BATTERY))
+    assert lasting(ONE_OF_TWO, *told) == pytest.approx(expected_s)
+    assert lasting(BOTH, *told) == pytest.approx(first_s)
+
+
+def test_a_rest_that_is_overloaded_ends_with_the_first() -> None:
+    """60 % and 60 % is more than one of them carries."""
+    told = (("a", 0.5, 0.6, BATTERY), ("b", 0.8, 0.6, BATTERY))
+    assert lasting(ONE_OF_TWO, *told) == pytest.approx(alone(0.5, 0.6))
+
+
+def test_three_feeds_end_one_after_the_other() -> None:
+    made = policy("feed=a", "feed=b", "feed=c")
+    tau = ALONE.runtime_table
+    one_s = alone(0.3, 0.3)
+    b, c = (sums.usable(ALONE, left) - one_s / sums.tau_s(tau, 0.3) for left in (0.5, 0.9))
+    two_s = b * sums.tau_s(tau, 0.45)
+    c -= two_s / sums.tau_s(tau, 0.45)
+    expected_s = one_s + two_s + c * sums.tau_s(tau, 0.9)
+    told = (("a", 0.3, 0.3, BATTERY), ("b", 0.5, 0.3, BATTERY), ("c", 0.9, 0.3, BATTERY))
+    assert lasting(made, *told) == pytest.approx(expected_s)
+
+
+def test_on_utility_the_sums_are_those_of_an_outage_that_begins_now() -> None:
+    told = (("a", 0.8, 0.5, UTILITY), ("b", 0.8, 0.5, UTILITY))
+    assert lasting(ONE_OF_TWO, *told) == pytest.approx(alone(0.8, 0.5))
+
+
+def test_a_pause_lengthens_it_for_all() -> None:
+    """At 60 % of the load each battery lasts as its own table says."""
+    upses = tuple(
+        Supplied(
+            ups=name,
+            feed=Feed(supply=BATTERY, reading=says(0.0, name, "battery")),
+            battery=Battery(used=0.0, left=0.8, load=0.8, health=1.0),
+        )
+        for name in ("a", "b")
+    )
+    state = feeds.advance(ONE_OF_TWO, State(upses=upses), 0.0)
+    points = sums.table(ONE_OF_TWO, state.battery)
+    assert [round(load / 0.8, 3) for load, _ in points] == [0.3, 0.45, 0.6, 0.8, 1.0, 1.25]
+    assert sums.usable(ONE_OF_TWO, 0.8) * sums.tau_s(points, 0.48) == pytest.approx(alone(0.8, 0.48))
+
+
+def test_a_blind_one_counts_for_nothing_and_all_blind_is_blind() -> None:
+    blind = Supplied(ups="b", feed=Feed(supply=BATTERY, reading=says(0.0, "b", "battery")), battery=Battery(load=0.4))
+    seen = Supplied(
+        ups="a",
+        feed=Feed(supply=BATTERY, reading=says(0.0, "a", "battery")),
+        battery=Battery(used=0.0, left=0.8, load=0.4, health=1.0),
+    )
+    one = feeds.advance(ONE_OF_TWO, State(upses=(seen, blind)), 0.0)
+    now = sums.budget(ONE_OF_TWO, one.battery, one.feed, (), 0.0)
+    assert now.reff_now_s == pytest.approx(alone(0.8, 0.4))
+    none = feeds.advance(ONE_OF_TWO, State(upses=(blind,)), 0.0)
+    assert none.battery.left is None
+
+
+def test_an_empty_battery_leaves_nothing() -> None:
+    state = after(ONE_OF_TWO, *CALM, *ALL_OUT, Tick(at_s=5000.0))
+    now = sums.budget(ONE_OF_TWO, state.battery, state.feed, (), 5000.0)
+    assert (now.reff_now_s, state.battery.left) == (0.0, 0.0)
+
+
+def test_a_cut_of_one_ups_ends_it_before_its_battery() -> None:
+    """And what it carried is on the other one from then on."""
+    made = ONE_OF_TWO
+    upses = tuple(
+        Supplied(
+            ups=name,
+            feed=Feed(supply=BATTERY, reading=says(0.0, name, "battery"), countdown_at_s=cut_at_s),
+            battery=Battery(used=0.0, left=0.8, load=0.4, health=1.0),
+        )
+        for name, cut_at_s in (("a", 50.0), ("b", None))
+    )
+    state = feeds.advance(made, State(upses=upses), 0.0)
+    tau = ALONE.runtime_table
+    rest = sums.usable(ALONE, 0.8) - 50.0 / sums.tau_s(tau, 0.4)
+    now = sums.budget(made, state.battery, state.feed, (), 0.0)
+    assert now.reff_now_s == pytest.approx(50.0 + rest * sums.tau_s(tau, 0.8))
+
+
+def test_time_without_readings_empties_those_on_battery_only() -> None:
+    state = after(ONE_OF_TWO, *CALM, *A_OUT, says(60.0, "a", "battery"))
+    used = {each.ups: each.battery.used or 0.0 for each in state.upses}
+    assert used == {"a": pytest.approx(58.0 / 540.0, rel=0.05), "b": 0.0}, "also where the host is not on battery"
+    state = after(BOTH, *CALM, *A_OUT, Tick(at_s=60.0))
+    used = {each.ups: each.battery.used or 0.0 for each in state.upses}
+    assert used["b"] == 0.0
+    assert used["a"] == pytest.approx(58.0 / 540.0, rel=0.05)
+
+
+# --- Over restarts and settings -------------------------------------------------------------------------------------
+
+
+def test_a_restart_goes_on_with_every_feed() -> None:
+    state = after(ONE_OF_TWO, *CALM, *ALL_OUT)
+    again = restore(ONE_OF_TWO, Stored(state=state, boot_id="boot-one", at_s=3.25), 8.0).state
+    assert [each.feed.supply for each in again.upses] == [BATTERY, BATTERY]
+    assert again.feed.supply is BATTERY
+
+
+def test_the_next_boot_knows_every_battery_and_no_feed() -> None:
+    state = after(ONE_OF_TWO, *CALM, *ALL_OUT, Tick(at_s=100.0))
+    next_boot = replace(ONE_OF_TWO, boot_id="boot-two")
+    again = restore(next_boot, Stored(state=state, boot_id="boot-one", at_s=100.0, gap_s=60.0), 5.0).state
+    assert [(each.ups, each.feed.supply, each.battery.away_s) for each in again.upses] == [
+        ("a", UNKNOWN, 60.0),
+        ("b", UNKNOWN, 60.0),
+    ]
+    assert all((each.battery.used or 0.0) > 0.1 for each in again.upses)
+    assert again.feed.supply is UNKNOWN
+
+
+def test_one_feed_becomes_two_and_two_become_one() -> None:
+    lone = policy("feed=a")
+    lone = replace(lone, ups="a", feeds=())
+    state = after(lone, says(0.0, "a", "utility"), says(1.0, "a", "utility"))
+    two = reloaded(lone, ONE_OF_TWO, state, 2.0)
+    assert [(each.ups, each.feed.supply) for each in two.upses] == [("a", UTILITY)]
+    assert two.feed.supply is UTILITY
+    back = reloaded(ONE_OF_TWO, lone, two, 3.0)
+    assert (back.upses, back.feed, back.battery.used) == ((), state.feed, state.battery.used)
+    other = replace(lone, ups="c")
+    strange = reloaded(ONE_OF_TWO, other, two, 3.0)
+    assert (strange.feed, strange.battery.used) == (Feed(since_s=3.0), None)
+    assert reloaded(lone, lone, state, 3.0) == state
+
+
+def test_a_feed_that_the_settings_lose_is_forgotten() -> None:
+    state = after(ONE_OF_TWO, *CALM)
+    kept = replace(ONE_OF_TWO, feeds=(*ONE_OF_TWO.feeds[:1], FeedPolicy(policy=replace(ALONE, ups="c"))))
+    assert [each.ups for each in feeds.adopt(kept, state, 5.0).upses] == ["a"]
+
+
+def test_the_whole_is_finite_whatever_it_is_fed() -> None:
+    """A load of zero, a battery without a load, no table."""
+    bare = replace(
+        ONE_OF_TWO, feeds=tuple(FeedPolicy(policy=replace(each.policy, runtime_table=())) for each in ONE_OF_TWO.feeds)
+    )
+    for made in (ONE_OF_TWO, bare, BOTH):
+        state = after(
+            made,
+            says(0.0, "a", "utility", load_pct=0.0, runtime_s=None, charge_pct=None),
+            says(0.25, "b", "utility", load_pct=None, runtime_s=0.0),
+            says(1.0, "a", "battery", load_pct=0.0, runtime_s=None, charge_pct=None, on_battery_s=1.0),
+            says(1.25, "b", "battery", load_pct=None, runtime_s=0.0, on_battery_s=1.0),
+            Tick(at_s=50.0),
+        )
+        now = sums.budget(made, state.battery, state.feed, (), 51.0)
+        assert now.reff_now_s is None or math.isfinite(now.reff_now_s)
