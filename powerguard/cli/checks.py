@@ -88,7 +88,7 @@ def examine(args: argparse.Namespace) -> list[Finding]:
         return [*found, *_daemon(args)]
     today = datetime.now(UTC).date()
     ward = Ward(args, loaded, make_policy(loaded.settings, boot_id=boot_id(), today=today))
-    text = f"{path}: valid; mode {loaded.settings.mode}, fed by {loaded.settings.feed}"
+    text = f"{path}: valid; mode {loaded.settings.mode}, fed by {' and '.join(loaded.settings.feeding)}"
     told = [Finding("settings", "PASS", text)]
     told += [
         Finding("settings", "WARN", f"{loaded.files.where(mistake.path)}: {mistake}")
@@ -99,10 +99,10 @@ def examine(args: argparse.Namespace) -> list[Finding]:
 
 async def _live(ward: Ward) -> list[Finding]:
     """Everything that must be asked of somebody, side by side."""
-    options = ward.settings.ups[ward.settings.feed].sources
+    sources = [(ups, each) for ups in ward.settings.feeding for each in ward.settings.ups[ups].sources]
     armed = ward.settings.mode == "armed"
     checks: list[tuple[str, Callable[[], Awaitable[list[Finding]]]]] = [
-        *((f"ups.{source.host}", lambda source=source: _ups(ward, source)) for source in options),
+        *((f"ups.{each.host}", lambda ups=ups, each=each: _ups(ward, ups, each)) for ups, each in sources),
         ("trainers", lambda: _trainers(ward)),
         ("bmc", lambda: _bmc(ward)),
         ("gpu", lambda: gpu_findings(ward.settings.gpu)),
@@ -167,22 +167,22 @@ def _is_elsewhere(secret: Secret | None) -> bool:
 # --- Those who must be asked ----------------------------------------------------------------------------------------
 
 
-async def _ups(ward: Ward, options: SourceOptions) -> list[Finding]:
+async def _ups(ward: Ward, ups: str, options: SourceOptions) -> list[Finding]:
     name = f"ups.{options.host}"
     if any(_is_elsewhere(secret) for _, secret in _found_in(options, "")):
         return [Finding(name, "WARN", "not asked: its secret is a credential of the daemon's unit", _AS_DAEMON)]
     match options:
         case SnmpOptions():
-            return await _snmp(ward, name, options)
+            return await _snmp(ward, ups, name, options)
         case NutOptions():
-            reading, found = await nut_findings(name, options, ups=ward.settings.feed)
+            reading, found = await nut_findings(name, options, ups=ups)
         case ApcupsdOptions():
-            reading, found = await apcupsd_findings(name, options, ups=ward.settings.feed)
+            reading, found = await apcupsd_findings(name, options, ups=ups)
     ward.readings += [] if reading is None else [reading]
     return found
 
 
-async def _snmp(ward: Ward, name: str, options: SnmpOptions) -> list[Finding]:
+async def _snmp(ward: Ward, ups: str, name: str, options: SnmpOptions) -> list[Finding]:
     try:
         report = await probe(options)
     except SnmpError as error:
@@ -194,9 +194,9 @@ async def _snmp(ward: Ward, name: str, options: SnmpOptions) -> list[Finding]:
         return [Finding(name, "FAIL", f"{report.where}: {told.stale}", "reseat the card; restart it")]
     reading = told.reading(
         at_s=boottime_s(),
-        ups=ward.settings.feed,
+        ups=ups,
         source=report.where,
-        feed=ward.settings.feed,
+        feed=ups,
         authenticated=report.authenticated,
     )
     ward.readings.append(reading)

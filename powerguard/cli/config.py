@@ -111,7 +111,7 @@ def _validate(args: argparse.Namespace) -> int:
     for warning in told:
         print(f"warning: {warning}", file=sys.stderr)
     settings = loaded.settings
-    print(f"{_path(args)}: valid; mode {settings.mode}, fed by {settings.feed}, {_count(len(settings.trainers))}")
+    print(f"{_path(args)}: valid; mode {settings.mode}, fed by {' and '.join(settings.feeding)}, {_count(len(settings.trainers))}")
     return 0
 
 

@@ -94,12 +94,12 @@ class Hands:
 
 
 def _sources(settings: Settings, clock: Clock) -> list[tuple[str, str, Source]]:
-    """Make the pollers of the UPS that feeds this host."""
-    ups = settings.feed
+    """Make the pollers of the UPSes that feed this host."""
     made: list[tuple[str, str, Source]] = []
-    for options in settings.ups[ups].sources:
-        source = _source(options, ups, clock)
-        made.append((ups, source.name, source))
+    for ups in settings.feeding:
+        for options in settings.ups[ups].sources:
+            source = _source(options, ups, clock)
+            made.append((ups, source.name, source))
     return made
 
 

@@ -26,7 +26,7 @@ def warnings(settings: Settings, *, today: date) -> list[Mistake]:
     """Return what reduces the protection, each with its path and what would be better."""
     found = [*_host(settings), *_trainers(settings), *_budget(settings)]
     for name, ups in settings.ups.items():
-        if name != settings.feed:
+        if name not in settings.feeding:
             found.append(Mistake(("ups", name), "does not feed this host by feeds.supplies, so nothing reads it"))
         else:
             found += _ups(name, ups, today)

@@ -4,7 +4,8 @@ from datetime import date
 from typing import Final
 
 from powerguard.core.events import Conduct
-from powerguard.core.model import Policy, TrainerPolicy
+from powerguard.core.frozen import replace
+from powerguard.core.model import FeedPolicy, Policy, TrainerPolicy
 from powerguard.core.size import nameplate_table
 from powerguard.settings.schema import Settings, UpsOptions
 
@@ -37,7 +38,26 @@ def _table(ups: UpsOptions) -> tuple[tuple[tuple[float, float], ...], str]:
 
 def policy(settings: Settings, *, boot_id: str, today: date) -> Policy:
     """Return the policy of this boot. today: the date by the wall clock, for the age of the battery."""
-    budget, ups = settings.budget, settings.ups[settings.feed]
+    feeding = settings.feeding
+    one = _of_ups(settings, settings.feed, boot_id=boot_id, today=today)
+    if len(feeding) == 1:
+        return one
+    feeds = tuple(
+        FeedPolicy(policy=_of_ups(settings, name, boot_id=boot_id, today=today), supplies=supplies)
+        for name, supplies in feeding.items()
+    )
+    return replace(
+        one,
+        feeds=feeds,
+        minimum_supplies=1 if settings.feeds is None else settings.feeds.minimum_supplies,
+        ups_off_s=max(each.policy.ups_off_s for each in feeds),
+        stale_s=max(each.policy.stale_s for each in feeds),
+    )
+
+
+def _of_ups(settings: Settings, name: str, *, boot_id: str, today: date) -> Policy:
+    """Return the policy of this boot as if this UPS were the only one."""
+    budget, ups = settings.budget, settings.ups[name]
     age = battery_age_months(ups.battery_installed, today)
     is_old = age is not None and age > OLD_MONTHS
     force_after_s = settings.host.force_after_s
@@ -49,7 +69,7 @@ def policy(settings: Settings, *, boot_id: str, today: date) -> Policy:
     runtime_table, table_origin = _table(ups)
     return Policy(
         boot_id=boot_id,
-        ups=settings.feed,
+        ups=name,
         sources=len(ups.sources),
         rating_w=ups.rating_w,
         runtime_table=runtime_table,

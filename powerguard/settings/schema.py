@@ -130,17 +130,17 @@ class FeedsOptions(Options):
     """Which UPSes feed this host, and how many of its power supplies must live."""
 
     supplies: list[Name] = Field(
-        min_length=1, description="UPS of each power supply, by its name under `ups`.", examples=[["rack-a"]]
+        min_length=1,
+        max_length=16,
+        description="UPS of each power supply, by its name under `ups`.",
+        examples=[["rack-a", "rack-b"]],
     )
     minimum_supplies: int = Field(
         default=1, ge=1, le=16, description="Power supplies that must have power for the host to run.", examples=[1]
     )
 
     @model_validator(mode="after")
-    def _one_feed(self) -> Self:
-        if len(set(self.supplies)) > 1:
-            msg = f"several feeds are not supported yet; keep one of {', '.join(self.supplies)}"
-            raise ValueError(msg)
+    def _enough(self) -> Self:
         if self.minimum_supplies > len(self.supplies):
             msg = f"minimum_supplies is {self.minimum_supplies}, but there are only {len(self.supplies)} supplies"
             raise ValueError(msg)
@@ -404,9 +404,15 @@ class Settings(Options):
     )
 
     @property
+    def feeding(self) -> dict[str, int]:
+        """Names of the UPSes that feed this host, and how many of its power supplies each carries."""
+        supplies = [next(iter(self.ups))] if self.feeds is None else self.feeds.supplies
+        return {name: supplies.count(name) for name in supplies}
+
+    @property
     def feed(self) -> str:
-        """Name of the UPS that feeds this host."""
-        return self.feeds.supplies[0] if self.feeds is not None else next(iter(self.ups))
+        """Name of the UPS that feeds this host, or of the first of several."""
+        return next(iter(self.feeding))
 
 
 def json_schema() -> dict[str, Any]:

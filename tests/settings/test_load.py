@@ -107,10 +107,6 @@ def test_a_runtime_table_that_cannot_be(tmp_path: Path, table: str, problem: str
     ("more", "problem"),
     [
         ("feeds: {supplies: [rack-b]}", "6:20: feeds.supplies[0]: no UPS of this name under ups (known: rack-a)"),
-        (
-            "feeds: {supplies: [rack-a, rack-b]}",
-            "6:8: feeds: several feeds are not supported yet; keep one of rack-a, rack-b",
-        ),
         ("feeds: {supplies: [rack-a], minimum_supplies: 2}", "6:8: feeds: minimum_supplies is 2, but there are only 1"),
         (
             "  b: {sources: [{kind: snmp, host: b}]}",
