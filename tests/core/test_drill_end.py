@@ -207,19 +207,31 @@ def test_after_the_outage_the_drill_s_pause_ends_too_and_it_is_told_once() -> No
 
 
 def test_a_pause_on_its_way_through_an_outage_is_waited_for_afterwards() -> None:
-    """It could land after the word that training may go on, and nobody would know."""
+    """It could land after the word that training may go on, and nobody would know: so that is said once more."""
     player = Player()
     told = played(f"{PAUSING}\n29..31 battery load=75 charge=99", player=player)
     assert [order.what for order in running(told).waiting] == ["pause"]
-    told = player.play("31.2 done trainer_resume") if told.ordered(ResumeTrainer) else told
-    told = player.play("32..42 utility load=75 charge=99")
-    if told.phase == "online" and told.state.drill is not None:
-        drill = running(told)
-        assert (drill.stage, drill.result, drill.because) == ("undo", "interrupted", "a real outage")
-    told = player.play("43 done pause\n43.5 done trainer_resume\n44 utility load=75")
-    told = player.play("45..120 utility load=75 charge=100")
+    told = player.play("32..33 utility load=75 charge=99")
+    drill = running(told)
+    assert told.phase == "online"
+    assert (drill.stage, drill.stage_at_s, drill.result) == ("undo", 32.0, "interrupted")
+    assert drill.because == "a real outage"
+    assert [order.what for order in drill.waiting] == ["pause", "resume"]
+    told = player.play("34 done pause")
+    assert [order.what for order in running(told).waiting] == ["resume", "resume"]
+    told = player.play("35 done trainer_resume\n36 done trainer_resume")
     assert told.state.drill is None
-    assert len(notes(told, "drill_ended")) == 1
+    assert len(notes(told, "drill_ended")) == 1, "it was told when the outage began"
+
+
+def test_a_policy_order_on_its_way_into_an_outage_is_not_waited_for() -> None:
+    """Only what may still make a trainer stand still is; nothing is owed for the rest."""
+    player = Player()
+    played("16 drill scope=full\n17..27 utility load=75\n28..40 utility load=40", "auto checkpoint=0.1", player=player)
+    told = player.play("40.5 done trainer_resume\n41 utility load=75")
+    assert running(told).stage == "policy"
+    told = player.play("42..43 battery load=75 charge=99")
+    assert told.state.drill is None
 
 
 def test_an_outage_that_kills_the_trainer_lets_nobody_go_on() -> None:
