@@ -54,6 +54,8 @@ MAX_MAINTENANCE_S: Final = 7 * 86400.0
 
 NUT_SHUTDOWN: Final = "nut-shutdown"
 """What the event is called by which upsmon's SHUTDOWNCMD asks."""
+SLAVE: Final = "-slave"
+"""How the events of an apcupsd end that is ordered down by its master (config/apcupsd/powerguard-event)."""
 
 _MONTH: Final = re.compile(r"20[0-9]{2}-(0[1-9]|1[0-2])")
 _SO_PEERGROUPS: Final = 59
@@ -119,6 +121,12 @@ def owns_shutdown(daemon: Daemon) -> bool:
 def hears_upsd(daemon: Daemon) -> bool:
     """Say whether upsd is one of our sources: nobody else tells a forced shutdown, which ends in output off."""
     return any(view.source.startswith("nut:") for view in daemon.sources)
+
+
+def hears_master(daemon: Daemon) -> bool:
+    """Say whether the apcupsd of another host is a source: nobody else tells that it goes down, and the power too."""
+    own = ("apcupsd:127.", "apcupsd:localhost", "apcupsd:::1")
+    return any(view.source.startswith("apcupsd:") and not view.source.startswith(own) for view in daemon.sources)
 
 
 class _BadRequestError(Exception):
@@ -215,7 +223,11 @@ class Admin:
         name, ups = _text(body, "name"), _text(body, "ups")
         log.info("hint_received", hint=name, ups=ups, who=who.name)
         self._daemon.poll_now()
-        owned = owns_shutdown(self._daemon) and (name != NUT_SHUTDOWN or hears_upsd(self._daemon))
+        owned = owns_shutdown(self._daemon)
+        if name == NUT_SHUTDOWN:
+            owned = owned and hears_upsd(self._daemon)
+        elif name.endswith(SLAVE):
+            owned = owned and hears_master(self._daemon)
         return self._accepted("event", who, name=name, ups=ups, owned=owned)
 
     def _accepted(self, verb: str, who: Peer, **more: object) -> Answer:

@@ -228,6 +228,19 @@ async def test_leaves_an_order_of_upsmon_alone_unless_it_hears_upsd(path: str) -
         assert (await post(path, "event", {"name": "nut-shutdown"}))[1]["owned"] is True
 
 
+async def test_leaves_a_slave_of_apcupsd_to_its_master_unless_it_hears_that_one(path: str) -> None:
+    """The master goes down and may take the power with it; our own apcupsd on this host is the slave itself."""
+    daemon = scene("holding")
+    one = daemon.sources[0]
+    async with admin_server(daemon, path=path):
+        assert (await post(path, "event", {"name": "doshutdown"}))[1]["owned"] is True
+        assert (await post(path, "event", {"name": "doshutdown-slave"}))[1]["owned"] is False
+        daemon.sources = (one, replace(one, source="apcupsd:127.0.0.1"))
+        assert (await post(path, "event", {"name": "doshutdown-slave"}))[1]["owned"] is False
+        daemon.sources = (one, replace(one, source="apcupsd:10.0.0.9"))
+        assert (await post(path, "event", {"name": "doshutdown-slave"}))[1]["owned"] is True
+
+
 def test_who_may_change() -> None:
     """Root, ourselves, and the group by any of the peer's groups."""
     stranger = Peer(pid=1, uid=1000, gid=1000, groups=(1000, 27))

@@ -52,6 +52,10 @@ class Scripts:
         lines = self.calls.read_text(encoding="utf-8", errors="replace").splitlines() if self.calls.exists() else []
         return [line for line in lines if not word or line.split(" ", 1)[0] == word]
 
+    def holds(self, name: str) -> bool:
+        """Whether there is such a file anywhere in it."""
+        return any(self.folder.rglob(name))
+
     def add(self, name: str, text: str) -> Path:
         """Put an executable file beside apccontrol."""
         path = self.folder / name
