@@ -13,6 +13,8 @@ MAX_LINE_BYTES: Final = 4096
 MAX_ROWS: Final = 4096
 """Lines of one list. The largest known is a daisy chain of rack PDUs, some 1500 variables."""
 MAX_LIST_BYTES: Final = 512 * 1024
+MAX_ANSWERS: Final = 256
+"""Answers that one piece of the stream may hold: nobody asks for more at once, and a flood must not become objects."""
 _MAX_CODE: Final = 64
 _SPACES: Final = " \t"
 _FORBIDDEN: Final = ("\n", "\r", "\0")
@@ -137,13 +139,7 @@ class Decoder:
         return answers
 
     def _line(self, raw: bytes, answers: list[Answer]) -> None:
-        if len(raw) > MAX_LINE_BYTES:
-            _too_long()
-        if self._list is not None:
-            self._list_bytes += len(raw)
-            if self._list_bytes > MAX_LIST_BYTES or len(self._rows) > MAX_ROWS:
-                msg = f"upsd sent a list of more than {MAX_ROWS} lines or {MAX_LIST_BYTES} bytes"
-                raise NutError(msg)
+        self._check_size(raw, answers)
         words = split(raw.decode("utf-8", "replace").rstrip("\r"))
         match words:
             case ("BEGIN", "LIST", *what):
@@ -168,6 +164,18 @@ class Decoder:
                 answers.append(Err(code[:_MAX_CODE], tuple(rest)))
             case _:
                 answers.append(Line(words))
+
+    def _check_size(self, raw: bytes, answers: list[Answer]) -> None:
+        if len(raw) > MAX_LINE_BYTES:
+            _too_long()
+        if len(answers) >= MAX_ANSWERS:
+            msg = "upsd floods: it sent more answers than anybody asks for"
+            raise NutError(msg)
+        if self._list is not None:
+            self._list_bytes += len(raw)
+            if self._list_bytes > MAX_LIST_BYTES or len(self._rows) > MAX_ROWS:
+                msg = f"upsd sent a list of more than {MAX_ROWS} lines or {MAX_LIST_BYTES} bytes"
+                raise NutError(msg)
 
 
 def _too_long() -> None:

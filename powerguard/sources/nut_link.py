@@ -18,6 +18,7 @@ from powerguard.protocols.nut import Answer, Decoder, Err, NutError, Ok, encode
 
 _RESOLVE_S: Final = 2.0
 _CLOSE_S: Final = 0.5
+_QUICK_ACK: Final = getattr(socket, "TCP_QUICKACK", None)
 
 
 class LinkError(Exception):
@@ -62,7 +63,17 @@ class _Wire(asyncio.Protocol):
             self.fail("upsd sent what nobody had asked for")
             return
         self.answers.extend(got)
-        self.changed.set()
+        if self.owed:
+            self._acknowledge()
+        else:
+            self.changed.set()
+
+    def _acknowledge(self) -> None:
+        """Acknowledge at once: upsd writes line by line, and each waits for the one before (Nagle): 44 ms a poll."""
+        peer = None if self.transport is None else self.transport.get_extra_info("socket")
+        if peer is not None and _QUICK_ACK is not None:
+            with contextlib.suppress(OSError):
+                peer.setsockopt(socket.IPPROTO_TCP, _QUICK_ACK, 1)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.fail("upsd closed the connection" if exc is None else f"the connection broke ({_reason(exc)})")

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powerguard.protocols.nut import (
+    MAX_ANSWERS,
     MAX_LINE_BYTES,
     MAX_LIST_BYTES,
     MAX_ROWS,
@@ -70,6 +71,7 @@ def test_answers_come_in_order_and_a_half_one_waits() -> None:
 @pytest.mark.parametrize(
     ("sent", "why"),
     [
+        (b"OK\n" * (MAX_ANSWERS + 1), "floods"),
         (b"x" * (MAX_LINE_BYTES + 1), "line of more than"),
         (b"x" * (MAX_LINE_BYTES + 1) + b"\n", "line of more than"),
         (b'VAR a b "c\n', "quotes that do not close"),

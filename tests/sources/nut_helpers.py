@@ -1,0 +1,126 @@
+"""What the tests of the nut source share: options, a running source, and a upsd of our own that does what none does."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from powerguard.clock import boottime_s
+from powerguard.core.events import Reading, SourceFailed
+from powerguard.protocols.nut import split
+from powerguard.sources.nut import NutSource
+from powerguard.sources.nut_options import NutOptions
+
+Heard = asyncio.Queue[Reading | SourceFailed]
+Kind = TypeVar("Kind", Reading, SourceFailed)
+VALUES = {
+    "driver.name": "usbhid-ups",
+    "ups.status": "OL",
+    "ups.load": "40",
+    "battery.charge": "100",
+    "battery.runtime": "1800",
+    "input.voltage": "230",
+}
+
+
+def options(port: int, **more: object) -> NutOptions:
+    return NutOptions.model_validate({"kind": "nut", "host": "127.0.0.1", "port": port, "name": "dsim", **more})
+
+
+@asynccontextmanager
+async def listening(settings: NutOptions, *, limit_s: float = 40) -> AsyncIterator[tuple[NutSource, Heard]]:
+    """Run a source and hand out what it publishes; it must still run at the end, and leave when told to."""
+    heard: Heard = asyncio.Queue()
+    source = NutSource(settings, ups="rack-a", clock=boottime_s)
+    task = asyncio.get_running_loop().create_task(source.run(heard.put_nowait))
+    try:
+        async with asyncio.timeout(limit_s):
+            yield source, heard
+    finally:
+        assert not task.done(), task.exception()
+        task.cancel()
+        async with asyncio.timeout(2):
+            await asyncio.wait([task])
+
+
+async def until(heard: Heard, kind: type[Kind], fits: Callable[[Kind], bool] = lambda _: True) -> Kind:
+    """Return the next event of a kind that fits."""
+    while not (isinstance(event := await heard.get(), kind) and fits(event)):
+        pass
+    return event
+
+
+async def until_lost(heard: Heard) -> SourceFailed:
+    return await until(heard, SourceFailed, lambda failure: failure.lost)
+
+
+def forget(heard: Heard) -> None:
+    while not heard.empty():
+        heard.get_nowait()
+
+
+Answerer = Callable[["FakeUpsd", tuple[str, ...], asyncio.StreamWriter], bytes | None]
+
+
+class FakeUpsd:
+    """Speaks the protocol, as far as `answer` lets it. requests: every line it was sent, as words."""
+
+    def __init__(self, values: Mapping[str, str] = VALUES, answer: Answerer | None = None) -> None:
+        self.values = dict(values)
+        self.answer = answer or (lambda upsd, words, _writer: upsd.honest(words))
+        self.requests: list[tuple[str, ...]] = []
+        self.connections = 0
+        self.port = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def honest(self, words: tuple[str, ...]) -> bytes:
+        match words:
+            case ("GET", "VAR", ups, name):
+                value = self.values.get(name)
+                return b"ERR VAR-NOT-SUPPORTED\n" if value is None else f'VAR {ups} {name} "{value}"\n'.encode()
+            case ("LIST", "VAR", ups):
+                rows = "".join(f'VAR {ups} {name} "{value}"\n' for name, value in self.values.items())
+                return f"BEGIN LIST VAR {ups}\n{rows}END LIST VAR {ups}\n".encode()
+            case ("STARTTLS",):
+                return b"ERR FEATURE-NOT-CONFIGURED\n"
+            case ("LOGOUT",):
+                return b"OK Goodbye\n"
+            case _:
+                return b"OK\n"
+
+    def said(self, word: str) -> int:
+        return sum(words[0] == word for words in self.requests if words)
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator["FakeUpsd"]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = server.sockets[0].getsockname()[1]
+        try:
+            yield self
+        finally:
+            server.close()
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self.connections += 1
+        try:
+            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+                while line := await reader.readline():
+                    words = split(line.decode().rstrip("\n"))
+                    self.requests.append(words)
+                    answer = self.answer(self, words, writer)
+                    if answer is not None:
+                        writer.write(answer)
+                        await writer.drain()
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+                await writer.wait_closed()

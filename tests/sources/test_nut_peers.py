@@ -1,0 +1,218 @@
+"""The nut source against the real upsd with dummy-ups: flips, logins, orders, and all of it that can die or hang."""
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from powerguard.clock import boottime_s
+from powerguard.core.events import OutputSource, Reading, SourceFailed
+from powerguard.options import Secret
+from powerguard.sources.nut import NutSource
+from powerguard.sources.nut_link import LinkError
+from tests.peers.nut import BATTERY, UTILITY, upsd
+from tests.peers.nut_tls import Authority
+from tests.sources.nut_helpers import forget, listening, options, until, until_lost
+from tests.sources.snmp_helpers import secret
+
+pytestmark = [pytest.mark.peer("upsd", "dummy-ups")]
+
+
+def on_battery(reading: Reading) -> bool:
+    return reading.output_source is OutputSource.BATTERY
+
+
+def on_utility(reading: Reading) -> bool:
+    return reading.output_source is OutputSource.UTILITY
+
+
+def password(folder: Path, user: str) -> Secret:
+    from tests.peers.nut import USERS
+
+    path = folder / user
+    return Secret(file=str(path)) if path.exists() else secret(folder, user, USERS[user])
+
+
+async def test_an_outage_as_upsd_tells_it() -> None:
+    async with upsd() as peer, listening(options(peer.port)) as (source, heard):
+        first = await until(heard, Reading)
+        assert (first.ups, first.feed, first.source) == ("rack-a", "rack-a", f"nut:dsim@127.0.0.1:{peer.port}")
+        assert source.name == first.source
+        assert (first.output_source, first.runtime_s, first.charge_pct) == (OutputSource.UTILITY, 1800, 100)
+        assert (first.load_pct, first.watts, first.input_present) == (40, 1080, True)
+        assert (first.output_off_in_s, first.authenticated, first.low_battery) == (None, False, False)
+        peer.change(BATTERY)
+        reading = await until(heard, Reading, on_battery)
+        assert (reading.runtime_s, reading.charge_pct, reading.input_present) == (1700, 97, False)
+        again = await until(heard, Reading)
+        assert on_battery(again)
+        assert again.at_s - reading.at_s >= 0.2
+        peer.change({"ups.status": "OB DISCHRG LB RB", "ups.timer.shutdown": "60", "battery.runtime": "90"})
+        reading = await until(heard, Reading, lambda reading: reading.low_battery)
+        assert (reading.replace_battery, reading.runtime_s, reading.output_off_in_s) == (True, 90, 60)
+        peer.change({"ups.status": "WAIT"})
+        reading = await until(heard, Reading, lambda reading: not on_battery(reading))
+        assert (reading.output_source, "status_not_told" in reading.alarms) == (OutputSource.UNKNOWN, True)
+        peer.change(UTILITY)
+        assert (await until(heard, Reading, on_utility)).low_battery is False
+
+
+async def test_a_secondary_is_counted_until_it_leaves_and_hears_a_forced_shutdown(tmp_path: Path) -> None:
+    """A primary waits for as long as NUMLOGINS counts us: FSD does not end the login, only our own end does."""
+    async with upsd() as peer:
+        more = {"user": "sec", "password": password(tmp_path, "sec")}
+        async with listening(options(peer.port, **more)) as (_, heard):
+            await until(heard, Reading)
+            await until(heard, Reading)
+            assert await peer.logins() == 1
+            assert await peer.as_admin("FSD dsim") == ["OK FSD-SET"]
+            reading = await until(heard, Reading, lambda reading: reading.forced_shutdown)
+            assert reading.output_source is OutputSource.UTILITY  # "FSD OL": the core decides what that means
+            peer.change(BATTERY)
+            reading = await until(heard, Reading, on_battery)
+            assert reading.forced_shutdown
+            assert await peer.logins() == 1
+        assert await peer.logins() == 0
+
+
+async def test_a_wrong_password_costs_the_login_and_not_the_readings(tmp_path: Path) -> None:
+    more = {"user": "sec", "password": secret(tmp_path, "wrong", "guess")}
+    with capture_logs() as logs:
+        async with upsd() as peer, listening(options(peer.port, **more)) as (_, heard):
+            for _ in range(4):
+                await until(heard, Reading)
+            assert await peer.logins() == 0
+            peer.change(BATTERY)
+            await until(heard, Reading, on_battery)
+    told = [entry for entry in logs if entry["log_level"] == "error"]
+    assert [entry["event"] for entry in told] == ["login_refused"]
+    assert "login as sec is refused (ACCESS-DENIED)" in told[0]["because"]
+    assert "guess" not in str(logs)
+
+
+async def test_a_primary_only_where_upsd_lets_it(tmp_path: Path) -> None:
+    """The user decides: a secondary that asks for more stays logged in, and the operator is told."""
+    async with upsd() as peer:
+        for user, refused in (("prim", False), ("sec", True)):
+            more = {"user": user, "password": password(tmp_path, user), "role": "primary"}
+            report = await NutSource(options(peer.port, **more), ups="a", clock=boottime_s).look()
+            assert report.is_logged_in
+            assert ("may not be primary (ACCESS-DENIED)" in " ".join(report.warnings)) is refused
+
+
+async def test_a_upsd_that_dies_on_battery_is_lost_within_3_s_and_used_when_it_is_back(tmp_path: Path) -> None:
+    more = {"user": "sec", "password": password(tmp_path, "sec")}
+    async with upsd(values={**UTILITY, **BATTERY}) as peer, listening(options(peer.port, **more)) as (_, heard):
+        await until(heard, Reading)
+        last = await until(heard, Reading)
+        await peer.kill()
+        failure = await heard.get()
+        while isinstance(failure, Reading):
+            last, failure = failure, await heard.get()
+        assert not failure.lost
+        lost = await until_lost(heard)
+        assert lost.at_s - last.at_s < 3
+        assert "connection refused" in lost.reason
+        await peer.start()
+        await until(heard, Reading, on_battery)
+        await until(heard, Reading)
+        assert await peer.logins() == 1
+
+
+async def test_a_upsd_that_hangs_for_a_second_keeps_its_connection_and_our_login(tmp_path: Path) -> None:
+    """A hiccup costs a poll. The login must not fall with it: a primary would take it for "done"."""
+    more = {"user": "sec", "password": password(tmp_path, "sec")}
+    async with upsd(values={**UTILITY, **BATTERY}) as peer, listening(options(peer.port, **more)) as (source, heard):
+        await until(heard, Reading)
+        await until(heard, Reading)
+        await peer.shows("OB DISCHRG")
+        link = source._link
+        await peer.kill(signal.SIGSTOP)
+        failure = await until(heard, SourceFailed)
+        assert not failure.lost
+        assert "no whole answer in 0.8 s" in failure.reason
+        await peer.kill(signal.SIGCONT)
+        await until(heard, Reading)
+        assert source._link is link
+        assert await peer.logins() == 1
+
+
+async def test_story_9_a_driver_that_dies_or_hangs_is_never_an_old_value() -> None:
+    """upsd would serve the last values for MAXAGE; what it then says ages the reading until the source is lost."""
+    async with upsd(max_age_s=2) as peer, listening(options(peer.port)) as (_, heard):
+        await until(heard, Reading)
+        await peer.kill_driver()
+        lost = await until_lost(heard)
+        assert "the driver of this UPS is not running" in lost.reason
+        peer.change(BATTERY)
+        await peer.start_driver()
+        await until(heard, Reading, on_battery)
+        await peer.kill_driver(signal.SIGSTOP)
+        lost = await until_lost(heard)
+        assert "DATA-STALE: its driver hears nothing" in lost.reason
+        forget(heard)
+        await peer.kill_driver(signal.SIGCONT)
+        await until(heard, Reading, on_battery)
+
+
+async def test_a_ups_that_upsd_does_not_have_is_told_with_those_that_it_has() -> None:
+    async with upsd("one", "two") as peer:
+        with pytest.raises(LinkError) as caught:
+            await NutSource(options(peer.port, name="three"), ups="a", clock=boottime_s).look()
+        assert str(caught.value) == f"upsd at 127.0.0.1:{peer.port} has no UPS 'three' (it has: one, two)"
+        async with listening(options(peer.port, name="two")) as (_, heard):
+            await until(heard, Reading)
+            peer.change(BATTERY, "one")
+            await peer.shows("OB DISCHRG", ups="one")
+            assert on_utility(await until(heard, Reading))
+
+
+@pytest.mark.peer("certutil", "pk12util")
+async def test_tls_is_verified_and_makes_a_reading_authenticated(tmp_path: Path) -> None:
+    ours, foreign = Authority(tmp_path), Authority(tmp_path, "somebody else")
+    more = {"user": "sec", "password": password(tmp_path, "sec"), "tls": "required"}
+    async with upsd(certificate=ours.nss("localhost", "127.0.0.1")) as peer:
+        for host in ("localhost", "127.0.0.1"):
+            async with listening(options(peer.port, host=host, ca=str(ours.pem), **more)) as (source, heard):
+                assert (await until(heard, Reading)).authenticated
+                await until(heard, Reading)
+                assert await peer.logins() == 1
+                assert source._link is not None
+                assert source._link.is_verified
+        async with listening(options(peer.port, ca=str(foreign.pem), **more)) as (_, heard):
+            assert "its certificate is not believed: " in (await until(heard, SourceFailed)).reason
+            assert await peer.logins() == 0
+        async with listening(options(peer.port, tls="off")) as (_, heard):
+            assert not (await until(heard, Reading)).authenticated
+        with pytest.raises(LinkError, match=r"ca /nowhere\.pem: No such file or directory"):
+            await NutSource(options(peer.port, ca="/nowhere.pem", **more), ups="a", clock=boottime_s).look()
+
+
+@pytest.mark.peer("certutil", "pk12util")
+@pytest.mark.parametrize(
+    ("names", "days", "says"),
+    [
+        (["ups.example.org"], 7, "IP address mismatch, certificate is not valid for '127.0.0.1'"),
+        (["127.0.0.1"], -7, "certificate has expired"),
+    ],
+    ids=["another name", "expired"],
+)
+async def test_a_certificate_that_is_not_believed(tmp_path: Path, names: list[str], days: int, says: str) -> None:
+    """Required: no reading. If offered: an alarm, readings without trust, and the password stays here."""
+    ours = Authority(tmp_path)
+    more = {"user": "sec", "password": password(tmp_path, "sec"), "ca": str(ours.pem)}
+    async with upsd(certificate=ours.nss(*names, days=days)) as peer:
+        async with listening(options(peer.port, tls="required", **more)) as (_, heard):
+            failure = await until(heard, SourceFailed)
+            assert says in failure.reason
+            await asyncio.sleep(0.5)
+            assert all(isinstance(heard.get_nowait(), SourceFailed) for _ in range(heard.qsize()))
+        with capture_logs() as logs:
+            async with listening(options(peer.port, tls="if-offered", **more)) as (_, heard):
+                assert not (await until(heard, Reading)).authenticated
+                await until(heard, Reading)
+                assert await peer.logins() == 0
+        assert [(entry["event"], entry["log_level"]) for entry in logs] == [("tls_not_believed", "error")]
+        assert says in logs[0]["because"]
