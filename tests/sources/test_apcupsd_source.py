@@ -1,8 +1,11 @@
 """The apcupsd source against an apcupsd of ours: what it publishes, when it gives up, how it comes back."""
 
 import asyncio
+import gc
 import itertools
+import os
 import socket
+import tracemalloc
 
 import pytest
 from structlog.testing import capture_logs
@@ -10,7 +13,8 @@ from structlog.testing import capture_logs
 from powerguard.clock import boottime_s
 from powerguard.core.events import OutputSource, Reading, SourceFailed
 from powerguard.protocols.nis import NisError
-from powerguard.sources.apcupsd import NisClient, probe
+from powerguard.sources.apcupsd import News, NisClient, probe
+from powerguard.sources.apcupsd_status import draft_of
 from tests.e2e.rig import free_tcp_port
 from tests.sources.apcupsd_helpers import (
     ONBATT,
@@ -338,3 +342,40 @@ async def test_a_probe_tells_what_doctor_wants_to_know() -> None:
         report = await probe(options(peer.port), ups="rack-a")
         assert report.reading is None
         assert "COMMLOST" in report.why_not
+
+
+@pytest.mark.slow
+async def test_nothing_leaks_over_ten_thousand_polls_and_a_thousand_timeouts() -> None:
+    async with apcupsd() as peer:
+        client = NisClient(options(peer.port))
+        news = News()
+
+        async def ask(times: int, limit_s: float) -> int:
+            failed = 0
+            for _ in range(times):
+                asked_s = boottime_s()
+                try:
+                    status = await client.status(limit_s)
+                except NisError:
+                    failed += 1
+                else:
+                    news.note(status, asked_s=asked_s, answered_s=boottime_s())
+                    draft_of(status)
+            return failed
+
+        await ask(200, 5.0)
+        gc.collect()
+        tracemalloc.start()
+        before, _ = tracemalloc.get_traced_memory()
+        open_files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - numbers, not files
+        assert await ask(10_000, 5.0) == 0
+        peer.mute = True
+        assert await ask(1_000, 0.005) == 1_000
+        peer.mute = False
+        client.close()
+        await asyncio.sleep(0.5)
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert after - before < 100_000, after - before
+        assert len(os.listdir("/proc/self/fd")) <= open_files + 2  # noqa: PTH208 - numbers, not files
