@@ -109,7 +109,7 @@ def choose(profiles: Sequence[Profile], answers: Answers, *, sys_object_id: str,
 
 
 def partly(profiles: Sequence[Profile], answers: Answers, *, sys_object_id: str, sys_descr: str) -> tuple[Profile, ...]:
-    """Return the families of which at least one number or state is in the answers, where none fits as a whole.
+    """Return the families of which at least one field is in the answers, where none fits as a whole.
 
     For a walk that somebody cut short; nothing that a daemon may act on.
     """
@@ -117,7 +117,10 @@ def partly(profiles: Sequence[Profile], answers: Answers, *, sys_object_id: str,
     for profile in profiles:
         device = Compiled([profile])
         rows = device.rows(answers)
-        if any(_told(name, device, answers, rows) for name in ("output_source", "battery_status", *profile.numbers)):
+        if any(
+            _told(name, device, answers, rows)
+            for name in ("output_source", "battery_status", "outlets", *profile.numbers)
+        ):
             found.append(profile)
     kind = "ups" if any(profile.kind == "ups" for profile in found) else "pdu"
     return tuple(
