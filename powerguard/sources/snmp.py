@@ -16,11 +16,15 @@ from powerguard.profiles.vocabulary import NUMBERS
 from powerguard.sources.base import Publish
 from powerguard.sources.snmp_discovery import SYS_UP_TIME, Identity, Plan, discover, scalars, worth_polling
 from powerguard.sources.snmp_options import SnmpOptions
-from powerguard.sources.snmp_port import PysnmpPort, SnmpError, SnmpPort
+from powerguard.sources.snmp_port import MAX_BATCH, PysnmpPort, SnmpError, SnmpPort
 
 log = structlog.get_logger(__name__)
 
 _LOST_AFTER = 3
+_ON_BATTERY_LIMIT_S = 0.8
+"""For an answer on battery, where nobody asks twice: the next poll does, at once."""
+_ON_BATTERY_LOST_S = 2.5
+"""On battery two misses will do once the last reading is so old: at 3 s the core must know that it counts alone."""
 _LONGEST_BACKOFF_S = 3.0
 """From a failed try (2 s) to the next, so that a lost card is asked every 5 s, on utility too: the outage may begin."""
 _CLOSEST_S = 0.2
@@ -75,6 +79,8 @@ class SnmpSource:
         self._plan: Plan | None = None
         self._refresh_at_s = 0.0
         self._misses = 0
+        self._is_lost = False
+        self._read_at_s = 0.0
         self._up_ticks = 0
         self._output_source: OutputSource | None = None
         self._alarms: Mapping[str, Answer] = {}
@@ -99,9 +105,13 @@ class SnmpSource:
                 now_s = self._clock()
                 behind = max(0.0, now_s - grid_s) // self._options.poll_s
                 grid_s += (behind + 1) * self._options.poll_s
-                await self._rest(until_s=max(grid_s, now_s + self._backoff_s()), earliest_s=began_s + _CLOSEST_S)
+                next_s = now_s if self._is_missed_on_battery() else max(grid_s, now_s + self._backoff_s())
+                await self._rest(until_s=next_s, earliest_s=began_s + _CLOSEST_S)
         finally:
             await self._port.close()
+
+    def _is_missed_on_battery(self) -> bool:
+        return self._output_source is OutputSource.BATTERY and 0 < self._misses < _LOST_AFTER and not self._is_lost
 
     def _backoff_s(self) -> float:
         over = self._misses - _LOST_AFTER
@@ -132,7 +142,7 @@ class SnmpSource:
             if decoded.stale is not None:
                 self._miss(publish, f"{_where(self._options)}: {decoded.stale}")
                 return
-            at_s = self._clock()
+            at_s = self._read_at_s = self._clock()
             publish(
                 decoded.reading(
                     at_s=at_s, ups=self._ups, source=self.name, feed=self._feed, authenticated=self._authenticated
@@ -173,10 +183,25 @@ class SnmpSource:
 
     async def _get(self, oids: Sequence[str]) -> dict[str, Answer]:
         """Ask, and ask once more for what was left out of the answer."""
-        answers = await self._port.get(oids)
+        answers = await self._ask(oids)
         left_out = [oid for oid, answer in answers.items() if answer is Missing.NO_ANSWER]
         if left_out:
-            answers.update(await self._port.get(left_out))
+            answers.update(await self._ask(left_out))
+        return answers
+
+    async def _ask(self, oids: Sequence[str]) -> dict[str, Answer]:
+        """Ask one request after the other; on battery each has less time, and no second try."""
+        if self._output_source is not OutputSource.BATTERY:
+            return await self._port.get(oids)
+        limit_s = min(_ON_BATTERY_LIMIT_S, self._options.timeout_s)
+        answers: dict[str, Answer] = {}
+        try:
+            for start in range(0, len(oids), MAX_BATCH):
+                async with asyncio.timeout(limit_s):
+                    answers.update(await self._port.get(oids[start : start + MAX_BATCH]))
+        except TimeoutError as error:
+            msg = f"no answer from {_where(self._options)} in {limit_s:g} s, on battery"
+            raise SnmpError(msg, unanswered=True) from error
         return answers
 
     def _brief_is_enough(self, decoded: Decoded) -> bool:
@@ -257,13 +282,15 @@ class SnmpSource:
 
     def _miss(self, publish: Publish, reason: str) -> None:
         self._misses += 1
-        lost = self._misses >= _LOST_AFTER
-        publish(SourceFailed(at_s=self._clock(), ups=self._ups, source=self.name, reason=reason, lost=lost))
+        now_s = self._clock()
+        is_old = self._output_source is OutputSource.BATTERY and now_s - self._read_at_s >= _ON_BATTERY_LOST_S
+        self._is_lost = self._misses >= (2 if is_old else _LOST_AFTER)
+        publish(SourceFailed(at_s=now_s, ups=self._ups, source=self.name, reason=reason, lost=self._is_lost))
 
     def _note(self, decoded: Decoded) -> None:
-        if self._misses >= _LOST_AFTER:
+        if self._is_lost:
             self._refresh_at_s = 0.0  # another card may have come back
-        self._misses = 0
+        self._misses, self._is_lost = 0, False
         for rejected in decoded.rejected:
             self._once("value_rejected", f"{rejected.field}: {rejected.why}", field=rejected.field, object=rejected.oid)
         for warning in decoded.warnings:

@@ -130,6 +130,21 @@ async def test_lost_after_three_misses_and_back_again() -> None:
     assert {"source_lost", "source_recovered"}.isdisjoint(entry["event"] for entry in logs)
 
 
+async def test_lost_on_battery_before_the_last_reading_is_3_s_old() -> None:
+    """0.8 s for an answer, no second try, and the next poll at once: the core must soon know that it counts alone."""
+    values = table("apc") | {f"{A}.4.1.1.0": ber.integer(3)}
+    async with card(values) as agent, listening(agent, poll_s=1.0, timeout_s=1.0) as (source, heard):
+        await until(heard, Reading)
+        assert (await until(heard, Reading)).output_source is OutputSource.BATTERY
+        agent.fault = Fault.DROP
+        failures = [await until(heard, SourceFailed) for _ in range(2)]
+        assert failures[0].reason == f"no answer from 127.0.0.1:{agent.port} in 0.8 s, on battery"
+        assert [failure.lost for failure in failures] == [False, True]
+        agent.fault = Fault.NONE
+        source.poll_now()
+        assert (await until(heard, Reading)).output_source is OutputSource.BATTERY
+
+
 async def test_a_card_that_is_away_at_the_start_is_found_later() -> None:
     async with card(table("rfc1628")) as agent:
         agent.fault = Fault.DROP
@@ -208,6 +223,9 @@ class Drowsy:
         if self.asleep:
             await asyncio.sleep(30)
         return {oid: self.answers.get(oid, Missing.NO_SUCH_OBJECT) for oid in oids}
+
+    async def following(self, oids: Sequence[str]) -> dict[str, Answer]:
+        return {}
 
     async def walk(self, root: str) -> dict[str, Answer]:
         return {}
