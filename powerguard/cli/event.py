@@ -60,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
             return 64
         return _shutdown(args)
     # What stands after -- was never looked at as options: names come from other people's files, and from UPSes.
-    name, ups, *_ = [*(word for word in (args.name, args.ups) if word), *args.command, "", ""]
+    after: list[str] = args.command
+    name, ups, *_ = [*(str(word) for word in (args.name, args.ups) if word), *after, "", ""]
     owned = _tell(args, name or "unnamed", ups)
     return OWNED if args.caller is not None and owned else 0
 
