@@ -179,24 +179,38 @@ def _outage(told: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
+def _feed(feed: dict[str, Any]) -> str:
+    """One of several UPSes."""
+    count = feed["supplies"]
+    carries = f"{count} power suppl{'y' if count == 1 else 'ies'}, {clean(feed['supply'])}"
+    silent = feed["lost_since_at"] is not None
+    told = "" if feed["ups"] is None else f": {_reading(feed['ups'])}"
+    return f"{carries}{', silent' if silent else ''}{told}"
+
+
+def _reading(ups: dict[str, Any]) -> str:
+    parts = [
+        clean(ups["output_source"]),
+        f"charge {number(ups['charge_pct'], '%')}",
+        f"load {number(ups['load_pct'], '%')}",
+        f"runtime {duration(ups['runtime_s'])} (effective {duration(ups['runtime_effective_s'])})",
+        f"{duration(ups['age_s'])} ago",
+    ]
+    words = ("low_battery", "overload", "testing", "calibrating", "forced_shutdown")
+    flags = [word for word in words if ups[word]]
+    if ups["output_off_in_s"] is not None:
+        flags.append(f"output off in {duration(ups['output_off_in_s'])}")
+    return ", ".join(parts) + ("; " + ", ".join(flags) if flags else "")
+
+
 def _supply(told: dict[str, Any]) -> list[tuple[str, str]]:
     since = told["supply_since_at"]
     lasted = f" for {duration(told['at'] - since)}" if since is not None else ""
     rows = [("supply", f"{clean(told['supply'])}{lasted}")]
     ups = told["ups"]
     if ups is not None:
-        parts = [
-            clean(ups["output_source"]),
-            f"charge {number(ups['charge_pct'], '%')}",
-            f"load {number(ups['load_pct'], '%')}",
-            f"runtime {duration(ups['runtime_s'])} (effective {duration(ups['runtime_effective_s'])})",
-            f"{duration(ups['age_s'])} ago",
-        ]
-        words = ("low_battery", "overload", "testing", "calibrating", "forced_shutdown")
-        flags = [word for word in words if ups[word]]
-        if ups["output_off_in_s"] is not None:
-            flags.append(f"output off in {duration(ups['output_off_in_s'])}")
-        rows.append((clean(ups["name"]), ", ".join(parts) + ("; " + ", ".join(flags) if flags else "")))
+        feeds = told.get("feeds") or []
+        rows += [(clean(feed["name"]), _feed(feed)) for feed in feeds] or [(clean(ups["name"]), _reading(ups))]
         battery = told.get("battery")
         if battery is not None:
             rows.append(("", f"health {number(100 * battery['health'], '%')}: {clean(battery['because'])}"))

@@ -15,6 +15,7 @@ NEED_SHARE: Final = 0.75
 """What is still needed may take this share of the runtime with training paused, before training is paused."""
 WITNESSES: Final = {
     "second_reading": "a second reading says so too",
+    "second_source": "a second source says so too",
     "on_battery_s": "the UPS counts its seconds on battery",
     "input_present": "the UPS finds its input dead",
     "alarms": "an alarm of the UPS says so too",

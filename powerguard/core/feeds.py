@@ -140,6 +140,18 @@ def of(state: State, ups: str) -> Supplied | None:
     return next((each for each in state.upses if each.ups == ups), None)
 
 
+def each_alone(policy: Policy, state: State) -> list[tuple[Policy, State]]:
+    """Return every UPS as if it were the only one, with its own policy; one pair where it is."""
+    if not policy.feeds:
+        return [(policy, state)]
+    known = [(mine, of(state, mine.policy.ups)) for mine in policy.feeds]
+    return [
+        (mine.policy, replace(state, feed=each.feed, battery=each.battery, upses=()))
+        for mine, each in known
+        if each is not None
+    ]
+
+
 def redundancy_lost(state: State) -> str:
     """Name the feeds without which the host still has what it needs, and that do not carry it; "" where none."""
     if state.feed.supply is not Supply.UTILITY:

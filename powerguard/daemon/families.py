@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from powerguard.core import plan
-from powerguard.core.events import OutputSource
+from powerguard.core.events import OutputSource, Reading
 from powerguard.core.model import Online, Supply
 from powerguard.core.table import TABLE, phase_name
 from powerguard.daemon.drill_families import DRILLS
@@ -27,6 +27,7 @@ from powerguard.daemon.samples import (
     kept,
     kept_of,
     of_bmc,
+    of_feed,
     of_last,
     of_reading,
     of_source,
@@ -49,11 +50,16 @@ LIFETIME: Final = (*(f"outages_{outcome}" for outcome in OUTCOMES), "shutdowns",
 
 def _flags(view: View) -> Iterator[Sample]:
     """NUT's status words, so that rules written for a NUT exporter port by renaming."""
-    reading = view.daemon.state.feed.reading
-    if reading is None:
-        return
+    for each in view.each:
+        reading = each.state.feed.reading
+        if reading is not None:
+            for flag, value in _words(reading).items():
+                yield (each.ups, flag), float(value)
+
+
+def _words(reading: Reading) -> dict[str, bool]:
     source = reading.output_source
-    holds = {
+    return {
         "OL": source not in (OutputSource.BATTERY, OutputSource.OFF, OutputSource.UNKNOWN),
         "OB": source is OutputSource.BATTERY,
         "LB": reading.low_battery,
@@ -67,8 +73,6 @@ def _flags(view: View) -> Iterator[Sample]:
         "FSD": reading.forced_shutdown,
         "ALARM": bool(reading.alarms),
     }
-    for flag, value in holds.items():
-        yield (view.ups, flag), float(value)
 
 
 def _polls(view: View) -> Iterator[Sample]:
@@ -91,7 +95,7 @@ def _margin(view: View) -> Number:
 
 
 def _supply(view: View) -> Number:
-    supply = view.daemon.state.feed.supply
+    supply = view.state.feed.supply
     return None if supply is Supply.UNKNOWN else float(supply is Supply.BATTERY)
 
 
@@ -336,7 +340,7 @@ _ACTIONS: Final = (
 _PAST: Final = (
     counter("outages_total", f"Outages that have ended, by outcome. {_KEPT}", kept_of("outages", OUTCOMES), "outcome"),
     counter("shutdowns_total", f"Commits to power the host off. {_KEPT}", plain(kept("shutdowns"))),
-    counter("ups_transfers_total", f"Transfers to battery. {_KEPT}", of_ups(kept("ups_transfers")), "ups"),
+    counter("ups_transfers_total", f"Transfers to battery. {_KEPT}", of_feed(kept("ups_transfers")), "ups"),
     counter("on_battery_seconds_total", f"Seconds on battery. {_KEPT}", plain(kept("on_battery_seconds"))),
     gauge(
         "last_outage_outcome",

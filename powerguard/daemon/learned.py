@@ -8,6 +8,7 @@ from powerguard.core import battery as learning
 from powerguard.core import budget as sums
 from powerguard.core import needs, plan
 from powerguard.core.budget import Budget
+from powerguard.core.feeds import each_alone
 from powerguard.core.learned import Drop, Health
 from powerguard.core.model import Policy, State
 from powerguard.core.table import phase_name
@@ -20,7 +21,6 @@ def battery_view(daemon: Daemon) -> Json:
     """Return everything that was learned of the batteries, the loads and the needs."""
     times = Times(daemon)
     policy, state = daemon.policy, daemon.state
-    now = plan.outage_budget(policy, state, times.now_s)
     return {
         "schema_version": SCHEMA_VERSION,
         "object": "battery",
@@ -29,7 +29,10 @@ def battery_view(daemon: Daemon) -> Json:
         "at": round(times.wall_s, 3),
         "phase": phase_name(state.phase),
         "mode": "armed" if daemon.armed else "dry-run",
-        "ups": [_ups(policy, state, times, now)],
+        "ups": [
+            _ups(mine, alone, times, plan.outage_budget(mine, alone, times.now_s))
+            for mine, alone in each_alone(policy, state)
+        ],
         "load_drops": {
             "presumed_paused_share": policy.paused_load_share,
             "pauses": [{"trainer": name, **_drop(drop, times)} for name, drop in state.learned.pauses],

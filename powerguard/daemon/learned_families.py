@@ -11,18 +11,18 @@ from powerguard.daemon.samples import Family, Number, Sample, View, gauge, of_up
 
 
 def _measured(view: View) -> Health | None:
-    return view.daemon.state.battery.model.health
+    return view.state.battery.model.health
 
 
 def _is_measured(view: View) -> Number:
-    state, times = view.daemon.state, view.times
+    state, times = view.state, view.times
     if state.feed.reading is None:
         return None
-    return health_view(view.daemon.policy, state, times.now_s, times.at).origin == "measured"
+    return health_view(view.policy, state, times.now_s, times.at).origin == "measured"
 
 
 def _slope(view: View) -> Number:
-    discharge = view.daemon.state.battery.model.discharge
+    discharge = view.state.battery.model.discharge
     return None if discharge is None else discharge.slope
 
 
@@ -59,7 +59,7 @@ LEARNED: Final[tuple[Family, ...]] = (
     gauge(
         "ups_battery_recharge_seconds",
         "From empty to full, as measured or as the settings say.",
-        of_ups(lambda v: learning.recharge_s(v.daemon.policy, v.daemon.state.battery.model)),
+        of_ups(lambda v: learning.recharge_s(v.policy, v.state.battery.model)),
         "ups",
     ),
     gauge(

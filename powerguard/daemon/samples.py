@@ -1,12 +1,14 @@
 """What metric families are made of: one moment of the daemon, and the ways to make series of it."""
 
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass
 
 from powerguard.core import plan
 from powerguard.core.budget import Budget
 from powerguard.core.events import Reading
-from powerguard.core.model import Trainer
+from powerguard.core.feeds import each_alone
+from powerguard.core.model import Policy, State, Trainer
 from powerguard.daemon.port import BmcView, Daemon, LastOutage, SourceView
 from powerguard.daemon.readiness import readiness
 from powerguard.daemon.status import Times
@@ -16,15 +18,30 @@ Number = float | None
 
 
 class View:
-    """One moment of the daemon, with the sums made once for all families."""
+    """One moment of the daemon, with the sums made once for all families.
+
+    each: the same moment of every UPS by itself; where there is one, of that one. ups, policy, state, budget: of the
+    host, or in `each` of that UPS.
+    """
 
     def __init__(self, daemon: Daemon) -> None:
         """Take the moment."""
         self.daemon = daemon
+        self.policy = daemon.policy
+        self.state = daemon.state
         self.times = Times(daemon)
         self.budget: Budget = plan.outage_budget(daemon.policy, daemon.state, self.times.now_s)
         self.reasons = readiness(daemon)
         self.ups = daemon.policy.ups
+        self.each: list[View] = [self]
+        if daemon.policy.feeds:
+            self.each = [self._of(policy, state) for policy, state in each_alone(daemon.policy, daemon.state)]
+
+    def _of(self, policy: Policy, state: State) -> "View":
+        alone = copy(self)
+        alone.ups, alone.policy, alone.state = policy.ups, policy, state
+        alone.budget = plan.outage_budget(policy, state, self.times.now_s)
+        return alone
 
 
 Samples = Callable[[View], Iterable[Sample]]
@@ -59,16 +76,24 @@ def plain(value: Callable[[View], Number]) -> Samples:
 
 
 def of_ups(value: Callable[[View], Number]) -> Samples:
+    """One series for each UPS."""
+
     def samples(view: View) -> Iterator[Sample]:
-        told = value(view)
-        if told is not None:
-            yield (view.ups,), float(told)
+        for each in view.each:
+            told = value(each)
+            if told is not None:
+                yield (each.ups,), float(told)
 
     return samples
 
 
+def of_feed(value: Callable[[View], Number]) -> Samples:
+    """One series for the host, under the name of its UPS or of the first of several."""
+    return lambda view: [] if (told := value(view)) is None else [((view.ups,), float(told))]
+
+
 def of_reading(value: Callable[[Reading], Number]) -> Samples:
-    return of_ups(lambda view: None if (reading := view.daemon.state.feed.reading) is None else value(reading))
+    return of_ups(lambda view: None if (reading := view.state.feed.reading) is None else value(reading))
 
 
 def of_source(value: Callable[[View, SourceView], Number]) -> Samples:

@@ -14,7 +14,8 @@ from powerguard.core import budget as sums
 from powerguard.core import plan
 from powerguard.core.budget import Budget
 from powerguard.core.events import Reading
-from powerguard.core.model import Online, Shutdown, Supply, Trainer
+from powerguard.core.feeds import each_alone
+from powerguard.core.model import Online, Policy, Shutdown, Supply, Trainer
 from powerguard.core.table import phase_name
 from powerguard.daemon.origins import health_view
 from powerguard.daemon.port import Daemon, SourceView
@@ -83,7 +84,8 @@ def status(daemon: Daemon) -> Json:
         "alarms": list(state.told),
         "supply": state.feed.supply.value,
         "supply_since_at": times.at(state.feed.since_s) if state.feed.supply is not Supply.UNKNOWN else None,
-        "ups": _ups(daemon.policy.ups, state.feed.reading, times, now),
+        "ups": _ups(_name(daemon.policy), state.feed.reading, times, now),
+        "feeds": _feeds(daemon, times),
         "battery": _battery(daemon, times),
         "budget": _budget(now),
         "outage": _outage(daemon, times),
@@ -91,7 +93,7 @@ def status(daemon: Daemon) -> Json:
         "maintenance": _maintenance(daemon, times),
         "drill": _drill(daemon, times),
         "trainers": [_trainer(trainer, times) for trainer in state.trainers],
-        "sources": [_source(source, times) for source in daemon.sources],
+        "sources": [_source(source, daemon, times) for source in daemon.sources],
         "bmc": _bmc(daemon, times),
         "host": {"kind": daemon.host_kind},
         "last_outage": None if daemon.last_outage is None else asdict(daemon.last_outage),
@@ -168,6 +170,27 @@ def _ups(name: str, reading: Reading | None, times: Times, now: Budget) -> Json 
         "output_off_in_s": rounded(reading.output_off_in_s),
         "alarms": list(reading.alarms),
     }
+
+
+def _name(policy: Policy) -> str:
+    """Name of the UPS, or of all of several: what they are together."""
+    return " + ".join(mine.policy.ups for mine in policy.feeds) or policy.ups
+
+
+def _feeds(daemon: Daemon, times: Times) -> list[Json]:
+    """Each of several UPSes by itself; empty for one."""
+    supplies = {mine.policy.ups: mine.supplies for mine in daemon.policy.feeds}
+    return [
+        {
+            "name": policy.ups,
+            "supplies": supplies[policy.ups],
+            "supply": state.feed.supply.value,
+            "supply_since_at": times.at(state.feed.since_s) if state.feed.supply is not Supply.UNKNOWN else None,
+            "lost_since_at": None if state.feed.lost_since_s is None else times.at(state.feed.lost_since_s),
+            "ups": _ups(policy.ups, state.feed.reading, times, plan.outage_budget(policy, state, times.now_s)),
+        }
+        for policy, state in (each_alone(daemon.policy, daemon.state) if supplies else ())
+    ]
 
 
 def _battery(daemon: Daemon, times: Times) -> Json:
@@ -282,7 +305,10 @@ def _trainer(trainer: Trainer, times: Times) -> Json:
     }
 
 
-def _source(source: SourceView, times: Times) -> Json:
+def _source(source: SourceView, daemon: Daemon, times: Times) -> Json:
+    """What one source is worth. says: its own word of the output, where several tell about one UPS."""
+    feed = next((each.feed for each in daemon.state.upses if each.ups == source.ups), daemon.state.feed)
+    heard = next((each for each in feed.heard if each.source == source.source), None)
     return {
         "ups": source.ups,
         "source": source.source,
@@ -292,6 +318,8 @@ def _source(source: SourceView, times: Times) -> Json:
         "failures": source.failures,
         "last_error": source.last_error,
         "authenticated": source.authenticated,
+        "says": None if heard is None or heard.reading is None else heard.reading.output_source.value,
+        "doubted": heard is not None and heard.doubted,
     }
 
 

@@ -157,7 +157,8 @@ def test_what_has_no_words_is_told_by_its_name() -> None:
 
 
 def test_witnesses_have_words() -> None:
-    """Those that fusion can name."""
-    source = (ROOT / "powerguard" / "core" / "fusion.py").read_text(encoding="utf-8")
-    named = set(re.findall(r'return "(\w+)"', source))
-    assert {"on_battery_s", "input_present", "alarms"} <= named <= set(WITNESSES)
+    """Those that fusion and agreement can name."""
+    core = ROOT / "powerguard" / "core"
+    source = "".join((core / name).read_text(encoding="utf-8") for name in ("fusion.py", "agreement.py"))
+    named = set(re.findall(r'(?:return|witness =) "(\w+)"', source))
+    assert {"second_source", "on_battery_s", "input_present", "alarms"} <= named <= set(WITNESSES)
