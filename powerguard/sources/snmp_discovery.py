@@ -1,12 +1,13 @@
 """Finding out what a card is and which of its objects to poll."""
 
 import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from powerguard.profiles.load import Profiles
 from powerguard.profiles.probe import choose
 from powerguard.profiles.schema import Profile
-from powerguard.profiles.values import Answer, Missing, Oid
+from powerguard.profiles.values import Answer, Missing, Oid, below
 from powerguard.sources.snmp_port import SnmpError, SnmpPort
 
 SYS_DESCR = Oid("1.3.6.1.2.1.1.1.0")
@@ -47,8 +48,11 @@ async def discover(
     if with_pdus and wanted is None:
         candidates = profiles.every()
     identity = _identity(await port.get([SYS_DESCR, SYS_OBJECT_ID, SYS_NAME]))
-    answers = await _ask_families(port, candidates)
+    answers = await _look_for_families(port, candidates)
     chosen = choose(candidates, answers, sys_object_id=identity.sys_object_id, sys_descr=identity.sys_descr)
+    if not chosen:
+        answers = await _ask_families(port, candidates)
+        chosen = choose(candidates, answers, sys_object_id=identity.sys_object_id, sys_descr=identity.sys_descr)
     if not chosen or (wanted is not None and chosen[0].name != wanted):
         raise SnmpError(_nothing_fits(where, identity, candidates, wanted))
     answers = await scalars(port, chosen)
@@ -57,10 +61,43 @@ async def discover(
     return Plan(identity=identity, profiles=chosen, oids=worth_polling(answers), answers=answers)
 
 
-async def _ask_families(port: SnmpPort, candidates: tuple[Profile, ...]) -> dict[str, Answer]:
-    """Ask first for what each family cannot do without, then for the rest of those that answered it.
+async def _look_for_families(port: SnmpPort, candidates: tuple[Profile, ...]) -> dict[str, Answer]:
+    """Look what comes next after where each family cannot do without an object; then the same for the rest of it.
 
-    There are two dozen families, and to version 1 each object that is not there costs a round trip.
+    There are two dozen families: as GETs they would be 120 objects, and to version 1 each one that is not there costs a
+    round trip. What comes next is answered by every version, 15 in one request, and finds the first row of a table
+    whatever its index is.
+    """
+    answers: dict[str, Answer] = {}
+    try:
+        answers.update(await port.following(_right_before(oid for one in candidates for oid in one.first_asked())))
+        there = [one for one in candidates if _is_there(one, answers)]
+        answers.update(await port.following(_right_before(oid for one in there for oid in one.mandatory())))
+    except SnmpError as error:
+        if error.unanswered:
+            raise
+    return answers
+
+
+def _right_before(oids: Iterable[str]) -> list[str]:
+    """Return the places after which these objects come next; of the first rows of a table, the table itself."""
+    places: dict[str, None] = {}
+    for oid in oids:
+        parent, _, last = oid.rpartition(".")
+        places[f"{parent}.{int(last) - 1}" if int(last) > 1 else parent] = None
+    return [place for place in places if place.rpartition(".")[0] not in places]
+
+
+def _is_there(profile: Profile, answers: dict[str, Answer]) -> bool:
+    asked = profile.first_asked()
+    places = _right_before(asked)
+    return any(oid in asked or any(below(oid, place) for place in places) for oid in answers)
+
+
+async def _ask_families(port: SnmpPort, candidates: tuple[Profile, ...]) -> dict[str, Answer]:
+    """Ask outright, of a card that does not say what comes next.
+
+    First for what each family cannot do without, then for the rest of those that answered it.
     """
     answers = await port.get(list(dict.fromkeys(oid for profile in candidates for oid in profile.first_asked())))
     rest: dict[str, None] = {}

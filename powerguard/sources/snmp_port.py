@@ -82,6 +82,10 @@ class SnmpPort(Protocol):
         """Return an answer for each OID asked for, `Missing` where there is no value."""
         ...
 
+    async def following(self, oids: Sequence[str]) -> dict[str, Answer]:
+        """Return the objects that come next after these, each once, by their own OIDs."""
+        ...
+
     async def walk(self, root: str) -> dict[str, Answer]:
         """Return everything under root, at most MAX_ROWS objects."""
         ...
@@ -254,6 +258,31 @@ class PysnmpPort:
             if refusals >= _MOST_REFUSALS or not oids:
                 raise self._refused(status, f"for {named}")
         return answers
+
+    async def following(self, oids: Sequence[str]) -> dict[str, Answer]:
+        """Return what comes next after each OID, by GETNEXT: the one question that version 1 does not refuse.
+
+        Which answer belongs to which question is not told, for cards leave answers out. Beyond the last object of the
+        card comes nothing.
+        """
+        answers: dict[str, Answer] = {}
+        for start in range(0, len(oids), MAX_BATCH):
+            answers.update(await self._following(list(oids[start : start + MAX_BATCH])))
+        return answers
+
+    async def _following(self, oids: list[str]) -> dict[str, Answer]:
+        while oids:
+            status, index, found = await self._request(cmdgen.NextCommandGenerator(), self._nulls(oids))
+            if status == 0:
+                return {oid: answer for oid, answer in found.items() if answer is not Missing.END_OF_MIB}
+            if status == _TOO_BIG and len(oids) > 1:
+                half = len(oids) // 2
+                return await self._following(oids[:half]) | await self._following(oids[half:])
+            if status != _NO_SUCH_NAME or not 1 <= index <= len(oids):
+                raise self._refused(status, "to what comes next")
+            end = parts(oids[index - 1])  # What lies behind this one lies beyond the end as well.
+            oids = [oid for oid in oids if parts(oid) < end]
+        return {}
 
     async def walk(self, root: str, after: str | None = None) -> dict[str, Answer]:
         """Return what lies under root, by GETNEXT: version 1 knows nothing better. after: begin behind this object."""

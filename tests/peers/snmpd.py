@@ -48,6 +48,8 @@ def _config(values: Mapping[str, Answer], ticks: frozenset[str], further: Sequen
     ]
     for oid, value in values.items():
         kind = "timeticks" if oid in ticks else _TYPES[type(value)]
+        if isinstance(value, int) and value >= 2**31:
+            kind = "uinteger"
         match value:
             case bytes():
                 written = f'"{value.decode()}"'

@@ -1,0 +1,139 @@
+"""Finding the family over the wire: every made walk served by snmpd in versions 1 and 2c, and what the search costs."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerguard.profiles.load import load_profiles
+from powerguard.profiles.values import Answer, Missing, Oid
+from powerguard.profiles.walk import parse_walk
+from powerguard.sim import snmp_ber as ber
+from powerguard.sources.snmp import probe
+from powerguard.sources.snmp_discovery import discover
+from powerguard.sources.snmp_engine import close_engines
+from powerguard.sources.snmp_port import PysnmpPort, SnmpError
+from tests.peers.snmpd import COMMUNITY, snmpd
+from tests.sources.snmp_helpers import WALKS, as_sim, card, options, secret
+
+PROFILES = load_profiles(None)
+FAMILIES = sorted(profile.name for profile in PROFILES.ranked())
+
+
+def family(name: str) -> dict[str, Answer]:
+    path = WALKS / "families" / f"{name}.walk"
+    return parse_walk(path.read_text(encoding="utf-8"), path.name)
+
+
+@pytest.mark.peer("snmpd")
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_every_family_is_found_over_the_wire(name: str, tmp_path: Path) -> None:
+    """Version 1 refuses a whole GET for one object that is not there: no family may hide behind that."""
+    served = {oid: answer for oid, answer in family(name).items() if not isinstance(answer, Missing)}
+    values = {oid: answer for oid, answer in served.items() if not oid.startswith("1.3.6.1.2.1.1.")}
+    async with snmpd(values) as peer:
+        for version in (1, "2c"):
+            (tmp_path / str(version)).mkdir()
+            community = secret(tmp_path / str(version), "c", COMMUNITY)
+            report = await probe(options(peer.port, version=version, community=community), profiles=PROFILES)
+            assert report.profiles[0] == name
+            assert report.decoded.output_source == "utility"
+            assert all(report.raw[oid] == raw for oid, raw in values.items() if oid in report.raw)
+    close_engines()
+
+
+class Counting(PysnmpPort):
+    """Counts the round trips."""
+
+    trips = 0
+
+    async def _request(self, generator: object, varbinds: list[Any]) -> tuple[int, int, dict[str, Answer]]:
+        self.trips += 1
+        return await super()._request(generator, varbinds)
+
+
+@pytest.mark.parametrize("version", [1, "2c"])
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_what_the_search_costs(name: str, version: int | str) -> None:
+    """Old cards take 0.1 s and more for an answer: a search must stay a matter of seconds with 20 families and more."""
+    values = {oid: as_sim(answer) for oid, answer in family(name).items()}
+    async with card(values) as agent:
+        port = Counting(options(agent.port, version=version))
+        plan = await discover(port, "card", PROFILES, None, with_pdus=True)
+        await port.close()
+        close_engines()
+    assert plan.profiles[0].name == name
+    assert port.trips <= (50 if version == 1 else 32)
+
+
+@pytest.mark.parametrize("version", [1, "2c"])
+async def test_what_a_stranger_costs(version: int | str) -> None:
+    """A printer in the place of a UPS: everything is asked, in vain."""
+    async with card({"1.3.6.1.2.1.1.1.0": ber.octets("a printer")}) as agent:
+        port = Counting(options(agent.port, version=version))
+        with pytest.raises(SnmpError, match="fits no profile"):
+            await discover(port, "card", PROFILES, None)
+        await port.close()
+        close_engines()
+    assert port.trips <= (45 if version == 1 else 8)
+
+
+class WithoutNext:
+    """A card that answers what it is asked for, and never what comes next."""
+
+    def __init__(self, answers: Mapping[str, Answer], how: str) -> None:
+        self.answers = answers
+        self.how = how
+
+    async def get(self, oids: Sequence[str]) -> dict[str, Answer]:
+        return {oid: self.answers.get(oid, Missing.NO_SUCH_OBJECT) for oid in oids}
+
+    async def following(self, oids: Sequence[str]) -> dict[str, Answer]:
+        if self.how == "refuses":
+            msg = "card: genErr to what comes next"
+            raise SnmpError(msg)
+        return {} if self.how == "says nothing" else {Oid("1.3.6.1.2.1.1.1.0"): b"the same again"}
+
+    async def walk(self, root: str) -> dict[str, Answer]:
+        return {oid: answer for oid, answer in self.answers.items() if oid.startswith(f"{root}.")}
+
+    async def set(self, values: object) -> None:
+        raise SnmpError(str(values))
+
+    async def close(self) -> None:
+        return
+
+
+@pytest.mark.parametrize("how", ["refuses", "says nothing", "says the same again"])
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_a_card_that_cannot_say_what_comes_next_is_asked_outright(name: str, how: str) -> None:
+    plan = await discover(WithoutNext(family(name), how), "card", PROFILES, None)
+    assert plan.profiles[0].name == name
+
+
+async def test_a_card_that_falls_silent_is_not_asked_on() -> None:
+    """Unanswered is an end, no reason to try the slower way."""
+
+    class Silent(WithoutNext):
+        async def following(self, oids: Sequence[str]) -> dict[str, Answer]:
+            msg = f"no answer to {len(oids)} objects"
+            raise SnmpError(msg, unanswered=True)
+
+    with pytest.raises(SnmpError, match="no answer"):
+        await discover(Silent(family("xups"), ""), "card", PROFILES, None)
+
+
+async def test_a_device_with_another_index_than_the_first_is_found() -> None:
+    """Tripp Lite numbers the devices behind a card; what comes next finds the second one as well."""
+    answers = {
+        Oid(oid.replace(".1.1.1.3.1", ".1.1.1.3.2")) if oid.startswith("1.3.6.1.4.1.850.1.1.3.1.3.1") else oid: raw
+        for oid, raw in family("tripplite").items()
+    }
+    moved = {oid.removesuffix(".1") + ".2" if oid.endswith("3.3.1.1.1.1") else oid: raw for oid, raw in answers.items()}
+    async with card({oid: as_sim(raw) for oid, raw in moved.items()}) as agent:
+        port = PysnmpPort(options(agent.port))
+        plan = await discover(port, "card", PROFILES, None)
+        await port.close()
+        close_engines()
+    assert plan.profiles[0].name == "tripplite"
