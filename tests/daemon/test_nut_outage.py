@@ -1,0 +1,107 @@
+"""A daemon that reads its UPS through a real upsd: it sees an outage and its end, and loads no SNMP library for it."""
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from powerguard.cli.checks_nut import nut_findings
+from powerguard.core.model import OnBattery, Online, Phase
+from powerguard.daemon.assemble import assemble
+from powerguard.daemon.loop import Loop
+from powerguard.settings.load import load
+from tests.peers.nut import BATTERY, UTILITY, upsd
+from tests.sources.nut_helpers import FakeUpsd, options
+from tests.sources.snmp_helpers import secret
+
+SETTINGS = """\
+mode: dry-run
+ups:
+  rack-a:
+    sources:
+      - {{kind: nut, host: 127.0.0.1, port: {port}, name: dsim}}
+    runtime_table: {{50: 5400, 100: 2400}}
+host: {{kind: dry-run}}
+bmc: {{kind: none}}
+trainer_sockets: null
+control: {{socket: {folder}/powerguard.sock}}
+journal: {{path: {folder}/journal.sqlite}}
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="pg nut-", dir="/tmp") as name:
+        yield Path(name)
+
+
+def write(folder: Path, port: int) -> Path:
+    path = folder / "powerguard.yaml"
+    path.write_text(SETTINGS.format(port=port, folder=folder), encoding="utf-8")
+    return path
+
+
+async def phase(daemon: Loop, kind: type[Phase]) -> None:
+    async with asyncio.timeout(20):
+        while not isinstance(daemon.state.phase, kind):  # noqa: ASYNC110 - the loop tells nobody
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.peer("upsd", "dummy-ups")
+async def test_an_outage_is_seen_through_upsd(folder: Path) -> None:
+    async with upsd() as peer:
+        config = write(folder, peer.port)
+        daemon = assemble(load(config), config=config)
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(daemon.run())
+            async with asyncio.timeout(10):
+                while daemon.state.feed.reading is None:  # noqa: ASYNC110 - likewise
+                    await asyncio.sleep(0.02)
+            assert isinstance(daemon.state.phase, Online)
+            peer.change(BATTERY)
+            await phase(daemon, OnBattery)
+            reading = daemon.state.feed.reading
+            assert reading is not None
+            assert (reading.source, reading.runtime_s) == (f"nut:dsim@127.0.0.1:{peer.port}", 1700)
+            peer.change(UTILITY)
+            await phase(daemon, Online)
+            daemon.stop()
+            await running
+
+
+def test_a_host_without_snmp_does_not_load_it(folder: Path) -> None:
+    """28 MB of resident memory are pysnmp's."""
+    code = (
+        "import sys; from pathlib import Path; from powerguard.daemon.assemble import Hands, build;"
+        "from powerguard.settings.load import load;"
+        "parts = build(load(Path(sys.argv[1])), Hands(), lambda _: None);"
+        "print([type(source).__name__ for _, _, source in parts.sources], 'pysnmp' in sys.modules)"
+    )
+    argv = [sys.executable, "-c", code, str(write(folder, 3493))]
+    told = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (told.stdout.strip(), told.returncode) == ("['NutSource'] False", 0), told.stderr
+
+
+async def test_doctor_says_what_a_upsd_is_good_for(tmp_path: Path) -> None:
+    """Readings that could be forged, no login, a driver that polls too slowly, nobody there: each a finding."""
+    values = {"driver.name": "snmp-ups", "ups.status": "OL", "battery.charge": "100", "battery.runtime": "1800"}
+    async with FakeUpsd(values).serving() as peer:
+        reading, found = await nut_findings("ups.a", options(peer.port), ups="a")
+        assert reading is not None
+        told = [(finding.verdict, finding.text) for finding in found]
+        assert told[0] == ("PASS", told[0][1])
+        assert "utility, charge 100 %, no load, runtime 1800 s (nut; " in told[0][1]
+        assert [verdict for verdict, _ in told[1:]] == ["WARN"] * 4
+        texts = " | ".join(text for _, text in told)
+        for part in ("could be forged: snmp-ups reads", "no login: a NUT primary", "no load", "every 30 s only"):
+            assert part in texts
+        more = {"user": "pg", "password": secret(tmp_path, "password", "word of the tests")}
+        _, found = await nut_findings("ups.a", options(peer.port, **more), ups="a")
+        assert "no TLS; logs in as pg" in found[0].text
+    reading, found = await nut_findings("ups.a", options(peer.port), ups="a")
+    assert (reading, [finding.verdict for finding in found]) == (None, ["FAIL"])
+    assert "cannot connect to upsd" in found[0].text
