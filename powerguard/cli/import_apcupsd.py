@@ -168,7 +168,10 @@ def make(conf: Conf, draft: Draft) -> None:
     _pace(conf, kind, draft)
     _rest(conf, draft)
     for event, script in conf.scripts.items():
-        _script(event, script, draft)
+        if _script(event, script, draft) and event == "doshutdown":
+            for source in draft.upses[-1].sources:
+                if source["kind"] == "apcupsd" and kind != "net":
+                    source["leaves_shutdown"] = True
 
 
 def _add(conf: Conf, source: dict[str, Any], about: str, draft: Draft) -> Ups:
@@ -401,25 +404,26 @@ def _rest(conf: Conf, draft: Draft) -> None:
         )
 
 
-def _script(event: str, script: Path, draft: Draft) -> None:
+def _script(event: str, script: Path, draft: Draft) -> bool:
+    """Look at an event script; return whether it is one that asks us."""
     where = str(script)
     try:
         text, mode = read(script)
     except ReadError:
         draft.warn("unreadable", where, "cannot be read, so it was left out", "run this as root")
-        return
+        return False
     if not mode & 0o111:
         draft.warn("script_not_run", where, "cannot be executed, so apccontrol passes over it", f"chmod 0755 {where}")
-        return
+        return False
     if "powerguard" in text:
         draft.note("script_ours", where, "calls powerguard already")
-        return
+        return True
     if event == "doshutdown" and _SUPPRESSES.search(text):
         draft.warn(
             "script_suppresses",
             where,
             "exits with 99: apcupsd's own shutdown never runs, whoever is alive",
-            "config/apcupsd/doshutdown exits with 99 only while powerguard owns the shutdown",
+            "config/apcupsd/powerguard-event exits with 99 only while powerguard owns the shutdown",
         )
     elif event not in ("doshutdown", "doreboot", "killpower") and _STOPS.search(text):
         draft.warn(
@@ -438,3 +442,4 @@ def _script(event: str, script: Path, draft: Draft) -> None:
             f"sleeps {max(slept)} s: a fixed time instead of a checkpoint that is awaited",
             "name the trainer in the settings: powerguard waits until its checkpoint is durable",
         )
+    return False

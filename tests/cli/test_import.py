@@ -335,6 +335,16 @@ def test_times_are_held_against_the_checkpoint(fixture: Copy) -> None:
     assert imported("apcupsd", apcupsd, "--checkpoint", "10m", "--json").warned["minutes"] == [7]
 
 
+def test_an_apcupsd_that_asks_us_already(fixture: Copy) -> None:
+    """Its SHUTTING DOWN is then no order to be off; the settings say so."""
+    of = fixture("apcupsd-usb")
+    (of / "doshutdown").unlink()
+    (of / "doshutdown").symlink_to(Path(__file__).parents[2] / "config" / "apcupsd" / "powerguard-event")
+    ended = imported("apcupsd", of, "--json")
+    assert ended.object["settings"]["ups"]["desk-ups"]["sources"][0]["leaves_shutdown"] is True
+    assert "script_suppresses" not in ended.warned
+
+
 def test_files_that_everybody_can_read(fixture: Copy) -> None:
     """They hold passwords: told, with the mode that would be right."""
     of = fixture("nut-lab-snmp")

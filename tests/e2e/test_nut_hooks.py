@@ -26,6 +26,7 @@ HOOKS: Final = Path(__file__).parents[2] / "config" / "nut"
 UPS: Final = "dsim"
 SPEEDY: Final = ("POLLFREQ 1", "POLLFREQALERT 1", "HOSTSYNC 1", "FINALDELAY 0", "MINSUPPLIES 1")
 TYPES: Final = ("ONLINE", "ONBATT", "LOWBATT", "FSD", "COMMOK", "COMMBAD", "SHUTDOWN", "NOCOMM")
+DEVICE: Final = "device.model: Sim\nups.status: OL\nups.load: 40\nbattery.charge: 100\nbattery.runtime: 1800\n"
 OPS_PASSWORD: Final = "ops-of-the-tests"
 MON_PASSWORD: Final = "mon-of-the-tests"
 pytestmark = [pytest.mark.peer("upsd", "dummy-ups", "upsmon", "upssched"), pytest.mark.root]
@@ -65,7 +66,7 @@ class Nut:
         self.write(
             "ups.conf", f"pollinterval = 1\n[{UPS}]\n driver = dummy-ups\n mode = dummy-once\n port = {UPS}.dev\n"
         )
-        self.write(f"{UPS}.dev", "device.model: Sim\nups.status: OL\nbattery.charge: 100\n")
+        self.write(f"{UPS}.dev", DEVICE)
         self.write("upsd.conf", f"LISTEN 127.0.0.1 {self.port}\n")
         self.write(
             "upsd.users",
@@ -166,14 +167,20 @@ class Nut:
 
 
 @contextlib.asynccontextmanager
-async def beside() -> AsyncIterator[tuple[Rig, Nut]]:
-    """A host with our daemon on a card of its own, not started yet, and NUT on a UPS of its own."""
+async def beside(*, card: bool = True) -> AsyncIterator[tuple[Rig, Nut]]:
+    """A host with our daemon, not started yet, and NUT on a UPS of its own.
+
+    card: the daemon reads a card of its own; else that upsd is its only source.
+    """
     if not await is_isolated():
         pytest.skip("no mount namespace here: upsmon would use this machine's /run/nut")
     with tempfile.TemporaryDirectory(prefix="pg-nut-", dir="/tmp", ignore_cleanup_errors=True) as name:
         os.chmod(name, 0o755)  # noqa: PTH101 - upsmon's lesser half looks into it
-        async with rig(runtime=ROOMY) as world:
+        async with rig(runtime=ROOMY, card=card) as world:
             nut = Nut(Path(name), world)
+            if not card:
+                source = {"kind": "nut", "host": "127.0.0.1", "port": nut.port, "name": UPS}
+                world.settings["ups"]["rack-a"]["sources"].append(source)
             try:
                 await nut.start()
                 yield world, nut
@@ -327,6 +334,22 @@ async def test_the_default_runs_whatever_our_program_does(program: str | None, t
     assert took_s < 15.0
 
 
+async def test_upsmon_leaves_the_shutdown_to_a_daemon_that_owns_it() -> None:
+    """The same UPS, at its end, told by upsd: upsmon asks, is told to stand back, and the host is powered off by us."""
+    async with beside(card=False) as (world, nut):
+        await world.start()
+        await nut.upsmon()
+        await world.until(nut.is_watched, "upsmon to log in")
+        await nut.becomes("OB DISCHRG")
+        await world.phase("on_battery")
+        await nut.becomes("OB DISCHRG LB")
+        await world.until(lambda: ("nut-shutdown", "") in nut.hints(), "upsmon to ask")
+        await world.off()
+        assert nut.shut() == []
+        assert [order.event for order in world.trainers[0].orders] == [world.one_outage()]
+        world.no_traceback()
+
+
 @pytest.mark.slow
 async def test_the_default_runs_while_the_daemon_is_stopped_killed_or_gone() -> None:
     """The real upsmon on a UPS that is at its end: the command that SHUTDOWNCMD was is run, once each time."""
@@ -347,6 +370,7 @@ async def test_the_default_runs_while_the_daemon_is_stopped_killed_or_gone() -> 
         world.no_traceback()
 
 
+@pytest.mark.slow
 async def test_the_default_runs_for_a_forced_shutdown_on_utility() -> None:
     """Somebody else ordered it, and our own card knows nothing of it: upsmon's order stands."""
     async with beside() as (world, nut):
