@@ -97,7 +97,7 @@ class ScopedPdu:
     notification: Notification
 
 
-class _Reader:
+class Reader:
     """Reads the elements between two places of a datagram."""
 
     __slots__ = ("at", "data", "end")
@@ -126,19 +126,21 @@ class _Reader:
         self.at = at + length
         return tag, at, self.at
 
-    def inside(self, tag: int) -> "_Reader":
+    def inside(self, tag: int) -> "Reader":
         """Return a reader of the next element, which must have this tag."""
         found, begin, end = self.next()
         if found != tag:
             msg = f"tag {found:#x} where {tag:#x} belongs"
             raise TrapError(msg)
-        return _Reader(self.data, begin, end)
+        return Reader(self.data, begin, end)
 
     def content(self, tag: int) -> bytes:
+        """Return the content of the next element, which must have this tag."""
         inner = self.inside(tag)
         return self.data[inner.at : inner.end]
 
     def number(self) -> int:
+        """Return the next INTEGER."""
         content = self.content(INTEGER)
         if not 1 <= len(content) <= 8:
             msg = "an INTEGER that no SNMP message has"
@@ -183,7 +185,7 @@ def parse(data: bytes) -> CommunityMessage | UsmMessage:
     if len(data) > MAX_BYTES:
         msg = f"longer than {MAX_BYTES} bytes"
         raise TrapError(msg)
-    message = _Reader(data, 0, len(data)).inside(SEQUENCE)
+    message = Reader(data, 0, len(data)).inside(SEQUENCE)
     version = message.number()
     if version == _V3:
         return _parse_usm(message)
@@ -201,9 +203,9 @@ def parse(data: bytes) -> CommunityMessage | UsmMessage:
     )
 
 
-def _notification(reader: _Reader, *, v1: bool) -> tuple[Notification, bytes]:
+def _notification(reader: Reader, *, v1: bool) -> tuple[Notification, bytes]:
     tag, begin, end = reader.next()
-    inner = _Reader(reader.data, begin, end)
+    inner = Reader(reader.data, begin, end)
     if tag == TRAP_V1 and v1:
         return _trap_v1(inner), reader.data[begin:end]
     if tag not in {TRAP_V2, INFORM} or v1:
@@ -214,7 +216,7 @@ def _notification(reader: _Reader, *, v1: bool) -> tuple[Notification, bytes]:
     return _from_varbinds(inner, confirmed=tag == INFORM), reader.data[begin:end]
 
 
-def _trap_v1(inner: _Reader) -> Notification:
+def _trap_v1(inner: Reader) -> Notification:
     enterprise = _dotted(inner.content(OID))
     address = _address(inner.content(IP_ADDRESS))
     generic, specific = inner.number(), inner.number()
@@ -227,7 +229,7 @@ def _trap_v1(inner: _Reader) -> Notification:
     return Notification(trap_oid=named, confirmed=False, agent_address=address)
 
 
-def _from_varbinds(inner: _Reader, *, confirmed: bool) -> Notification:
+def _from_varbinds(inner: Reader, *, confirmed: bool) -> Notification:
     rows = inner.inside(SEQUENCE)
     trap_oid, address, community = "", None, None
     read = 0
@@ -246,7 +248,7 @@ def _from_varbinds(inner: _Reader, *, confirmed: bool) -> Notification:
     return Notification(trap_oid=trap_oid, confirmed=confirmed, agent_address=address, community=community)
 
 
-def _parse_usm(message: _Reader) -> UsmMessage:
+def _parse_usm(message: Reader) -> UsmMessage:
     header = message.inside(SEQUENCE)
     message_id = header.number()
     header.number()  # msgMaxSize: an answer of ours is shorter than any
@@ -255,7 +257,7 @@ def _parse_usm(message: _Reader) -> UsmMessage:
         msg = "version 3 with another security model than the user's"
         raise TrapError(msg)
     outer = message.inside(OCTETS)
-    security = _Reader(message.data, outer.at, outer.end).inside(SEQUENCE)
+    security = Reader(message.data, outer.at, outer.end).inside(SEQUENCE)
     engine_id, boots, time_s = security.content(OCTETS), security.number(), security.number()
     user = security.content(OCTETS)
     digest = security.inside(OCTETS)
@@ -284,7 +286,7 @@ def _parse_usm(message: _Reader) -> UsmMessage:
 
 def parse_scoped(payload: bytes) -> ScopedPdu:
     """Read a scoped PDU; what privacy has padded it with is left alone. Raises as `parse` does."""
-    scoped = _Reader(payload, 0, len(payload)).inside(SEQUENCE)
+    scoped = Reader(payload, 0, len(payload)).inside(SEQUENCE)
     context_engine, context_name = scoped.content(OCTETS), scoped.content(OCTETS)
     notification, pdu = _notification(scoped, v1=False)
     return ScopedPdu(context_engine=context_engine, context_name=context_name, pdu=pdu, notification=notification)
