@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -12,6 +13,24 @@ from powerguard import strictyaml
 from powerguard.profiles.schema import Kind, Profile
 
 SITE_FOLDER = Path("/etc/powerguard/profiles.d")
+
+
+_MUST: Final = "must be "
+_WANTED: Final = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "dict_type": "a map",
+    "model_type": "a map",
+    "model_attributes_type": "a map",
+    "tuple_type": "a range [low, high]",
+    "too_long": "a range [low, high]",
+}
+"""What pydantic misses, in words for whoever writes a profile."""
 
 
 class ProfileError(Exception):
@@ -87,23 +106,52 @@ def parse_profile(text: str, name: str) -> Profile:
         # By way of JSON: strict, yet a list may become a tuple and a word an enum.
         return Profile.model_validate_json(json.dumps(document.data))
     except ValidationError as error:
-        lines: list[str] = []
-        for problem in error.errors():
-            for loc, what in problem.get("ctx", {}).get("mistakes", [(problem["loc"], problem["msg"])]):
-                lines.append(_tell(document, loc, problem["type"], what))
-        raise ProfileError("\n".join(dict.fromkeys(lines))) from error
+        raise ProfileError("\n".join(_lines(document, error))) from error
 
 
-def _tell(document: strictyaml.Document, loc: tuple[int | str, ...], kind: str, what: str) -> str:
+def _lines(document: strictyaml.Document, error: ValidationError) -> list[str]:
+    """Return one line for each place in the file: what may stand there may be one of several things."""
+    found: dict[str, list[str]] = {}
+    for problem in error.errors():
+        for loc, what in problem.get("ctx", {}).get("mistakes", [(problem["loc"], _in_words(problem))]):
+            place, told = _tell(document, loc, problem["type"], what)
+            found.setdefault(place, []).append(told)
+    lines: list[str] = []
+    for place, all_told in found.items():
+        wanted = list(dict.fromkeys(one.removeprefix(_MUST) for one in all_told if one.startswith(_MUST)))
+        others = list(dict.fromkeys(one for one in all_told if not one.startswith(_MUST)))
+        if "a number" in wanted and "a whole number" in wanted:
+            wanted.remove("a whole number")
+        if wanted:
+            others.append(_MUST + (wanted[0] if len(wanted) == 1 else f"{', '.join(wanted[:-1])} or {wanted[-1]}"))
+        lines += [f"{place}{what}" for what in others]
+    return lines
+
+
+def _in_words(problem: Any) -> str:  # noqa: ANN401 - pydantic's own
+    """Return pydantic's finding as what would be right."""
+    kind = problem["type"]
+    if kind == "missing" and isinstance(problem["loc"][-1], int):
+        kind = "tuple_type"
+    if kind in {"enum", "literal_error"}:
+        expected = problem["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
+        return f"{_MUST}one of: {expected}"
+    if kind == "string_pattern_mismatch" and "0|1|2" in problem["ctx"]["pattern"]:
+        return f"{_MUST}an OID (.4.1.0, or 1.3.6.1.2.1.33.1.4.1.0)"
+    return f"{_MUST}{_WANTED[kind]}" if kind in _WANTED else problem["msg"].removeprefix("Value error, ")
+
+
+def _tell(document: strictyaml.Document, loc: tuple[int | str, ...], kind: str, what: str) -> tuple[str, str]:
+    """Return the place, as a message begins, and what is wrong there."""
     path = _in_file(document.data, loc)
     where = document.where_key(path) if kind in {"extra_forbidden", "profile"} else document.where(path)
     if kind == "extra_forbidden":
         what = "unknown key"
-    elif kind == "missing":
+    elif kind == "missing" and isinstance(loc[-1], str):
         what = f"{loc[-1]} is missing"
         path = path if path and path[-1] == loc[-1] else (*path, loc[-1])
     dotted = ".".join(str(part) for part in path)
-    return f"{where}: {dotted + ': ' if dotted else ''}{what.removeprefix('Value error, ')}"
+    return f"{where}: {dotted + ': ' if dotted else ''}", what
 
 
 def _in_file(data: object, loc: tuple[int | str, ...]) -> strictyaml.KeyPath:

@@ -147,3 +147,23 @@ def test_a_packaged_file_says_what_it_is(profile: Profile) -> None:
     assert text.startswith("# "), "which devices, which MIB, which quirks"
     places = [profile.absolute(place) for place in profile.traps]
     assert len(set(places)) == len(places)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        (
+            "is: [1]}]",
+            "is: [one]}]",
+            "is.0: must be a whole number, an OID (.4.1.0, or 1.3.6.1.2.1.33.1.4.1.0) or a range",
+        ),
+        ("or_unit: kW,", "none: [[1]],", "none.0: must be a number or a range [low, high]"),
+        ("or_unit: kW,", "none: [x],", "none.0: must be a number or a range [low, high]"),
+        ("or_unit: kW,", "text: 1,", "text: must be true or false"),
+        ("values: {1: normal, 2: low}", "values: {1: fine}", "must be one of: normal, charging, discharging, low"),
+    ],
+)
+def test_one_slip_is_one_line_in_plain_words(old: str, new: str, what: str) -> None:
+    """A place where several things may stand is told once, not once for each of them."""
+    (line,) = told(GOOD.replace(old, new, 1))
+    assert what in line
