@@ -243,8 +243,8 @@ def _add_monitored(nut: Nut, monitor: Monitor, draft: Draft) -> None:
         draft.note(
             "primary",
             monitor.where,
-            f"upsmon here is the primary of {monitor.name}: it orders the other hosts to "
-            "stop. powerguard beside it is a secondary; in its place it needs role: primary",
+            f"upsmon here is the primary of {monitor.name}: it orders the other hosts to stop, which powerguard never "
+            "does; keep it beside powerguard as long as others depend on it",
         )
     else:
         draft.note(
