@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import core, daemon, processes, react, simulated
+from bench import apcupsd, core, daemon, processes, react, simulated
 from bench.figure import Figure
 
 BENCHES: dict[str, Callable[..., list[Figure]]] = {
@@ -16,6 +16,7 @@ BENCHES: dict[str, Callable[..., list[Figure]]] = {
     "react": react.run,
     "daemon": daemon.run,
     "simulated": simulated.run,
+    "apcupsd": apcupsd.run,
 }
 
 
