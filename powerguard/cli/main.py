@@ -23,6 +23,7 @@ VERBS: Final = {
     "plan": "the budget term by term, and what happens next and when",
     "battery": "what was learned of the battery; tell that it was replaced",
     "doctor": "check everything beforehand, with a fix for each finding",
+    "discover": "find UPSes and PDUs, and print settings for them",
     "abort": "call this outage's shutdown off (before the commit point)",
     "maintenance": "suspend the power-off for a while",
     "checkpoint": "ask every trainer for a checkpoint now",

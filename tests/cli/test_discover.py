@@ -1,0 +1,232 @@
+"""`powerguard discover` as its users meet it: a table, settings that the loader takes, one JSON object, plain words."""
+
+import asyncio
+import contextlib
+import json
+import os
+import pty
+import sys
+from pathlib import Path
+
+import pytest
+
+from powerguard.cli.discover_settings import as_yaml, settings_of
+from powerguard.cli.discover_targets import TargetError, Targets, from_words
+from powerguard.cli.main import main
+from powerguard.settings.load import load
+from powerguard.sim.snmp_agent import SnmpAgent
+from powerguard.sources.discover import Found
+from tests.cli.test_commands import Ended, powerguard
+from tests.peers.nut import upsd
+from tests.sources.apcupsd_helpers import apcupsd
+from tests.sources.snmp_helpers import table
+from tests.sources.trap_helpers import free_port
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference" / "discover.json"
+
+
+def card(port: int = 0, name: str = "apc", **more: str) -> SnmpAgent:
+    values = table(name)
+    return SnmpAgent(lambda: values, port=port, **more)  # type: ignore[arg-type]
+
+
+async def discover(*words: str) -> Ended:
+    """Look at nothing of this machine's own: neither its files nor the usual ports."""
+    nothing = str(free_port())
+    ports = ("--nut-port", nothing, "--nis-port", nothing, "--snmp-port", nothing)
+    return await powerguard("discover", *ports, "--nut", "/nowhere", "--apcupsd", "/nowhere", *words)
+
+
+def same_keys(told: object, example: object) -> None:
+    """Hold that two JSON values have the same shape; of lists the first elements."""
+    assert type(told) is type(example), (told, example)
+    if isinstance(told, dict) and isinstance(example, dict):
+        assert list(told) == list(example)
+        for key, value in told.items():
+            if value is not None and example[key] is not None and key not in ("source", "ups"):
+                same_keys(value, example[key])
+    elif isinstance(told, list) and isinstance(example, list) and told and example:
+        same_keys(told[0], example[0])
+
+
+async def test_a_table_and_settings_that_hold(tmp_path: Path) -> None:
+    """All of stdout is a settings file: what was found stands in it as a comment."""
+    async with card() as agent, upsd() as peer:
+        ended = await discover("127.0.0.1", "--snmp-port", str(agent.port), "--nut-port", str(peer.port))
+    assert (ended.code, ended.err) == (0, "")
+    lines = ended.out.splitlines()
+    assert lines[0].split() == ["#", "WHAT", "WHERE", "NAME", "SUPPLY", "RUNTIME", "CHARGE", "LOAD", "FAMILY", "MODEL"]
+    assert f"snmp ups  127.0.0.1:{agent.port}" in lines[1]
+    assert "29 m 00 s" in lines[1]
+    path = tmp_path / "powerguard.yaml"
+    path.write_text(ended.out, encoding="utf-8")
+    settings = load(path)
+    assert settings.mode == "dry-run"
+    assert [source.kind for ups in settings.ups.values() for source in ups.sources] == ["snmp", "nut"]
+    assert settings.feeds is not None
+    assert settings.feeds.supplies[0] in settings.ups
+
+
+async def test_one_object_for_programs() -> None:
+    async with card() as agent:
+        ended = await discover("127.0.0.1", "--only", "snmp", "--snmp-port", str(agent.port), "--json")
+    told = ended.object
+    same_keys(told, json.loads(REFERENCE.read_text(encoding="utf-8")))
+    assert (told["object"], told["schema_version"], told["addresses"], told["whole"]) == ("discover", 1, 1, True)
+    found = told["found"][0]
+    assert (found["profile"], found["on_battery"], found["runtime_s"]) == ("apc-powernet", False, 1740)
+    assert told["settings"]["ups"]["apc-127-0-0-1"]["sources"] == [found["source"]]
+
+
+async def test_without_a_target_what_this_hosts_files_name(tmp_path: Path) -> None:
+    """Our settings, NUT's and apcupsd's: each with its own port, and nothing beyond."""
+    async with card() as agent, upsd("rack-n") as nut, apcupsd() as apc:
+        (tmp_path / "powerguard.yaml").write_text(
+            "mode: dry-run\nups:\n  rack-a:\n    sources:\n"
+            f"      - {{kind: snmp, host: 127.0.0.1, port: {agent.port}}}\n",
+            encoding="utf-8",
+        )
+        folder = tmp_path / "nut"
+        folder.mkdir()
+        (folder / "upsmon.conf").write_text(
+            f"MONITOR rack-n@127.0.0.1:{nut.port} 1 upsmon not-to-be-shown secondary\n", encoding="utf-8"
+        )
+        (folder / "upsmon.conf").chmod(0o600)
+        (tmp_path / "apcupsd.conf").write_text(
+            f"## apcupsd.conf v1.1 ##\nUPSTYPE usb\nDEVICE\nNETSERVER on\nNISIP 127.0.0.1\nNISPORT {apc.port}\n",
+            encoding="utf-8",
+        )
+        ended = await discover(
+            *("--config", str(tmp_path / "powerguard.yaml"), "--nut", str(folder)),
+            *("--apcupsd", str(tmp_path / "apcupsd.conf"), "--json"),
+        )
+    told = ended.object
+    assert [(one["kind"], one["port"], one["name"]) for one in told["found"]] == [
+        ("snmp", agent.port, ""),
+        ("nut", nut.port, "rack-n"),
+        ("apcupsd", apc.port, "rack-a"),
+    ]
+    assert "not-to-be-shown" not in ended.out + ended.err
+    assert (told["addresses"], len(told["files"])) == (1, 3)
+
+
+async def test_a_community_from_a_file(tmp_path: Path) -> None:
+    """Named in the settings, never shown; a file that others can read is refused before anybody is asked."""
+    path = tmp_path / "community"
+    path.write_text("of-the-card\n", encoding="utf-8")
+    path.chmod(0o400)
+    words = ("127.0.0.1", "--only", "snmp", "--community-file", str(path))
+    async with card(community="of-the-card") as agent:
+        ended = await discover(*words, "--snmp-port", str(agent.port))
+        path.chmod(0o444)
+        refused = await discover(*words, "--snmp-port", str(agent.port))
+    assert ended.code == 0
+    assert f"community: {{file: {json.dumps(str(path))}}}" in ended.out
+    assert "of-the-card" not in ended.out
+    assert refused.code == 66
+    assert "others can read this secret" in refused.err
+
+
+async def test_nothing_found_says_where_it_looked() -> None:
+    ended = await discover("127.0.0.1", "127.0.0.2")
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.startswith("Nothing found on 2 addresses in ")
+    ended = await discover("127.0.0.1", "--json")
+    assert (ended.code, ended.object["found"], ended.object["settings"], ended.object["yaml"]) == (1, [], None, "")
+
+
+async def test_whoever_answered_and_is_nothing_is_named() -> None:
+    async with apcupsd() as peer:
+        peer.mute = True
+        ended = await discover("127.0.0.1", "--only", "apcupsd", "--nis-port", str(peer.port))
+    assert ended.code == 1
+    assert f"note: 127.0.0.1:{peer.port}: " in ended.err
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["10.0.0.0/16"], "10.0.0.0/16 is larger than a /22"),
+        (["10.0.0.0/abc"], "is no network (write it as 10.0.0.0/24)"),
+        (["no-such-host.invalid"], "cannot look up 'no-such-host.invalid'"),
+        (["10.0.0.0/22", "10.1.0.0/22", "10.2.0.0/22"], "3066 addresses are more than 2048"),
+        (["127.0.0.1", "--only", "snmp,ups"], "--only: write some of snmp,nut,apcupsd"),
+        (["127.0.0.1", "--snmp-port", "70000"], "--snmp-port: a port is 1 to 65535"),
+        (["127.0.0.1", "--deadline", "0"], "--deadline: write 1 to 3600 seconds"),
+        (["127.0.0.1", "--user", "pg", "--auth-protocol", "ROT13"], "auth_protocol: "),
+        (["127.0.0.1", "--auth-file", "/nowhere"], "belong to version 3"),
+    ],
+)
+def test_wrong_words_are_one_line_and_64(words: list[str], what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["discover", *words]) == 64
+    told = capsys.readouterr()
+    assert (told.out, told.err.count("\n")) == ("", 1)
+    assert what in told.err
+
+
+async def test_a_network_is_every_host_in_it() -> None:
+    """Not its own address, not the broadcast; a /31 and a single address in full."""
+    targets = await from_words(["10.0.0.0/29", "10.0.0.3", "10.1.0.4/31", "localhost", "[::1]"])
+    assert targets.addresses == [*(f"10.0.0.{n}" for n in range(1, 7)), "10.1.0.4", "10.1.0.5", "127.0.0.1", "::1"]
+    with pytest.raises(TargetError):
+        await from_words(["fe80::/64"])
+
+
+async def test_settings_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
+    """Somebody who looks for a UPS has no settings yet, or wrong ones."""
+    wrong = tmp_path / "powerguard.yaml"
+    wrong.write_text("mode: armed\nups: {}\n", encoding="utf-8")
+    ended = await discover("--config", str(wrong), "--only", "nut")
+    assert ended.code == 1
+    assert f"note: {wrong} is passed over: " in ended.err
+
+
+async def test_progress_on_a_terminal_leaves_nothing_behind() -> None:
+    """Drawn over itself on stderr, and wiped; a pipe never sees it."""
+    here, there = pty.openpty()
+    port = str(free_port())
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "powerguard", "discover", "127.0.0.0/28", "--only", "snmp", "--snmp-port", port),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=there,
+        cwd=ROOT,
+    )
+    os.close(there)
+    seen = b""
+    with contextlib.suppress(OSError):  # the other end was closed
+        while piece := await asyncio.to_thread(os.read, here, 4096):
+            seen += piece
+    await process.wait()
+    os.close(here)
+    assert b"of 14 asked, 0 found" in seen
+    assert seen.rpartition(b"asked, 0 found")[2].lstrip(b"\r ").startswith(b"Nothing found")
+
+
+def test_names_in_the_settings_are_our_own_and_differ() -> None:
+    """A UPS's name in NUT may have any letters; two of one name are told apart."""
+    found = [
+        Found(kind="nut", what="ups", host="a", port=3493, name=name, source={"kind": "nut", "host": "a", "name": name})
+        for name in ("Rack_A", "rack-a", "-", "x" * 60)
+    ]
+    made = settings_of(found)
+    assert made is not None
+    assert list(made["ups"]) == ["rack-a", "rack-a-2", "ups", "x" * 28]
+    assert made["feeds"] == {"supplies": ["rack-a"]}
+    assert settings_of([]) is None
+    assert as_yaml([]) == ""
+
+
+def test_hostile_words_stay_in_their_comment(tmp_path: Path) -> None:
+    """A model that tries to be a setting, a host that tries to be YAML."""
+    source = {"kind": "snmp", "host": "ups: {evil", "port": 161}
+    found = Found(kind="snmp", what="ups", host="x", port=161, model="mode: armed # x", source=source)
+    path = tmp_path / "powerguard.yaml"
+    path.write_text(as_yaml([found]), encoding="utf-8")
+    settings = load(path)
+    assert settings.mode == "dry-run"
+    assert next(iter(settings.ups.values())).sources[0].host == "ups: {evil"
+
+
+def test_targets_begin_with_nothing() -> None:
+    assert Targets() == Targets(addresses=[], known=[], files=[], notes=[])
