@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from powerguard.core import budget as sums
 from powerguard.core import plan
-from powerguard.core.events import Grade
+from powerguard.core.events import Conduct, Grade
 from powerguard.core.model import EmergencyCheckpoint, Outage, Policy
 from powerguard.core.size import (
     LEAST_RESERVE_S,
@@ -92,7 +92,9 @@ def test_the_example_by_hand() -> None:
     told = size(site())
     assert told.verdict is Verdict.FULL
     assert told.fixes == ()
+    assert (told.site, told.budget.grade) == (site(), Grade.FULL)
     full, short, bare = told.grades
+    assert (full.stop_s, short.stop_s, bare.stop_s) == (170.0, 65.0, 10.0)
     assert (full.need_s, short.need_s, bare.need_s) == (190.0, 85.0, 30.0)
     assert full.spare_s == pytest.approx(77.80, abs=0.01)
     assert told.course is not None
@@ -101,14 +103,49 @@ def test_the_example_by_hand() -> None:
     assert told.course.commit_s == pytest.approx(165.59, abs=0.01)
     assert told.course.emergency_left == pytest.approx(0.5321, abs=1e-4)
     assert told.course.commit_left == pytest.approx(0.3857, abs=1e-4)
-    assert [stage.name for stage in told.course.stages] == [
-        "training",
-        "checkpoint",
-        "holding",
-        "stop",
-        "reserve",
-        "margin",
+    assert told.course.because == "budget"
+    # The rest after the stop and its reserve is what was never counted with: a tenth, 59.51 s of it when paused.
+    assert [(stage.name, round(stage.begins_s, 1), round(stage.lasts_s, 1)) for stage in told.course.stages] == [
+        ("training", 0.0, 78.4),
+        ("checkpoint", 78.4, 20.0),
+        ("holding", 98.4, 67.2),
+        ("stop", 165.6, 110.0),
+        ("reserve", 275.6, 60.0),
+        ("margin", 335.6, 59.5),
     ]
+
+
+def test_a_checkpoint_that_the_commit_overtakes_leaves_nothing_to_hold() -> None:
+    """300 s are too long: the stop begins in the middle of it, and the stages say so."""
+    course = size(site(load=1.0, checkpoint_s=300.0)).course
+    assert course is not None
+    assert not course.durable
+    assert [stage.name for stage in course.stages] == ["checkpoint", "stop", "margin"]
+    assert course.stages[0].lasts_s == pytest.approx(course.commit_s)
+
+
+def test_an_outage_begins_with_a_full_battery_and_one_trainer_that_pauses() -> None:
+    """A battery of the presumed health, of which nothing is used; a paused load is never more than the load."""
+    begun = state_at(site(health=0.6, paused=1.2), 0.0)
+    assert (begun.battery.left, begun.battery.used, begun.battery.health) == (0.6, 0.0, 0.6)
+    assert (begun.battery.at_s, begun.feed.since_s) == (0.0, 0.0)
+    (trainer,) = begun.trainers
+    assert (trainer.name, trainer.conduct, trainer.checkpoint_s) == ("training", Conduct.PAUSE, 20.0)
+    assert policy_of(site(paused=1.2)).paused_load_share == 1.0
+
+
+def test_a_lever_is_changed_in_its_own_unit() -> None:
+    """Half the load pauses at half the load; a faster stop cannot have a slower median."""
+    assert changed(site(load=0.5), Lever.LOAD, 0.25).load_paused == pytest.approx(0.15)
+    faster = changed(site(), Lever.STOP, 30.0).policy
+    assert (faster.stop_q95_s, faster.stop_median_s) == (30.0, 30.0)
+    assert changed(site(), Lever.STOP, 90.0).policy.stop_median_s == site().policy.stop_median_s
+
+
+def test_seconds_are_told_to_the_second() -> None:
+    """Short by 8.5 s: a reserve of 51 s or a stop in 101 s is enough, and 52 s or 102 s is not."""
+    fixes = {fix.lever: fix.value for fix in size(site(load=1.0, checkpoint_s=41.0)).fixes}
+    assert (fixes[Lever.RESERVE], fixes[Lever.STOP]) == (51.0, 101.0)
 
 
 def test_short_by_seven_seconds_and_a_half() -> None:
@@ -154,6 +191,7 @@ def test_nobody_knows_the_battery() -> None:
     """No table: no verdict in its favour, no course, no fix."""
     told = size(site(runtime_table=()))
     assert (told.verdict, told.course, told.fixes) == (Verdict.NONE, None, ())
+    assert [grade.spare_s for grade in told.grades] == [-190.0, -85.0, -30.0]
 
 
 # --- What it says is what the rules do --------------------------------------------------------------------------------
@@ -386,6 +424,11 @@ def test_a_nameplate_never_promises_more_than_the_maker(
         told_s = sums.tau_s(table, load_va / 1.4 / rating_w)
         print(f"{rating_w:g} W, {load_va} VA: {told_s / 60:.1f} of {minutes:g} min")
         assert 0.45 * 60.0 * minutes <= told_s <= 60.0 * minutes
+
+
+def test_at_the_rate_of_its_nameplate_a_battery_lasts_twenty_hours() -> None:
+    """1000 Wh at 45 W behind an inverter of 90 %, with its own 4 % in the load: by definition of the capacity."""
+    assert dict(nameplate_table(1000.0, 45.0 / 1.04))[1.0] == pytest.approx(72000.0, rel=1e-9)
 
 
 def test_the_shape_of_the_nameplate_is_that_of_a_known_table() -> None:
