@@ -233,7 +233,10 @@ class SnmpSource:
         tables = [(profile, profile.alarm_table) for profile in plan.profiles if profile.alarm_table is not None]
         counts = tuple(answers.get(profile.absolute(table.count.oid)) for profile, table in tables)
         statuses = tuple(
-            answers.get(profile.absolute(source.oid)) for profile in plan.profiles for source in profile.output_source
+            answers.get(profile.absolute(source.oid))
+            for profile in plan.profiles
+            for source in profile.output_source
+            if source.oid is not None  # A family that has a table there has no table of alarms of its own.
         )
         self._alarms_age += 1
         if (counts, statuses) == self._alarms_told and self._alarms_age < _ALARMS_EVERY:

@@ -1,16 +1,20 @@
 """Finding the family over the wire: every made walk served by snmpd in versions 1 and 2c, and what the search costs."""
 
+import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from powerguard.clock import boottime_s
+from powerguard.core.events import Reading, SourceFailed
 from powerguard.profiles.load import load_profiles
 from powerguard.profiles.values import Answer, Missing, Oid
 from powerguard.profiles.walk import parse_walk
 from powerguard.sim import snmp_ber as ber
-from powerguard.sources.snmp import probe
+from powerguard.sources.snmp import SnmpSource, probe
 from powerguard.sources.snmp_discovery import discover
 from powerguard.sources.snmp_engine import close_engines
 from powerguard.sources.snmp_port import PysnmpPort, SnmpError
@@ -24,6 +28,19 @@ FAMILIES = sorted(profile.name for profile in PROFILES.ranked())
 def family(name: str) -> dict[str, Answer]:
     path = WALKS / "families" / f"{name}.walk"
     return parse_walk(path.read_text(encoding="utf-8"), path.name)
+
+
+def outage(name: str) -> dict[str, Answer]:
+    """Return what this family answers differently in its case `on battery`."""
+    data = json.loads((WALKS / "families" / f"{name}.json").read_text(encoding="utf-8"))
+    changed = next(case["set"] for case in data["cases"] if case["expected"].get("on_battery"))
+    whole = {Oid(data["base"] + oid if oid.startswith(".") else oid): value for oid, value in changed.items()}
+    return {oid: value if isinstance(value, int) else value.encode() for oid, value in whole.items() if is_plain(value)}
+
+
+def is_plain(value: int | str) -> bool:
+    """Whether it is a number or a text, and not one of our marks."""
+    return isinstance(value, int) or not (value in {"absent", "null"} or value.startswith("oid:"))
 
 
 @pytest.mark.peer("snmpd")
@@ -77,6 +94,31 @@ async def test_what_a_stranger_costs(version: int | str) -> None:
         await port.close()
         close_engines()
     assert port.trips <= (45 if version == 1 else 8)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_the_source_reads_every_family(name: str) -> None:
+    """Poll after poll, with what is asked every time and what is asked now and then; then its own outage."""
+    heard: asyncio.Queue[Reading | SourceFailed] = asyncio.Queue()
+    values = {oid: as_sim(answer) for oid, answer in family(name).items()}
+    async with card(values) as agent, asyncio.timeout(20):
+        source = SnmpSource(options(agent.port, poll_s=0.5), ups="rack", clock=boottime_s, profiles=PROFILES)
+        async with asyncio.TaskGroup() as group:
+            polling = group.create_task(source.run(heard.put_nowait))
+            for _ in range(3):
+                source.poll_now()
+                told = await heard.get()
+                assert isinstance(told, Reading), told
+                assert (told.output_source, told.low_battery) == ("utility", False)
+            for oid, answer in outage(name).items():
+                values[oid] = as_sim(answer)
+            source.poll_now()
+            told = await heard.get()  # A poll that was under way is of the time before.
+            told = told if isinstance(told, Reading) and told.output_source == "battery" else await heard.get()
+            assert isinstance(told, Reading), told
+            assert told.output_source == "battery"
+            polling.cancel()
+    close_engines()
 
 
 class WithoutNext:
