@@ -1,8 +1,9 @@
 """From the flip to "we are on battery", side by side with apcupsd on one simulated UPS card.
 
 Ours: the reading with which the core holds battery to be true, of the source `snmp` and of the source `apcupsd` (which
-asks the tuned apcupsd). Theirs: the moment in which the program of the event begins, `powerout` at the first sight of it
-and `onbattery` after ONBATTERYDELAY. Default: POLLTIME 60 and a delay of 6 s; tuned: 1 s and none. Nobody gets traps. Our pollers start anew for each flip, so that nobody's clock is ahead of the others' by chance for all of them.
+asks the tuned apcupsd). Theirs: when the program of the event begins, `powerout` at the first sight of it, `onbattery`
+after ONBATTERYDELAY. Default: POLLTIME 60 and a delay of 6 s; tuned: 1 s and none. Nobody gets traps. Our pollers start
+anew for each flip, so that nobody's clock is ahead of the others' by chance for all of them.
 """
 
 import asyncio
