@@ -168,6 +168,17 @@ def test_the_times_of_orders_are_told_in_milliseconds() -> None:
     assert report(told).lasted_s == 25.877
 
 
+def test_the_checkpoint_behind_a_pulled_plug_is_timed_too() -> None:
+    """The real rules order it; the drill only writes down how long it took."""
+    player = Player()
+    played(
+        "16 drill witness=plug\n17 utility load=75\n18..105 battery load=75 charge=99", answers="auto", player=player
+    )
+    told = answered(player, TriggerCheckpoint, 105.5, took_s=5.1236, verified=True, paused=True)
+    assert told.state.drill is not None
+    assert dict(told.state.drill.figures)["checkpoint_s.llm"] == 5.124
+
+
 def test_the_first_checkpoint_that_is_refused_ends_the_drill() -> None:
     """A disk that is full for one is no place to go on for the other."""
     words = f"{WORDS} trainer=vit:pause:20"
