@@ -144,6 +144,11 @@ class Loop:
         return self.journal.health.durable
 
     @property
+    def history_lost(self) -> str:
+        """What could not be read of earlier lives."""
+        return self.journal.lost
+
+    @property
     def journal_counters(self) -> Mapping[str, float]:
         """Counters over all lives of this daemon."""
         return self.journal.counters

@@ -172,6 +172,11 @@ class Daemon(Protocol):
         ...
 
     @property
+    def history_lost(self) -> str:
+        """What earlier lives of this daemon had written and it could not read when it started; "" when nothing."""
+        ...
+
+    @property
     def journal_counters(self) -> Mapping[str, float]:
         """Lifetime counters by the names of `metrics.LIFETIME`; they survive power-off."""
         ...

@@ -34,6 +34,7 @@ WARNINGS: Final = {
     "policy_unverified": "the BMC's power restore policy is not verified: the host may stay off when power returns",
     "no_bmc": "no BMC is set: nobody makes sure that the host powers on when power returns",
     "journal_in_memory": "the journal cannot be written: a restart of the daemon would forget an outage",
+    "history_lost": "the journal could not give back what earlier runs had written, and it starts anew",
     "settings_rejected": "the newest settings were rejected; the old ones stand",
     "battery_worn": "the UPS wants its battery replaced",
     "runtime_steep": "the reported runtime falls faster than time passes: the battery holds less than the UPS believes",
@@ -55,6 +56,7 @@ FIXES: Final = {
     "policy_unverified": "see bmc in `powerguard status`, and `powerguard doctor`",
     "no_bmc": "set bmc (kind: ipmi-lan), or always-on in the BIOS: then nobody checks it",
     "journal_in_memory": "free the disk that holds the journal, or mount it writable",
+    "history_lost": "measure again (`powerguard drill`); this is told until the daemon's next start",
     "settings_rejected": "powerguard config validate",
     "battery_worn": "replace the battery",
     "runtime_steep": "replace the battery; until then only our own account is worth anything",
@@ -213,6 +215,8 @@ def _of_daemon(daemon: Daemon) -> list[Reason]:
         found.append(_reason("policy_unverified", told))
     if not daemon.journal_ok:
         found.append(_reason("journal_in_memory"))
+    if daemon.history_lost:
+        found.append(_reason("history_lost", daemon.history_lost))
     if not daemon.settings_ok:
         found.append(_reason("settings_rejected", daemon.config_path))
     return found

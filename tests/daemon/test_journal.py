@@ -1,6 +1,8 @@
 """The journal's promise: what was acknowledged is there after any death, in any version, for any reader."""
 
 import asyncio
+import contextlib
+import json
 import random
 import signal
 import sqlite3
@@ -9,9 +11,12 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from powerguard.core.events import (
     Action,
@@ -27,7 +32,8 @@ from powerguard.core.events import (
     ResumeTrainer,
     Tick,
 )
-from powerguard.core.model import Holding, OnBattery, Outage, State
+from powerguard.core.learned import BatteryModel, Learned, Need
+from powerguard.core.model import Battery, Feed, Holding, OnBattery, Outage, Shutdown, State, Supplied
 from powerguard.daemon.journal import (
     Entry,
     Journal,
@@ -41,6 +47,7 @@ from powerguard.daemon.journal import (
 )
 from powerguard.daemon.journal import history as query_history
 from powerguard.daemon.journal import outage as query_outage
+from powerguard.daemon.journal.queries import LEARNED, LOST_ALL, MODEL
 from powerguard.daemon.journal.store import MIGRATIONS, Batch, Store
 
 WALL = 1_795_000_000.0
@@ -337,6 +344,85 @@ async def test_a_state_that_cannot_be_read_costs_only_itself(tmp_path: Path) -> 
         assert "State.phase: unknown kind 'Party'" in loaded.trouble
         assert loaded.outage is not None
         assert loaded.in_flight == (policy(7),)
+
+
+def spoiled(path: Path, spoil: Callable[[dict[str, Any]], object]) -> None:
+    """Edit the stored state."""
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        plain = json.loads(db.execute("SELECT state FROM snapshot").fetchone()[0])
+        spoil(plain)
+        db.execute("UPDATE snapshot SET state = ?", (json.dumps(plain),))
+        db.commit()
+
+
+NAN = float("nan")
+LATCHED = State(
+    phase=Shutdown(
+        outage=Outage(id="o-1", since_s=100.0, grade=Grade.FULL), boot_id="boot-1", latched_s=150.0, because="budget"
+    ),
+    battery=Battery(at_s=151.0, used=0.31, health=0.7, model=BatteryModel(recharge_s=9000.0)),
+    learned=Learned(needs=(Need(of="stop", name="", seconds=(12.0,)),)),
+    upses=(Supplied(ups="a", feed=Feed(), battery=Battery(used=0.2, model=BatteryModel(recharge_s=9000.0))),),
+    serial=7,
+)
+NO_MODEL = replace(
+    LATCHED,
+    battery=replace(LATCHED.battery, model=BatteryModel()),
+    upses=tuple(replace(each, battery=replace(each.battery, model=BatteryModel())) for each in LATCHED.upses),
+)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "left", "lost", "where"),
+    [
+        (
+            lambda s: s["learned"]["needs"][0].update(seconds=[NAN]),
+            replace(LATCHED, learned=Learned()),
+            LEARNED,
+            "State.learned.needs[0].seconds[0]: expected a finite number, found float nan",
+        ),
+        (lambda s: s.update(learned=[5]), replace(LATCHED, learned=Learned()), LEARNED, "State.learned"),
+        (lambda s: s["battery"]["model"].update(recharge_s=NAN), NO_MODEL, MODEL, "State.battery.model.recharge_s"),
+        (lambda s: s["upses"][0]["battery"].update(model={"kind": "Need"}), NO_MODEL, MODEL, "upses[0].battery.model"),
+        (
+            lambda s: (s.update(learned=5), s["battery"].update(model=5)),
+            replace(NO_MODEL, learned=Learned()),
+            f"{LEARNED} and {MODEL}",
+            "State.battery.model",
+        ),
+        (lambda s: s["battery"].update(used=NAN), None, LOST_ALL, "State.battery.used"),
+        (lambda s: s["upses"].append(5), None, LOST_ALL, "State.upses[1]"),
+    ],
+    ids=["nan-in-needs", "learned-is-a-list", "nan-in-model", "model-of-one-ups", "both", "account", "upses"],
+)
+async def test_what_was_learned_is_lost_before_the_latch_is(
+    tmp_path: Path, spoil: Callable[[dict[str, Any]], object], left: State | None, lost: str, where: str
+) -> None:
+    """One bad number among the measurements costs the measurements, not the running outage; and it is said."""
+    path = tmp_path / "journal.sqlite"
+    async with opened(path) as (journal, _):
+        assert await journal.append(Entry(at_s=151.0, state=LATCHED))
+    spoiled(path, spoil)
+    with capture_logs() as logged:
+        async with opened(path) as (journal, loaded):
+            assert loaded.state == left
+            assert (loaded.lost, journal.lost) == (lost, lost)
+            assert where in loaded.trouble
+            assert loaded.outage is not None
+    assert [(each["event"], each["lost"]) for each in logged] == [("history_lost", lost)]
+
+
+@pytest.mark.parametrize("text", ["garbage", "[" * 100_000, "[]", "5"], ids=["no-json", "deep", "list", "number"])
+async def test_a_state_that_is_no_state_is_lost_and_told(tmp_path: Path, text: str) -> None:
+    """Whatever stands there, the outages and counters beside it are still read."""
+    path = tmp_path / "journal.sqlite"
+    await written(path)
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE snapshot SET state = ?", (text,))
+        db.commit()
+    async with opened(path) as (_, loaded):
+        assert (loaded.state, loaded.lost) == (None, LOST_ALL)
+        assert loaded.outage is not None
 
 
 # --- What a hostile peer can put into a step -------------------------------------------------------------------------

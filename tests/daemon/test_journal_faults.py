@@ -20,6 +20,7 @@ from powerguard.core.events import EnsurePolicy, Grade
 from powerguard.core.model import OnBattery, Outage, State
 from powerguard.daemon.journal import Entry, Health, Inline, Journal, JournalError, Limits, Loaded, read_all, read_only
 from powerguard.daemon.journal import recent as query_recent
+from powerguard.daemon.journal.queries import LOST_ALL
 from powerguard.daemon.journal.store import Batch, Store
 
 QUICK = Limits(append_s=0.1, load_s=0.1, read_s=0.1, retry_s=0.05)
@@ -168,7 +169,7 @@ async def test_a_hung_disk_does_not_keep_the_daemon_from_starting(tmp_path: Path
     began_s = time.monotonic()
     loaded = await journal.load()
     assert time.monotonic() - began_s < 2
-    assert loaded == Loaded(trouble=journal.health.reason)
+    assert loaded == Loaded(trouble=journal.health.reason, lost=LOST_ALL)
     assert "no answer from the disk" in loaded.trouble
     journal.count("outages")
     assert not await journal.append(step(1))

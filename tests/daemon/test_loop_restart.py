@@ -1,5 +1,8 @@
 """Killed in any phase and started again: the same outage, the same deadline, and nothing repeated that has an end."""
 
+import contextlib
+import json
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +13,7 @@ from powerguard.core.model import Holding, OnBattery, Online, Outage, Recovery, 
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Inline
 from powerguard.daemon.loop import Loop
+from powerguard.daemon.readiness import readiness
 from tests.daemon.looped import World, in_virtual_time, now_s, until
 
 
@@ -196,6 +200,27 @@ async def test_a_journal_that_is_lost_means_a_new_outage(tmp_path: Path) -> None
     async with world.running(kill=True) as daemon:
         await until(lambda: isinstance(daemon.state.phase, OnBattery), 10.0)
         assert outage_of(daemon).id != before.id
+
+
+@in_virtual_time
+async def test_a_bad_number_among_the_measurements_does_not_end_the_outage(tmp_path: Path) -> None:
+    """The hold goes on after the restart, with its account of the battery; what was lost stands as a reason."""
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running(kill=True) as daemon:
+        before = await dark_until(world, daemon, lambda: isinstance(daemon.state.phase, Holding))
+        assert [reason.name for reason in readiness(daemon) if reason.name == "history_lost"] == []
+    with contextlib.closing(sqlite3.connect(world.path)) as db:
+        plain = json.loads(db.execute("SELECT state FROM snapshot").fetchone()[0])
+        plain["learned"]["needs"] = [{"kind": "Need", "of": "stop", "name": "", "seconds": [float("nan")]}]
+        db.execute("UPDATE snapshot SET state = ?", (json.dumps(plain),))
+        db.commit()
+    async with world.running(kill=True) as daemon:
+        assert isinstance(daemon.state.phase, Holding)
+        assert outage_of(daemon).id == before.id
+        assert daemon.state.battery.used == pytest.approx(plain["battery"]["used"], rel=0.2)
+        (reason,) = (reason for reason in readiness(daemon) if reason.name == "history_lost")
+        assert reason.severity == "warning"
+        assert "checkpoints, stops, pauses and drills" in reason.text
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.1, 0.3])

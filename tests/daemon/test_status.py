@@ -129,6 +129,7 @@ BROKEN = [
     ),
     ("policy_unverified", lambda d: replace(d, bmc=BmcView(kind="ipmi", policy="always-off"))),
     ("journal_in_memory", lambda d: replace(d, journal_ok=False)),
+    ("history_lost", lambda d: replace(d, history_lost="what was learned of the battery")),
     ("settings_rejected", lambda d: replace(d, settings_ok=False)),
     ("unproven_battery", lambda d: replace(d, state=replace(d.state, told=("unproven_battery",)))),
     ("other", lambda d: replace(d, state=replace(d.state, told=("a_name_of_tomorrow",)))),

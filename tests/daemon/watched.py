@@ -47,6 +47,7 @@ class Watched:
     settings_ok: bool = True
     settings_at_s: float = 1000.0
     journal_ok: bool = True
+    history_lost: str = ""
     journal_counters: Mapping[str, float] = field(
         default_factory=lambda: {
             "outages_ridden_through": 3.0,

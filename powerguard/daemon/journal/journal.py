@@ -92,6 +92,7 @@ class Journal:
         self._durable = True
         self._reason = ""
         self._dropped = self._dropped_untold = self._set_aside = 0
+        self._lost = ""
         self._pending: deque[tuple[int, Record]] = deque()
         self._snapshot: Snapshot | None = None
         self._number = 0
@@ -119,15 +120,24 @@ class Journal:
                 loaded, _ = await asyncio.shield(future)
         except TimeoutError:
             self._set_health(durable=False, reason=_no_answer(self.path, self._limits.load_s))
-            return Loaded(trouble=self._reason)
+            return self._nothing(self._reason)
         except JournalError as error:
-            return Loaded(trouble=str(error))
+            return self._nothing(str(error))
         except Exception as error:  # noqa: BLE001 - a bug in the store must not keep the daemon from starting
-            return Loaded(trouble=f"{self.path}: {describe(error)}")
+            return self._nothing(f"{self.path}: {describe(error)}")
         self._open = loaded.outage
-        if loaded.trouble:
+        self._lost = loaded.lost
+        if loaded.lost:
+            log.error("history_lost", path=str(self.path), lost=loaded.lost, because=loaded.trouble)
+        elif loaded.trouble:
             log.error("journal_unreadable", path=str(self.path), because=loaded.trouble)
         return loaded
+
+    def _nothing(self, trouble: str) -> Loaded:
+        """Begin without what the journal may know: it would not be asked a second time."""
+        self._lost = queries.LOST_ALL
+        log.error("history_lost", path=str(self.path), lost=self._lost, because=trouble)
+        return Loaded(trouble=trouble, lost=self._lost)
 
     async def append(self, entry: Entry) -> bool:
         """Write one step; True once it is durable. False after append_s, or at once while the journal is in trouble.
@@ -168,6 +178,11 @@ class Journal:
             dropped=self._dropped,
             set_aside=self._set_aside,
         )
+
+    @property
+    def lost(self) -> str:
+        """What earlier lives had written and this one could not read, in words; "" when nothing."""
+        return self._lost
 
     @property
     def counters(self) -> Mapping[str, float]:

@@ -3,7 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 from powerguard.core.events import Action, Scalar
 from powerguard.core.model import State
@@ -16,19 +16,22 @@ _RECORDING_SINCE = 2
 """Schema version."""
 IN_FLIGHT_ROWS = 200
 """The newest actions without an outcome that are looked at."""
+LEARNED = "what was learned of checkpoints, stops, pauses and drills"
+MODEL = "what was learned of the battery"
+LOST_ALL = "everything: phase, battery account, and all that was learned"
 
 
 def read_all(db: sqlite3.Connection) -> tuple[Loaded, tuple[OutageRecord, ...]]:
     """Return what the file knows, and its newest outages. A state that cannot be read is None, and trouble says why."""
     trouble: list[str] = []
     state = None
+    lost = ""
     row = db.execute("SELECT boot_id, at_s, wall, state FROM snapshot").fetchone() or ("", 0.0, 0.0, "")
     boot_id, at_s, wall, text = row
     if text:
-        try:
-            state = from_plain(json.loads(text), State)
-        except (PlainError, ValueError) as error:
-            trouble.append(f"the last state cannot be read: {error}")
+        state, lost, why = state_of(text)
+        if lost:
+            trouble.append(f"of the last state, {lost} cannot be read: {why}")
     outages = history(db, 50)
     running = [each for each in outages if each.ended_wall is None]
     in_flight: list[Action] = []
@@ -50,8 +53,50 @@ def read_all(db: sqlite3.Connection) -> tuple[Loaded, tuple[OutageRecord, ...]]:
         counters=counters(db),
         durable=True,
         trouble="; ".join(trouble),
+        lost=lost,
     )
     return loaded, outages
+
+
+def state_of(text: str) -> tuple[State | None, str, str]:
+    """Return a state as it was written, what of it had to be left out ("" for nothing), and why.
+
+    The phase with its latch and the account of the battery's energy decide about this host tonight; what was measured
+    makes the decision better. So one bad number in the latter costs the latter alone. None: nothing could be read.
+    """
+    try:
+        plain = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return None, LOST_ALL, "nested too deeply" if isinstance(error, RecursionError) else str(error)
+    whys: dict[str, None] = {}
+    for learned, model in ((False, False), (True, False), (False, True), (True, True)):
+        try:
+            state = from_plain(_without(plain, learned=learned, model=model), State)
+        except (PlainError, ValueError) as error:
+            whys[str(error)] = None
+        else:
+            lost = " and ".join(name for name, is_out in ((LEARNED, learned), (MODEL, model)) if is_out)
+            return state, lost, "; ".join(whys)
+    return None, LOST_ALL, "; ".join(whys)
+
+
+def _without(plain: object, *, learned: bool, model: bool) -> object:
+    """Return a state's JSON without what is learned; what is no object is left to the decoder to refuse."""
+    if not isinstance(plain, dict):
+        return plain
+    kept = {name: value for name, value in plain.items() if not (learned and name == "learned")}
+    if model:
+        kept = _without_model(kept)
+        if isinstance(kept.get("upses"), list):
+            kept["upses"] = [_without_model(each) for each in kept["upses"]]
+    return kept
+
+
+def _without_model(whose: Any) -> Any:  # noqa: ANN401 - any JSON
+    """Return a state's, or one UPS's, JSON without what was learned of its battery."""
+    if not isinstance(whose, dict) or not isinstance(whose.get("battery"), dict):
+        return whose
+    return whose | {"battery": {name: value for name, value in whose["battery"].items() if name != "model"}}
 
 
 def history(db: sqlite3.Connection, limit: int) -> tuple[OutageRecord, ...]:

@@ -73,6 +73,7 @@ class Loaded:
     state: None when there is none or it cannot be read (trouble says why). boot_id, at_s, wall: of that state.
     in_flight: actions that were ordered and have no outcome; the oldest first.
     durable: the journal is on disk and can be written; else it lives in memory until the disk is back.
+    lost: what it held of earlier lives and could not give back, in words; "" when nothing.
     """
 
     state: State | None = None
@@ -84,6 +85,7 @@ class Loaded:
     counters: Mapping[str, float] = field(default_factory=dict)
     durable: bool = False
     trouble: str = ""
+    lost: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from powerguard.core.plain import to_plain
-from powerguard.daemon.journal.queries import read_all
+from powerguard.daemon.journal.queries import LOST_ALL, read_all
 from powerguard.daemon.journal.recording import Recorded, dump, pack
 from powerguard.daemon.journal.records import Line, Loaded, OutageRecord, Record, Snapshot
 from powerguard.daemon.journal.sqlite import (
@@ -187,7 +187,7 @@ class Store:
                 self._seed(self._open(), loaded, outages)
                 return loaded, outages
             self._open()
-            return Loaded(durable=True, trouble=self.told[-1]), ()
+            return Loaded(durable=True, trouble=self.told[-1], lost=LOST_ALL), ()
 
     def _seed(self, db: sqlite3.Connection, loaded: Loaded, outages: Sequence[OutageRecord]) -> None:
         with transaction(db):
