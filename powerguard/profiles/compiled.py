@@ -21,6 +21,8 @@ Rows = Mapping[str, Sequence[str]]
 Word = TypeVar("Word", OutputSource, BatteryStatus)
 
 _DECIMAL = re.compile(rb"[+-]?[0-9]{1,18}(\.[0-9]{1,9})?")
+_PADDING = b" \t\r\n\0"
+"""What devices fill their strings up with."""
 _BIGGEST_RAW = 2**64
 _SATURATED = frozenset({32767, 65535, 2**31 - 1, 2**32 - 1, -(2**31), -32768})
 """An unsigned -1 or a counter at its end, whatever the quantity: no measurement."""
@@ -72,7 +74,7 @@ class Enumeration(Generic[Word]):
     def word(self, raw: Answer) -> Word | None:
         """Return what a value means, None when it says nothing. Raises KeyError for one that is not listed."""
         if isinstance(raw, bytes):
-            return self.texts[raw.decode("utf-8", "replace").strip().lower()]
+            return self.texts[raw.strip(_PADDING).decode("utf-8", "replace").lower()]
         return self.values[raw]  # type: ignore[index]  # an OID is no key of it, and is told as any unlisted value
 
 
@@ -105,7 +107,7 @@ class NumberAt:
         elif isinstance(raw, Missing):
             return None, raw.value if raw is Missing.NULL else ""
         elif self.text and isinstance(raw, bytes):
-            text = raw.strip()
+            text = raw.strip(_PADDING).replace(b",", b".")
             if not _DECIMAL.fullmatch(text):
                 return None, "no decimal number"
             number = float(text)

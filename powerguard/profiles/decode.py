@@ -253,7 +253,8 @@ def _decode_states(device: Compiled, answers: Answers, rows: Rows, draft: Draft)
     _decode_yes_or_no(device, answers, rows, draft)
     for string in device.flags:
         raw = answers.get(string.oid)
-        if isinstance(raw, bytes) and not raw.strip(b"01"):
+        # Some agents end the string with a NUL; anything else in it is no string of flags.
+        if isinstance(raw, bytes) and not raw.strip(b"01\0"):
             for at, state, told_by in string.flags:
                 if raw[at : at + 1] == b"1":
                     draft.states.setdefault(state, told_by)

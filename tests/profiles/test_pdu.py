@@ -1,14 +1,17 @@
 """Rack PDUs on made walks: totals count nothing twice; outlet numbers differ by one between neighbours."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from powerguard.cli.snmp_profile import compare
+from powerguard.cli.snmp_render import shape
 from powerguard.profiles.decode import Decoded, decode
 from powerguard.profiles.load import load_profiles
 from powerguard.profiles.probe import choose
 from powerguard.profiles.values import Answer, Oid
-from powerguard.profiles.walk import parse_walk
+from powerguard.profiles.walk import parse_walk, read_walk
 
 PROFILES = load_profiles(None)
 EVERY = PROFILES.every()
@@ -125,3 +128,17 @@ def test_every_switched_pdu_can_be_switched_by_data(profile: object) -> None:
     assert {"outlet_on", "outlet_off", "outlet_reboot"} <= {verb.value for verb in profile.controls}
     values = {verb: [step.value for step in control.sets] for verb, control in profile.controls.items()}
     assert len({str(value) for value in values.values()}) >= (1 if profile.name == "eaton-epdu" else 3), values
+
+
+PDU_NAMES = sorted(profile.name for profile in PROFILES.ranked("pdu"))
+
+
+@pytest.mark.parametrize("name", PDU_NAMES)
+def test_a_made_walk_of_each_family(name: str) -> None:
+    """Whole devices, with the tables that mix wholes and parts."""
+    folder = Path(__file__).parent / "walks" / "pdus"
+    device = read_walk(folder / f"{name}.walk")
+    chosen = choose(EVERY, device, sys_object_id="", sys_descr="")
+    told = shape("snmp-decode", chosen, decode(chosen, device), device, from_={})
+    assert compare(told, json.loads((folder / f"{name}.expected.json").read_text(encoding="utf-8"))) == []
+    assert told["output_source"] is None

@@ -120,6 +120,30 @@ def test_counters_at_their_end_are_no_measurement_anywhere(raw: int) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("raw", "minutes"),
+    [
+        (b"74", 74),
+        (b" 74.5\0\0", 74.5),
+        (b"74,5", 74.5),
+        (b"7,4,5", None),
+        (b"74 min", None),
+        (b"1e3", None),
+        (b"", None),
+    ],
+)
+def test_numbers_as_text(raw: bytes, minutes: float | None) -> None:
+    profile = mini("numbers:\n  runtime_s:\n    - {object: left, oid: .6.0, unit: min, text: true}\n")
+    assert told(profile, {".6.0": raw}).runtime_s == (None if minutes is None else minutes * 60)
+
+
+def test_a_string_of_flags_may_end_in_a_nul_and_holds_nothing_else() -> None:
+    profile = mini("flag_strings:\n  - {object: flags, oid: .6.0, flags: {2: overload}}\n")
+    assert told(profile, {".6.0": b"0100\0"}).overload
+    assert not told(profile, {".6.0": b"01x0"}).overload
+    assert not told(profile, {".6.0": b"0"}).overload
+
+
 LINES = """\
 lines:
   output: {object: count, oid: .8.0}
