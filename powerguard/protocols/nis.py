@@ -58,7 +58,6 @@ class Flag(IntEnum):
     SHUTDOWN = 0x200
     """apcupsd has ordered its host's shutdown. Set until apcupsd is started anew, whatever the power does."""
     SLAVE = 0x400
-    SLAVEDOWN = 0x800
     FASTPOLL = 0x40000
     """apcupsd reads its UPS every second, not every POLLTIME."""
     BATTPRESENT = 0x4000000

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -111,9 +112,13 @@ class NisClient:
 _HUNG_UP = "hangs up without an answer (does hosts.allow or hosts.deny there keep this host out?)"
 
 
+_REFUSED = f"[Errno {errno.ECONNREFUSED}]"
+"""asyncio makes one error of several, and keeps their texts: `localhost` is ::1 as well, where apcupsd never listens."""
+
+
 def _why(error: OSError | EOFError) -> str:
     """Say what an operator would do about it."""
-    if isinstance(error, ConnectionRefusedError):
+    if isinstance(error, ConnectionRefusedError) or _REFUSED in str(error):
         return "nobody listens: is apcupsd running, with NETSERVER on, and NISIP and NISPORT as in these settings?"
     if isinstance(error, ConnectionResetError):
         return _HUNG_UP
@@ -283,7 +288,7 @@ class ApcupsdSource:
         where, name = _where(self._options), status.values.get("UPSNAME", "")[:64]
         if self._options.name is not None and name != self._options.name:
             return f"{where}: its UPSNAME is {name!r}, not {self._options.name!r}: another UPS, or another port"
-        if status.flags & (Flag.COMMLOST | Flag.SLAVEDOWN):
+        if status.flags & Flag.COMMLOST:
             age = "" if status.age_s is None else f" for {max(0.0, status.age_s):.0f} s"
             return f"{where}: apcupsd has lost its UPS{age} (COMMLOST): its values are frozen"
         return ""

@@ -298,6 +298,12 @@ async def test_a_name_that_nobody_knows() -> None:
         await client.status(2.0)
 
 
+async def test_a_name_with_two_addresses_and_nobody_at_either() -> None:
+    client = NisClient(options(free_tcp_port(), host="localhost"))
+    with pytest.raises(NisError, match="nobody listens"):
+        await client.status(2.0)
+
+
 async def test_a_slow_dribble_is_cut_off_at_the_limit() -> None:
     """A byte a moment keeps nobody waiting for ever."""
 
