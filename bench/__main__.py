@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import apcupsd, core, daemon, processes, react, simulated
+from bench import apcupsd, core, daemon, nut, processes, react, simulated
 from bench.figure import Figure
 
 BENCHES: dict[str, Callable[..., list[Figure]]] = {
@@ -17,6 +17,7 @@ BENCHES: dict[str, Callable[..., list[Figure]]] = {
     "daemon": daemon.run,
     "simulated": simulated.run,
     "apcupsd": apcupsd.run,
+    "nut": nut.run,
 }
 
 

@@ -30,7 +30,13 @@ UTILITY = {
     "ups.timer.shutdown": "-1",
 }
 BATTERY = {"ups.status": "OB DISCHRG", "input.voltage": "0", "battery.charge": "97", "battery.runtime": "1700"}
-USERS = {"admin": "admin-of-the-tests", "prim": "primary-of-the-tests", "sec": "secondary of the \\ tests"}
+# upsmon sends its password without quotes, so that its own has no spaces.
+USERS = {
+    "admin": "admin-of-the-tests",
+    "prim": "primary-of-the-tests",
+    "sec": "secondary of the \\ tests",
+    "mon": "upsmon-of-the-tests",
+}
 _USERS_FILE = """\
 [admin]
   password = "{admin}"
@@ -42,6 +48,9 @@ _USERS_FILE = """\
   upsmon primary
 [sec]
   password = "{sec}"
+  upsmon secondary
+[mon]
+  password = "{mon}"
   upsmon secondary
 """
 
