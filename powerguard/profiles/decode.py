@@ -230,7 +230,10 @@ def _number(source: NumberAt, answers: Answers, rows: Rows, draft: Draft) -> flo
         return None
     lines: list[float] = []
     whole = True
-    for oid in source.rows_of(answers, rows):
+    counted = source.rows_of(answers, rows)
+    if source.combine is Combine.FIRST and not _tells_line_1(source, answers, counted):
+        return None
+    for oid in counted:
         value, why = source.convert(answers[oid])
         if value is not None:
             lines.append(value)
@@ -247,6 +250,12 @@ def _number(source: NumberAt, answers: Answers, rows: Rows, draft: Draft) -> flo
     if source.combine is Combine.SUM:
         return sum(lines)
     return lines[0] if source.combine is Combine.FIRST else max(lines)
+
+
+def _tells_line_1(source: NumberAt, answers: Answers, counted: Sequence[str]) -> bool:
+    """Whether line 1 is believed. Every UPS has one: zeros of the others say nothing of it."""
+    places = (source.scalars or counted)[:1]
+    return any(source.convert(answers.get(oid, Missing.NO_ANSWER))[0] is not None for oid in places)
 
 
 def _decode_states(device: Compiled, answers: Answers, rows: Rows, draft: Draft) -> None:

@@ -105,6 +105,30 @@ def test_no_family_shadows_another(name: str) -> None:
     assert {one.name for one in chosen} <= {name, "rfc1628"}
 
 
+NONSENSE: list[Answer | None] = [None, Missing.NULL, -1, 2**31 - 1, 2**32 - 1, 65535, b"", b"n/a", Oid("1.3")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_object_that_answers_nonsense_invents_no_outage_and_no_runtime(name: str) -> None:
+    """Each object in turn: absent, NULL, the usual marks of "not measured", and the wrong type."""
+    device_on_utility = device(cases(name)[0])
+    chosen, healthy = look(device_on_utility)
+    runtimes = {None} | {told.runtime_s for told in (healthy, decode(chosen[-1:], device_on_utility))}
+    for oid in device_on_utility:
+        for nonsense in NONSENSE:
+            lying = {**device_on_utility, oid: nonsense} if nonsense is not None else dict(device_on_utility)
+            if nonsense is None:
+                del lying[oid]
+            told = decode(chosen, {place: raw for place, raw in lying.items() if raw is not None})
+            what = (oid, nonsense)
+            assert told.output_source != "battery", what
+            assert told.runtime_s in runtimes, what
+            assert not told.low_battery, what
+            assert told.stale is None, what
+            # A row that is not there at all is a card with fewer rows; a line that says nothing is another thing.
+            assert told.input_present is not False or nonsense is None, what
+
+
 # --- Commands: numbers that differ by one between neighbours --------------------------------------------------------
 
 LAST_SET = {
