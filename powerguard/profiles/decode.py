@@ -219,13 +219,7 @@ def _decode_number(
 
 def _number(source: NumberAt, answers: Answers, rows: Rows, draft: Draft) -> float | None:
     if len(source.scalars) == 1:
-        if source.oid not in answers or not source.applies(answers):
-            return None
-        raw = answers[source.oid]
-        value, why = source.convert(raw)
-        if why:
-            draft.reject(source.field, source.oid, raw, why)
-        return value
+        return _scalar(source, answers, draft)
     if (source.is_column and source.oid not in rows) or not source.applies(answers):
         return None
     lines: list[float] = []
@@ -250,6 +244,16 @@ def _number(source: NumberAt, answers: Answers, rows: Rows, draft: Draft) -> flo
     if source.combine is Combine.SUM:
         return sum(lines)
     return lines[0] if source.combine is Combine.FIRST else max(lines)
+
+
+def _scalar(source: NumberAt, answers: Answers, draft: Draft) -> float | None:
+    if source.oid not in answers or not source.applies(answers):
+        return None
+    raw = answers[source.oid]
+    value, why = source.convert(raw)
+    if why:
+        draft.reject(source.field, source.oid, raw, why)
+    return value
 
 
 def _tells_line_1(source: NumberAt, answers: Answers, counted: Sequence[str]) -> bool:
