@@ -1,0 +1,165 @@
+"""How long a checkpoint takes, as told, as measured and as the settings bound it; and precautions beside training."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from play import make_policy
+
+from powerguard.core import needs, trainers
+from powerguard.core.events import Conduct, Done, Grade, Scalar, TrainerSeen, TriggerCheckpoint
+from powerguard.core.learned import Learned
+from powerguard.core.model import Battery, Feed, OnBattery, Online, Outage, State, Supply, Trainer
+from powerguard.core.turn import Turn
+
+POLICY = make_policy(["table=50:2000,100:1000", "trainer=a:pause:20:x:5", "trainer=b:continue:10:y"])
+OUTAGE = Outage(id="o", since_s=0.0, grade=Grade.FULL)
+EVERY_S = POLICY.precaution_every_s
+
+
+def measured(name: str, *seconds: float) -> Learned:
+    found = Learned()
+    for each in seconds:
+        found = needs.add(found, "checkpoint", each, name)
+    return found
+
+
+def turn(*known: Trainer, now_s: float = 1000.0, learned: Learned | None = None) -> Turn:
+    state = State(
+        phase=OnBattery(outage=OUTAGE),
+        feed=Feed(supply=Supply.BATTERY, since_s=0.0),
+        battery=Battery(at_s=now_s, used=0.0, left=0.75, load=1.0),
+        trainers=known,
+        learned=learned or Learned(),
+    )
+    return Turn(POLICY, state, now_s)
+
+
+def only(at: Turn) -> Trainer:
+    (trainer,) = at.state.trainers
+    return trainer
+
+
+def seen(at: Turn, **told: object) -> Trainer:
+    event = TrainerSeen(**{"at_s": at.now_s, "trainer": "a", "alive": True, "conduct": Conduct.PAUSE, **told})  # type: ignore[arg-type]
+    trainers.take_in(at, event)
+    return only(at)
+
+
+def saved(at: Turn, took_s: float = 5.0, **detail: Scalar) -> Trainer:
+    action = TriggerCheckpoint(id="o-1", by_s=2000.0, trainer="a", reason="x", after=Conduct.CONTINUE, outage="o")
+    trainers.take_in(at, Done(at_s=at.now_s, action=action, took_s=took_s, detail=tuple(detail.items())))
+    return only(at)
+
+
+A = Trainer(name="a", conduct=Conduct.PAUSE, checkpoint_s=20.0, disk="x", priority=5)
+
+
+def test_at_start_the_settings_priority_and_the_history_of_each_count() -> None:
+    """Three measured checkpoints of a say nothing of b's."""
+    a, b = trainers.at_start(POLICY, measured("a", 12.0, 12.0, 12.0))
+    assert (a.priority, b.priority) == (5, 0)
+    assert (a.checkpoint_s, b.checkpoint_s) == (pytest.approx(14.0), 10.0)
+
+
+def test_a_reload_renews_the_priority_of_who_is_there() -> None:
+    """And of nobody else: a trainer that was only found has none."""
+    new = make_policy(["trainer=a:pause:20:x:7", "trainer=b:continue:10:y"])
+    stranger = Trainer(name="stranger", priority=3)
+    kept = trainers.after_reload(POLICY, new, (A, stranger), Learned())
+    assert {trainer.name: trainer.priority for trainer in kept} == {"a": 7, "stranger": 0, "b": 0}
+
+
+def test_a_trainer_that_appears_has_the_priority_of_its_settings() -> None:
+    """Taken out of the state while it was away, for example."""
+    assert seen(turn()).priority == 5
+
+
+def test_what_a_trainer_told_once_stands_until_it_tells_again() -> None:
+    at = turn(A)
+    assert seen(at, checkpoint_s=7.0).checkpoint_s == 7.0
+    later = seen(at)
+    assert (later.told_s, later.checkpoint_s) == (7.0, 7.0)
+
+
+def test_what_was_measured_of_this_trainer_counts_when_it_is_seen() -> None:
+    assert seen(turn(A, learned=measured("a", 12.0, 12.0, 12.0))).checkpoint_s == pytest.approx(14.0)
+    assert seen(turn(A, learned=measured("b", 12.0, 12.0, 12.0))).checkpoint_s == 20.0
+
+
+@pytest.mark.parametrize(("told", "counts"), [(-3.0, 0.0), (0.25, 0.25), (None, 0.5)])
+def test_a_stall_is_told_in_seconds_and_never_negative(told: float | None, counts: float) -> None:
+    """Half a second is a stall; what is not told stays what it was."""
+    assert seen(turn(replace(A, stall_s=0.5)), stall_s=told).stall_s == counts
+
+
+def test_a_measured_checkpoint_counts_from_the_third_on() -> None:
+    """Before, the larger of what was told and measured."""
+    at = turn(A)
+    assert [saved(at, took_s=12.0).checkpoint_s for _ in range(3)] == [20.0, 20.0, pytest.approx(14.0)]
+    assert needs.samples(at.state.learned, "checkpoint", "a") == (12.0, 12.0, 12.0)
+
+
+@pytest.mark.parametrize(("tier", "name"), [("local", "a"), ("", "a"), ("remote", "a/remote")])
+def test_another_tier_is_measured_apart(tier: str, name: str) -> None:
+    """Nobody waits for a copy to the other end of the network, and its minutes are no checkpoint's."""
+    at = turn(A)
+    for _ in range(3):
+        saved(at, took_s=5.0, tier=tier)
+    assert needs.samples(at.state.learned, "checkpoint", name) == (5.0, 5.0, 5.0)
+    assert len(at.state.learned.needs) == 1
+
+
+def test_a_checkpoint_that_was_joined_measures_nothing() -> None:
+    """It had begun before it was ordered, so its time says nothing of the next one."""
+    at = turn(A)
+    saved(at, at_paused_step=False)
+    assert at.state.learned == Learned()
+    saved(at, at_paused_step=True)
+    assert needs.samples(at.state.learned, "checkpoint", "a") == (5.0,)
+
+
+# --- Precautions ------------------------------------------------------------------------------------------------------
+
+CHEAP = replace(A, stall_s=0.0, checkpoint_s=1.0)
+
+
+def test_a_precaution_is_no_try_and_has_twice_its_time() -> None:
+    """It must not use up the tries that an emergency has."""
+    for checkpoint_s, limit_s in ((1.0, EVERY_S), (EVERY_S, 2 * EVERY_S)):
+        at = turn(replace(CHEAP, checkpoint_s=checkpoint_s))
+        trainers.take_precautions(at, since_s=0.0)
+        (order,) = at.actions
+        assert isinstance(order, TriggerCheckpoint)
+        assert (order.reason, order.after, order.by_s) == ("on_battery", Conduct.CONTINUE, 1000.0 + limit_s)
+        assert only(at).tries == 0
+
+
+def test_a_precaution_passes_over_the_dead_the_busy_and_the_recent_but_not_those_behind_them() -> None:
+    """Each by itself is a reason."""
+    dead = replace(CHEAP, name="dead", alive=False)
+    busy = replace(CHEAP, name="busy", order="o-7", ordered_at_s=0.0)
+    recent = replace(CHEAP, name="recent", ordered_at_s=1000.0 - EVERY_S + 0.1)
+    due = replace(CHEAP, name="due", ordered_at_s=1000.0 - EVERY_S)
+    at = turn(dead, busy, recent, due)
+    trainers.take_precautions(at, since_s=0.0)
+    assert [getattr(order, "trainer", "") for order in at.actions] == ["due"]
+
+
+def test_work_that_has_just_been_saved_is_at_no_risk() -> None:
+    """Whatever is told of it: a saved step, or a hold in which training stood still."""
+    for known, stood_until_s in ((replace(CHEAP, durable_at_s=1000.0 - EVERY_S), 0.0), (CHEAP, 1000.0 - EVERY_S)):
+        at = turn(known)
+        trainers.take_precautions(at, since_s=0.0, stood_until_s=stood_until_s)
+        assert at.actions == []
+
+
+def test_online_a_trainer_of_nobody_s_settings_is_forgotten_when_it_goes() -> None:
+    at = turn(replace(A, name="job-1"))
+    at.set_phase(Online())
+    event = TrainerSeen(at_s=1000.0, trainer="job-1", alive=False, conduct=Conduct.PAUSE)
+    trainers.take_in(at, event)
+    assert at.state.trainers == ()
