@@ -76,6 +76,7 @@ class Upsd:
     values: dict[str, dict[str, str]]
     server: asyncio.subprocess.Process | None = None
     drivers: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
+    changes: int = 1_000_000_000
 
     def change(self, values: Mapping[str, str], ups: str = "dsim") -> None:
         """Change what the driver will read at its next look, in one piece."""
@@ -83,6 +84,9 @@ class Upsd:
         text = "".join(f"{name}: {value}\n" for name, value in self.values[ups].items())
         draft = self.folder / f"{ups}.draft"
         draft.write_text(text, encoding="utf-8")
+        # The driver compares whole seconds of the file's time: two changes in one second would be one.
+        self.changes += 1
+        os.utime(draft, (self.changes, self.changes))
         draft.replace(self.folder / f"{ups}.dev")
 
     async def talk(self, *lines: str) -> list[str]:
