@@ -169,10 +169,11 @@ class TrapListener:
         """Read secrets, make keys of them, load names: all that takes time. For a thread."""
         self._names = self._load_names()
         if self._options.community is not None:
-            try:
-                self._community = self._options.community.read()
-            except SecretError as error:
-                log.error("trap_setting_refused", because=f"traps.community: {error}")  # noqa: TRY400 - told in full
+            self._community = _read(self._options.community, "traps.community")
+        for ups, secret in self._options.communities.items():
+            own = _read(secret, f"traps.communities, {ups}")
+            if own is not None:
+                self._by_community.setdefault(own, set()).add(ups)
         for card in self._cards:
             for secret in card.communities:
                 with contextlib.suppress(SecretError):  # the source that needs it says so
@@ -350,6 +351,14 @@ class TrapListener:
                 if isinstance(message, UsmMessage):
                     because = f"engine id {message.engine_id[:32].hex()} is {because}"
         log.warning("trap_refused", sender=address, result=result, because=because)
+
+
+def _read(secret: Secret, where: str) -> bytes | None:
+    try:
+        return secret.read()
+    except SecretError as error:
+        log.error("trap_setting_refused", because=f"{where}: {error}")  # noqa: TRY400 - told in full
+        return None
 
 
 _WHY: Final = {

@@ -64,6 +64,14 @@ class TrapOptions(Options):
         "no more.",
         examples=[{"file": "/etc/powerguard/secrets/trap-community"}],
     )
+    communities: dict[UpsName, Secret] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="Community that only this UPS's card puts into its traps, by the UPS's name: so it is known behind "
+        "a relay that keeps no address. That of an snmp source is known already, where it has one.",
+        examples=[{"rack-a": {"file": "/etc/powerguard/secrets/trap-rack-a"}}],
+        json_schema_extra={"x-keys": "a name under ups"},
+    )
     users: list[TrapUser] = Field(
         default_factory=list,
         max_length=MAX_USERS,
@@ -114,7 +122,7 @@ class TrapOptions(Options):
     @property
     def names(self) -> set[str]:
         """Every UPS that is named."""
-        return {*self.addresses, *(ups for user in self.users for ups in user.engines)}
+        return {*self.addresses, *self.communities, *(ups for user in self.users for ups in user.engines)}
 
 
 def plain_engine(engine: str) -> str:

@@ -1,7 +1,13 @@
 """The trap port against net-snmp's snmptrap and snmpinform: each version becomes a hint, and nothing but a hint."""
 
 import asyncio
+import contextlib
+import os
+import signal
+import tempfile
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +17,7 @@ from structlog.testing import capture_logs
 from powerguard.options import Secret
 from powerguard.sources.trap import Card, engine_id, plain_address
 from powerguard.sources.trap_options import TrapOptions
+from tests.peers import require
 from tests.sources.trap_helpers import (
     AUTH,
     CARD,
@@ -18,6 +25,7 @@ from tests.sources.trap_helpers import (
     TRAP_V1,
     TRAP_V2,
     V2C,
+    free_port,
     listening,
     secret_file,
     send,
@@ -135,6 +143,49 @@ async def test_through_a_relay_the_card_is_known_by_what_the_trap_says(tmp_path:
             assert await port.next_poll() == "rack-b"
         assert await send("snmptrap", port.listener.port, V2C, other) == 0
         assert await port.until(4) == {"hint": 3, "unknown_sender": 1}
+
+
+@pytest.mark.peer("snmptrapd")
+async def test_through_snmptrapd(tmp_path: Path) -> None:
+    """A real relay: version 1 keeps the card's address, 2c is known by its community alone, and the rest by nothing."""
+    cards = (Card(ups="rack-b", hosts=("10.9.8.7",)), Card(ups="rack-c", hosts=("10.9.8.6",)))
+    own = {"rack-c": secret_file(tmp_path, "c", "of-rack-c")}
+    async with listening(cards=cards, communities=own) as port, snmptrapd(port.listener.port) as relay:
+        assert await send("snmptrap", relay, ("-v1", "-c", "public"), TRAP_V1) == 0
+        assert await port.next_poll() == "rack-b"
+        assert await send("snmptrap", relay, ("-v2c", "-c", "of-rack-c"), TRAP_V2) == 0
+        assert await port.next_poll() == "rack-c"
+        assert await send("snmptrap", relay, V2C, TRAP_V2) == 0
+        assert await port.until(3) == {"hint": 2, "unknown_sender": 1}
+
+
+@asynccontextmanager
+async def snmptrapd(forward_to: int) -> AsyncIterator[int]:
+    """Run net-snmp's snmptrapd as a relay to a port of the loopback; yields its own."""
+    program, own = require("snmptrapd"), free_port()
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="pg-trapd-") as name:
+        folder = Path(name)
+        config = folder / "snmptrapd.conf"
+        config.write_text(f"disableAuthorization yes\nforward default udp:127.0.0.1:{forward_to}\n", encoding="utf-8")
+        child = await asyncio.create_subprocess_exec(
+            *(program, "-f", "-Lf", str(folder / "log"), "-C", "-c", str(config), "-p", str(folder / "pid"), "-M", ""),
+            *("-m", "", f"udp:127.0.0.1:{own}"),
+            env={**os.environ, "MIBS": "", "MIBDIRS": name, "SNMP_PERSISTENT_DIR": name},
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(15):
+                log = folder / "log"
+                while "NET-SNMP version" not in (log.read_text(encoding="utf-8") if log.exists() else ""):
+                    assert child.returncode is None
+                    await asyncio.sleep(0.02)
+            yield own
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            await child.wait()
 
 
 async def test_a_community_is_asked_for_where_one_is_set(tmp_path: Path) -> None:
