@@ -9,8 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from powerguard.options import Options
-from powerguard.profiles.places import Condition, OidText, Span
+from powerguard.profiles.places import Condition, OidText, Part, Span
 from powerguard.profiles.vocabulary import UNITS
 
 
@@ -53,7 +52,7 @@ def _is_time(unit: str) -> str:
     return unit
 
 
-class SetStep(Options):
+class SetStep(Part):
     """One object to SET. Exactly one of `value`, a constant, and `delay`, which the caller chooses.
 
     oid: a scalar. column: a table column, to which the index of the outlet is added.
@@ -122,7 +121,7 @@ class SetStep(Options):
             raise ValueError(msg)
 
 
-class Control(Options):
+class Control(Part):
     """One command of a family.
 
     needs: objects that are read first; any other value and the command is refused without a SET.

@@ -136,8 +136,6 @@ def _in_words(problem: Any) -> str:  # noqa: ANN401 - pydantic's own
     if kind in {"enum", "literal_error"}:
         expected = problem["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
         return f"{_MUST}one of: {expected}"
-    if kind == "string_pattern_mismatch" and "0|1|2" in problem["ctx"]["pattern"]:
-        return f"{_MUST}an OID (.4.1.0, or 1.3.6.1.2.1.33.1.4.1.0)"
     return f"{_MUST}{_WANTED[kind]}" if kind in _WANTED else problem["msg"].removeprefix("Value error, ")
 
 

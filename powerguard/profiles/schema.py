@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 from powerguard.core.events import OutputSource
 from powerguard.options import Options
 from powerguard.profiles.controls import CANCELS, COUNT_DOWN, OF_OUTLETS, Control, Verb
-from powerguard.profiles.places import Condition, Number, OidText, Rows, Scalar, Span
+from powerguard.profiles.places import Condition, Number, OidText, Part, Rows, Scalar, Span
 from powerguard.profiles.values import Oid
 from powerguard.profiles.vocabulary import (
     NUMBERS,
@@ -35,7 +35,7 @@ def _known_unit(unit: str) -> str:
     return unit
 
 
-class _Place(Options):
+class _Place(Part):
     """One object: a scalar by its whole `oid`, or the rows of a table by its `column`."""
 
     object: str
@@ -143,7 +143,7 @@ class StateSource(_Place):
     is_: list[int | OidText | Span] = Field(alias="is", min_length=1)
 
 
-class OutletTable(Options):
+class OutletTable(Part):
     """A table with one row per outlet. The outlet's number is the end of the row's index."""
 
     object: str
@@ -154,7 +154,7 @@ class OutletTable(Options):
 Readable = NumberSource | OutputSourceSource | BatteryStatusSource | StateSource
 
 
-class FlagString(Options):
+class FlagString(Part):
     """A string of 0 and 1; flags: position (the first is 1) and what a 1 there means."""
 
     object: str
@@ -162,7 +162,7 @@ class FlagString(Options):
     flags: dict[Annotated[int, Field(ge=1, le=4096)], State] = Field(min_length=1)
 
 
-class AlarmTable(Options):
+class AlarmTable(Part):
     """A table whose rows are OIDs of alarms; walked only while `count` is above 0."""
 
     object: str
@@ -171,21 +171,21 @@ class AlarmTable(Options):
     values: dict[OidText, State] = Field(min_length=1)
 
 
-class Lines(Options):
+class Lines(Part):
     """Objects that say how many lines the UPS really has; cards answer three rows for one-phase units."""
 
     input: Scalar | None = None
     output: Scalar | None = None
 
 
-class Match(Options):
+class Match(Part):
     """Hints to who made the card. Only hints: probing decides."""
 
     sys_object_ids: list[OidText] = Field(default_factory=list)
     sys_descr: list[str] = Field(default_factory=list)
 
 
-class Probe(Options):
+class Probe(Part):
     """What a device must answer believably for the profile to be its own.
 
     All of all_of, one of any_of, and a value, whatever it is, for each object of present.
@@ -203,7 +203,7 @@ class Probe(Options):
         return self
 
 
-class OnBattery(Options):
+class OnBattery(Part):
     """Which parts of the same answer may support a bare "battery"; leave out one that this family gets wrong."""
 
     confirm_by: list[Witness] = Field(default_factory=lambda: list(WITNESSES))
