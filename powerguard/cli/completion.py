@@ -6,7 +6,10 @@ from typing import Final
 from powerguard.cli.operate import Subparsers
 
 SHELLS: Final = ("bash", "zsh", "fish")
-FILES: Final = frozenset(("--config", "--socket", "--journal", "--keep", "--conf-d", "--site"))
+FILES: Final = frozenset(
+    ("--config", "--socket", "--journal", "--keep", "--conf-d", "--site")
+    + ("--save", "--community-file", "--auth-file", "--priv-file")
+)
 """Options whose value is a file."""
 
 
