@@ -224,6 +224,17 @@ def test_a_pause_on_its_way_through_an_outage_is_waited_for_afterwards() -> None
     assert len(notes(told, "drill_ended")) == 1, "it was told when the outage began"
 
 
+def test_a_resume_that_is_heard_in_the_outage_is_said_again_after_it() -> None:
+    """The outage has told the trainer to pause since then, and may well have been heard later."""
+    player = Player()
+    played(f"{PAUSING}\n28.5 done pause\n29..40 utility load=40\n41..43 battery load=40 charge=99", player=player)
+    told = player.play("43.5 done trainer_resume")
+    assert (running(told).stage, running(told).paused, running(told).waiting) == ("handed_over", ("llm",), ())
+    told = player.play("44..60 utility load=40 charge=99")
+    assert told.phase == "online"
+    assert len(told.ordered(ResumeTrainer)) == 2
+
+
 def test_a_policy_order_on_its_way_into_an_outage_is_not_waited_for() -> None:
     """Only what may still make a trainer stand still is; nothing is owed for the rest."""
     player = Player()

@@ -125,6 +125,23 @@ def test_slow_training_tells_its_speed_under_a_cap_too() -> None:
     assert told.state.learned.cap is not None
 
 
+def test_steps_before_a_cap_took_effect_say_nothing_of_it() -> None:
+    """The helper takes five seconds; what training did in them it did at full power."""
+    player = Player()
+    player.play(f"policy {WORDS} cap_share=0.7\nauto restore\n{READY}\n16 drill scope=cap")
+    steps, capped_s = 1000, None
+    for second in range(17, 60):
+        if capped_s is None and player.told is not None and player.told.state.cap is not None:
+            capped_s = second
+        if capped_s is not None and second == capped_s + 5:
+            player.line(f"{second - 0.5} done cap")
+        steps += 4 if capped_s is None or second < capped_s + 5 else 2
+        player.line(f"{second} trainer llm step={steps}")
+        player.line(f"{second} utility load={75 if capped_s is None else 50} charge=100 runtime=360")
+    assert player.told is not None
+    assert figures(player.told)["cap_speed"] == 0.5
+
+
 def test_a_cap_makes_no_training_faster() -> None:
     """Twice as fast under the cap is a warm cache, not a gain."""
     told = capped(2.0, 4.0, load=50)

@@ -24,6 +24,7 @@ from powerguard.core.events import (
     Scalar,
     StartDrill,
     StopDrill,
+    SyncFilesystems,
     TriggerCheckpoint,
 )
 from powerguard.core.learned import DrillReport
@@ -162,8 +163,8 @@ def test_the_times_of_orders_are_told_in_milliseconds() -> None:
     answered(player, TriggerCheckpoint, 27.5678, took_s=5.1236, verified=True, paused=True)
     player.play("28..41 utility load=40")
     answered(player, EnsurePolicy, 41.2, policy="always-on", verified=True)
-    player.line("42 failed sync full")
-    told = player.play("43 utility load=75")
+    told = answered(player, SyncFilesystems, 42.0, took_s=0.12345)
+    assert figures(told)["sync_s"] == 0.123
     assert (figures(told)["checkpoint_s.llm"], figures(told)["checkpoint_s"]) == (5.124, 0.568)
     assert report(told).lasted_s == 25.877
 
