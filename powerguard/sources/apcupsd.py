@@ -113,7 +113,7 @@ _HUNG_UP = "hangs up without an answer (does hosts.allow or hosts.deny there kee
 
 
 _REFUSED = f"[Errno {errno.ECONNREFUSED}]"
-"""asyncio makes one error of several, and keeps their texts: `localhost` is ::1 as well, where apcupsd never listens."""
+"""asyncio makes one error of several, with their texts: `localhost` is ::1 as well, where apcupsd never listens."""
 
 
 def _why(error: OSError | EOFError) -> str:

@@ -63,3 +63,19 @@ async def test_story_9_an_apcupsd_that_dies_on_battery_ends_in_dead_reckoning() 
         assert world.ups.alive
         world.one_outage()
         world.no_traceback()
+
+
+async def test_beside_the_card_it_is_a_second_source() -> None:
+    """Two sources of one UPS: apcupsd dies in the outage, and nothing is lost but a witness."""
+    async with rig(runtime=LONG) as world:
+        assert world.agent is not None
+        async with through_apcupsd(world) as running:
+            world.add_snmp(world.agent.port)
+            await world.start()
+            world.ups.utility = False
+            await world.phase("on_battery")
+            running.process.kill()
+            world.ups.utility = True
+            await world.until(lambda: bool(world.notes("phase_changed", new="online")), "online", 30.0)
+        assert world.offs() == []
+        world.no_traceback()
