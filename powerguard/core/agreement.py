@@ -24,6 +24,8 @@ DOUBT_S = 180.0
 """So long a battery that nothing empties and that another source contradicts is believed all the same."""
 SECOND_READING_S = 0.2
 """Two readings closer together than this are one observation."""
+CONTRADICTED = "supply_contradicted"
+"""Alarm: the UPS says utility, and two objects of the same answer say battery."""
 _LEAST_FALL_PCT = 1.0
 _LEAST_FALL_S = 60.0
 _NEXT_S = 0.001
@@ -70,11 +72,27 @@ def supports_battery(reading: Reading) -> str:
     return ""
 
 
+def contradicts_itself(reading: Reading) -> bool:
+    """Say whether the output is called utility while the input is gone and the seconds on battery are counted."""
+    counts = reading.on_battery_s is not None and reading.on_battery_s > 0.0
+    return counts and reading.input_present is False and reading.output_source in ON_UTILITY
+
+
+def corrected(before: Reading | None, reading: Reading) -> Reading:
+    """Return the reading as battery where it contradicts itself as the one before: two witnesses against one word."""
+    if before is None or not contradicts_itself(reading):
+        return reading
+    if CONTRADICTED not in before.alarms and not contradicts_itself(before):
+        return reading
+    return replace(reading, output_source=OutputSource.BATTERY, alarms=(*reading.alarms, CONTRADICTED))
+
+
 def enter(policy: Policy, feed: Feed, reading: Reading) -> Together | None:
     """Enter the reading of one of several sources; None where it is older than what its source has told already."""
     old = _of(feed, reading.source)
     if old.reading is not None and reading.at_s <= old.reading.at_s:
         return None
+    reading = corrected(old.reading, reading)
     new = _listened(old, reading)
     heard = _with(feed, new)
     votes = _votes(policy, heard, new, reading.at_s)

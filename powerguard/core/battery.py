@@ -24,7 +24,9 @@ DEPTH = 0.25
 STEEP = 1.5
 """Seconds of reported runtime that go by in one second, above which the runtime was a fiction."""
 SLOPE_WINDOW_S = 120.0
-"""Some UPSes tell whole minutes, so a slope is taken over two of them."""
+"""Some UPSes tell whole minutes, so a slope of theirs is taken over two of them."""
+_SHORT_WINDOW_S = 30.0
+"""The others show it sooner: a battery of six minutes would be half empty by then."""
 _TABLE_ERROR = 0.02
 _KNEE_ERROR = 0.05
 _GAUGE_GRAIN = 0.015
@@ -141,11 +143,16 @@ def learn_on_battery(
     discharge = replace(discharge, **changes)  # type: ignore[arg-type]
     if not steady or reading.runtime_s is None or discharge.mark_runtime_s is None:
         discharge = _marked(discharge, reading)
-    elif reading.at_s - discharge.mark_at_s >= SLOPE_WINDOW_S:
+    elif reading.at_s - discharge.mark_at_s >= _slope_window_s(discharge.mark_runtime_s, reading.runtime_s):
         gone_s = discharge.mark_runtime_s - reading.runtime_s
         slope = gone_s / (reading.at_s - discharge.mark_at_s)
         discharge = _marked(replace(discharge, slope=slope), reading)
     return model if discharge == model.discharge else replace(model, discharge=discharge)
+
+
+def _slope_window_s(then_s: float, now_s: float) -> float:
+    coarse = then_s % 60.0 == 0.0 and now_s % 60.0 == 0.0
+    return SLOPE_WINDOW_S if coarse else _SHORT_WINDOW_S
 
 
 def _marked(discharge: Discharge, reading: Reading) -> Discharge:

@@ -103,8 +103,8 @@ def take_in(turn: Turn, event: Event) -> None:
         _take_in_outcome(turn, event)
     elif drill is None:
         return
-    elif isinstance(event, Reading) and turn.state.feed.reading is event:
-        turn.update(drill=watch_reading(turn.policy, drill, event))
+    elif isinstance(event, Reading) and (told := turn.state.feed.reading) is not None and told.at_s >= event.at_s:
+        turn.update(drill=watch_reading(turn.policy, drill, told))  # What all sources and feeds say together.
     elif isinstance(event, TrainerSeen):
         turn.update(drill=watch_trainer(drill, event))
     elif isinstance(turn.state.phase, Online) and isinstance(event, StopDrill):

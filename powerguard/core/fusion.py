@@ -9,7 +9,14 @@ Where a UPS has several sources, `agreement` makes one stream of readings of the
 """
 
 from powerguard.core import agreement
-from powerguard.core.agreement import ON_UTILITY, SECOND_READING_S, Together, supports_battery
+from powerguard.core.agreement import (
+    ON_UTILITY,
+    SECOND_READING_S,
+    Together,
+    contradicts_itself,
+    corrected,
+    supports_battery,
+)
 from powerguard.core.events import OutputSource, Reading, SourceFailed
 from powerguard.core.frozen import replace
 from powerguard.core.model import Feed, Policy, Supply
@@ -79,6 +86,7 @@ def observe(policy: Policy, feed: Feed, reading: Reading) -> Feed:
             utility_seen=True,
             first_charge_pct=feed.first_charge_pct,
         )
+    reading = corrected(feed.reading, reading)
     return _orders(policy, _supply(feed, reading), reading)
 
 
@@ -90,7 +98,13 @@ def _observe_together(policy: Policy, feed: Feed, reading: Reading) -> Feed:
 
 
 def _is_remarkable(reading: Reading) -> bool:
-    return reading.testing or reading.calibrating or reading.forced_shutdown or reading.output_off_in_s is not None
+    return (
+        contradicts_itself(reading)
+        or reading.testing
+        or reading.calibrating
+        or reading.forced_shutdown
+        or reading.output_off_in_s is not None
+    )
 
 
 def _is_plain(feed: Feed) -> bool:

@@ -60,9 +60,8 @@ from powerguard.core.moves import RETRY_S, duties, move
 from powerguard.core.table import Cause, phase_name
 from powerguard.core.turn import Turn
 
-FLAPPING_S = 300.0
-FLAPPING_TRANSFERS = 3
-"""Three transfers to battery in five minutes: utility must be stable three times as long."""
+FLAPPING_FACTOR = 3.0
+"""Utility that comes and goes must be stable so many times as long."""
 LATEST_S = 1e10
 """No clock of ours says more: three hundred years after the boot."""
 LONGEST_MAINTENANCE_S = 30 * 86400.0
@@ -312,6 +311,9 @@ def _cause_on_battery(turn: Turn) -> tuple[Cause | None, str]:
     feed = state.feed
     # A calibration drains the battery with utility there: what the operator has called off in it is not over yet.
     back = feed.supply is Supply.UTILITY and not fusion.is_draining(feed)
+    if back and plan.is_flapping(state, now_s):
+        stable_s = FLAPPING_FACTOR * policy.utility_stable_s
+        back = fusion.is_stable(policy, feed, now_s, stable_s=stable_s)
     if back and sums.power_off_at_s(feed) is None and fusion.is_fresh(policy, feed, now_s):
         return Cause.UTILITY_BACK, "utility back before anything had to be done"
     if turn.outage is not None and turn.outage.aborted_by:
@@ -363,7 +365,7 @@ def _may_return(turn: Turn) -> bool:
     state = turn.state
     if sums.power_off_at_s(state.feed) is not None:
         return False
-    stable_s = turn.policy.utility_stable_s * (3 if turn.is_flapping(FLAPPING_S, FLAPPING_TRANSFERS) else 1)
+    stable_s = turn.policy.utility_stable_s * (FLAPPING_FACTOR if plan.is_flapping(state, turn.now_s) else 1.0)
     if not fusion.is_stable(turn.policy, state.feed, turn.now_s, stable_s=stable_s):
         return _is_blind_for_long(turn)
     return not trainers.is_writing(state.trainers, turn.now_s)
@@ -376,6 +378,14 @@ def _cause_commit(turn: Turn) -> tuple[Cause | None, str]:
     if not isinstance(phase, EmergencyCheckpoint | Holding | Recovery):
         return None, ""
     because = plan.commit_due(turn.policy, turn.state, sums_now, turn.now_s)
+    if because and plan.is_saving(turn.state, turn.now_s):
+        # A stop that is less orderly leaves a checkpoint that is on its way the time that it still needs.
+        turn.regrade()
+        sums_now = plan.outage_budget(turn.policy, turn.state, turn.now_s)
+        because = plan.commit_due(turn.policy, turn.state, sums_now, turn.now_s)
+        phase = turn.state.phase
+        if not isinstance(phase, EmergencyCheckpoint | Holding | Recovery):
+            return None, ""
     if not because:
         if phase.due_at_s is not None:
             turn.set_phase(replace(phase, due_at_s=None))

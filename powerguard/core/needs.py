@@ -15,7 +15,7 @@ NEEDS = ("checkpoint", "stop", "boot", "resume")
 _ENOUGH = 3
 _DISTRIBUTION = 20
 _MOST_NEEDS = 64
-_LONGEST_S = 86400.0
+LONGEST_S = 86400.0
 
 
 def q95(seconds: tuple[float, ...]) -> float:
@@ -38,7 +38,7 @@ def samples(learned: Learned, of: str, name: str = "") -> tuple[float, ...]:
 
 def add(learned: Learned, of: str, seconds: float, name: str = "") -> Learned:
     """Enter one measurement; what cannot be a duration, or a need that nobody knows, is passed over."""
-    if of not in NEEDS or not 0.0 < seconds <= _LONGEST_S:
+    if of not in NEEDS or not 0.0 < seconds <= LONGEST_S:
         return learned
     kept = (*samples(learned, of, name), seconds)[-KEPT:]
     others = tuple(need for need in learned.needs if (need.of, need.name) != (of, name))
@@ -53,7 +53,8 @@ def fold(policy: Policy, learned: Learned) -> Policy:
     stops = samples(learned, "stop")
     if policy.stop_is_set or len(stops) < _ENOUGH:
         return policy
-    q95_s = min(q95(stops), policy.force_after_s)
+    # No host stops quicker than one that is forced off: what says so was not a stop.
+    q95_s = min(max(q95(stops), policy.bare_stop_s), policy.force_after_s)
     return replace(policy, stop_q95_s=q95_s, stop_median_s=min(median(stops), q95_s))
 
 

@@ -21,6 +21,10 @@ _FIRST_READING_S = 1.0
 _FRESH_S = 2.0
 _BLIND_CHARGE_PCT = 40.0
 _CHARGED_PCT = 90.0
+FLAPPING_S = 300.0
+FLAPPING_TRANSFERS = 3
+_LATE = 1.5
+"""A checkpoint that takes longer than this many times what it should has no say in the stop any more."""
 
 
 def outage_budget(policy: Policy, state: State, now_s: float) -> Budget:
@@ -44,10 +48,19 @@ def outage_budget(policy: Policy, state: State, now_s: float) -> Budget:
     )
 
 
+def is_flapping(state: State, now_s: float) -> bool:
+    """Say whether utility comes and goes: three transfers to battery in five minutes."""
+    return sum(1 for at_s in state.transfers if now_s - at_s <= FLAPPING_S) >= FLAPPING_TRANSFERS
+
+
 def _on_battery_s(state: State, now_s: float) -> float:
-    feed = state.feed
+    """Seconds on battery as a dwell counts them: while utility comes and goes, from the beginning of the outage."""
+    feed, phase = state.feed, state.phase
     if feed.supply is Supply.BATTERY:
-        return now_s - feed.since_s
+        since_s = feed.since_s
+        if not isinstance(phase, Online) and is_flapping(state, now_s):
+            since_s = min(since_s, phase.outage.since_s)
+        return now_s - since_s
     # A calibration is no outage, but it empties the battery just the same.
     return 0.0 if feed.test_since_s is None else now_s - feed.test_since_s
 
@@ -114,6 +127,14 @@ def commit_due(policy: Policy, state: State, plan: Budget, now_s: float) -> str:
     return "budget"
 
 
+def is_saving(state: State, now_s: float) -> bool:
+    """Say whether a checkpoint that is owed is on its way, and not much later than it should be."""
+    return any(
+        t.alive and t.order is not None and not t.durable and now_s - t.ordered_at_s <= _LATE * t.checkpoint_s
+        for t in state.trainers
+    )
+
+
 def _progresses(state: State, plan: Budget, stop_s: float) -> bool:
     """A checkpoint that is owed is on its way, and what is left of it fits before the stop."""
     owed = any(t.alive and t.order is not None and not t.durable for t in state.trainers)
@@ -156,7 +177,8 @@ def may_latch(policy: Policy, state: State, plan: Budget, due_at_s: float, now_s
         and second.output_source is OutputSource.BATTERY
         and reading.at_s - second.at_s >= 0.5 * _FIRST_READING_S
     )
-    return repeated or _own_account_agrees(policy, plan)
+    # Utility that comes and goes has told battery often enough; two readings in a row may never come.
+    return repeated or is_flapping(state, now_s) or _own_account_agrees(policy, plan)
 
 
 def _own_account_agrees(policy: Policy, plan: Budget) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from powerguard.core import battery as learning
 from powerguard.core import cap, drill, feeds, needs, trainers
-from powerguard.core.events import Action, EnsurePolicy, Level, PowerOff, ResumeTrainer, ResumeTraining
+from powerguard.core.events import Action, EnsurePolicy, Level, Note, PowerOff, ResumeTrainer, ResumeTraining
 from powerguard.core.frozen import replace
 from powerguard.core.learned import Learned
 from powerguard.core.model import (
@@ -24,6 +24,7 @@ from powerguard.core.model import (
     Step,
     Trainer,
 )
+from powerguard.core.sane import sane
 from powerguard.core.table import TABLE, Cause, phase_name
 from powerguard.core.turn import Turn
 
@@ -51,9 +52,15 @@ def restore(policy: Policy, stored: Stored | None, now_s: float) -> Step:
         return Step(
             State(trainers=trainers.at_start(policy, Learned()), battery=Battery(at_s=now_s, health=policy.health))
         )
-    if stored.boot_id == policy.boot_id and stored.at_s <= now_s:
-        return _same_boot(policy, stored, now_s)
-    return _next_boot(policy, stored, now_s)
+    state, dropped = sane(stored.state, stored.at_s)
+    stored = replace(stored, state=state)
+    same = stored.boot_id == policy.boot_id and stored.at_s <= now_s
+    step = _same_boot(policy, stored, now_s) if same else _next_boot(policy, stored, now_s)
+    if not dropped:
+        return step
+    because = f"the journal said what cannot be true: {', '.join(dropped)}"
+    note = Note(event="history_dropped", because=because, level=Level.ERROR)
+    return Step(step.state, step.actions, (note, *step.notes))
 
 
 def reloaded(old: Policy, policy: Policy, state: State, now_s: float) -> State:

@@ -7,7 +7,7 @@ from typing import Any
 
 from powerguard.core import budget as sums
 from powerguard.core import feeds, plan
-from powerguard.core.agreement import LAG_S
+from powerguard.core.agreement import CONTRADICTED, LAG_S
 from powerguard.core.battery import STEEP
 from powerguard.core.events import Action, Level, Note, OutputSource, Reading, Scalar
 from powerguard.core.frozen import replace
@@ -148,16 +148,18 @@ class Turn:
             f"the reported runtime falls by {slope or 0.0:.1f} s a second: it holds less than the UPS believes",
             holds=slope is not None and slope >= STEEP,
         )
+        self.tell_once(
+            CONTRADICTED,
+            "the UPS calls its output utility, with its input gone and its seconds on battery running: not believed",
+            holds=CONTRADICTED in reading.alarms,
+            level=Level.ERROR,
+        )
         self.tell_once("overload", "the UPS is overloaded", holds=reading.overload, level=Level.ERROR)
         self.tell_once(
             "fsd_at_first",
             "FSD stood when we first looked: history on utility; clear it at the UPS's primary",
             holds=feed.fsd_at_first,
         )
-
-    def is_flapping(self, window_s: float, transfers: int) -> bool:
-        """Say whether utility comes and goes."""
-        return sum(1 for at_s in self.state.transfers if self.now_s - at_s <= window_s) >= transfers
 
     def regrade(self) -> None:
         """Choose the grade of the stop again, only downward, so that the checkpoint fits."""

@@ -363,3 +363,37 @@ def test_one_source_alone_is_told_as_it_is() -> None:
     assert feed.reading == reading
     unproven = after((1.0, "nut", "battery"))
     assert (word(unproven), unproven.unproven_battery) == ("battery", True)
+
+
+# --- An answer that contradicts itself ----------------------------------------------------------------------------
+
+
+GONE = {"on_battery_s": 5.0, "input_present": False}
+
+
+@pytest.mark.parametrize("sources", [1, 2])
+def test_two_witnesses_against_one_word_are_battery_when_a_second_reading_says_so_too(sources: int) -> None:
+    """A card whose output source is frozen, or mapped wrongly, while it counts its seconds and misses its input."""
+    policy = replace(POLICY, sources=sources)
+    feed = fusion.observe(policy, Feed(), says(1.0, "snmp", "utility"))
+    feed = fusion.observe(policy, feed, says(2.0, "snmp", "utility", GONE))
+    assert feed.supply is UTILITY
+    feed = fusion.observe(policy, feed, says(3.0, "snmp", "utility", GONE))
+    assert (feed.supply, word(feed)) == (BATTERY, "battery")
+    assert feed.reading is not None
+    assert feed.reading.alarms == (agreement.CONTRADICTED,)
+    feed = fusion.observe(policy, feed, says(4.0, "snmp", "boost", GONE))
+    assert feed.supply is BATTERY, "and goes on to be"
+    feed = fusion.observe(policy, feed, says(5.0, "snmp", "utility", {"on_battery_s": 0.0, "input_present": True}))
+    assert (feed.supply, word(feed)) == (UTILITY, "utility")
+
+
+@pytest.mark.parametrize(
+    "told", [{"on_battery_s": 0.0, "input_present": False}, {"input_present": False}, {"on_battery_s": 5.0}]
+)
+def test_one_witness_against_the_word_is_not_enough(told: dict[str, Any]) -> None:
+    policy = replace(POLICY, sources=1)
+    feed = Feed()
+    for at_s in (1.0, 2.0, 3.0):
+        feed = fusion.observe(policy, feed, says(at_s, "snmp", "utility", told))
+    assert feed.supply is UTILITY

@@ -245,13 +245,22 @@ def slope_after(*told: tuple[float, float | None, bool]) -> float | None:
     return model.discharge.slope
 
 
-def test_the_slope_is_taken_over_two_minutes_of_a_steady_load() -> None:
-    """180 s of runtime gone in 120 s; a step of the load or a silent gauge begins the two minutes anew."""
-    assert slope_after((0.0, 600.0, True), (60.0, 500.0, True), (119.0, 430.0, True)) is None
-    assert slope_after((0.0, 600.0, True), (60.0, 500.0, True), (120.0, 420.0, True)) == pytest.approx(1.5)
-    assert slope_after((0.0, 600.0, True), (60.0, 500.0, False), (120.0, 420.0, True)) is None
+def test_the_slope_of_whole_minutes_is_taken_over_two_of_them() -> None:
+    """A step of the load or a silent gauge begins the two minutes anew."""
+    assert slope_after((0.0, 600.0, True), (60.0, 480.0, True), (119.0, 420.0, True)) is None
+    assert slope_after((0.0, 600.0, True), (60.0, 480.0, True), (120.0, 420.0, True)) == pytest.approx(1.5)
+    assert slope_after((0.0, 600.0, True), (60.0, 480.0, False), (120.0, 420.0, True)) is None
     assert slope_after((0.0, 600.0, True), (60.0, None, True), (120.0, 420.0, True), (200.0, 420.0, True)) is None
-    assert slope_after((0.0, 600.0, True), (60.0, 500.0, False), (180.0, 420.0, True)) == pytest.approx(80.0 / 120.0)
+    assert slope_after((0.0, 600.0, True), (60.0, 480.0, False), (180.0, 420.0, True)) == pytest.approx(0.5)
+
+
+def test_the_slope_of_a_finer_gauge_is_taken_over_half_a_minute() -> None:
+    """A battery of six minutes would be half empty before two of them are over."""
+    assert slope_after((0.0, 601.0, True), (29.9, 541.0, True)) is None
+    assert slope_after((0.0, 601.0, True), (30.0, 541.0, True)) == pytest.approx(2.0)
+    assert slope_after((0.0, 600.0, True), (30.0, 541.0, True)) == pytest.approx(59.0 / 30.0), (
+        "one of them is no minute"
+    )
 
 
 # --- Runtime by load ----------------------------------------------------------------------------------------------

@@ -449,3 +449,32 @@ def test_pauses(changes: dict[str, object], *, told: bool) -> None:
     trainer = replace(Trainer(name="a", conduct=Conduct.PAUSE), **changes)  # type: ignore[arg-type]
     assert plan.pauses(State(trainers=(trainer,))) is told
     assert not plan.pauses(State())
+
+
+# --- Utility that comes and goes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("transfers", "flapping"),
+    [((), False), ((90.0, 99.0), False), ((-200.0, 90.0, 99.0), True), ((-200.1, 90.0, 99.0), False)],
+)
+def test_three_transfers_in_five_minutes_are_flapping(transfers: tuple[float, ...], *, flapping: bool) -> None:
+    assert plan.is_flapping(State(transfers=transfers), NOW_S) is flapping
+
+
+@pytest.mark.parametrize(("transfers", "due"), [((90.0, 99.0), ""), ((80.0, 90.0, 99.0), "blind")])
+def test_a_dwell_goes_on_while_utility_comes_and_goes(transfers: tuple[float, ...], due: str) -> None:
+    """A second of battery, a second of utility: each second alone would be too short for anything, for ever."""
+    feed = Feed(supply=Supply.BATTERY, since_s=99.0, reading=reading(), previous=reading(99.5))
+    state = State(phase=OnBattery(outage=OUTAGE), feed=feed, transfers=transfers)
+    assert plan.checkpoint_due(BLIND, state, plan.outage_budget(BLIND, state, NOW_S), NOW_S) == due
+
+
+@pytest.mark.parametrize(("after_s", "checkpoint_s", "saving"), [(15.0, 10.0, True), (15.1, 10.0, False)])
+def test_a_checkpoint_on_its_way_has_a_say_in_the_stop_until_it_is_late(
+    after_s: float, checkpoint_s: float, *, saving: bool
+) -> None:
+    trainer = Trainer(name="a", order="o-1", ordered_at_s=NOW_S - after_s, checkpoint_s=checkpoint_s)
+    assert plan.is_saving(State(trainers=(trainer,)), NOW_S) is saving
+    for other in (replace(trainer, order=None), replace(trainer, durable=True), replace(trainer, alive=False)):
+        assert not plan.is_saving(State(trainers=(other,)), NOW_S)

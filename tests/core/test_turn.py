@@ -87,14 +87,6 @@ def test_an_alarm_is_told_when_it_begins_and_when_it_ends() -> None:
     assert at.notes[2].level is Level.WARNING
 
 
-@pytest.mark.parametrize(
-    ("transfers", "flapping"),
-    [((), False), ((90.0, 99.0), False), ((-200.0, 90.0, 99.0), True), ((-200.1, 90.0, 99.0), False)],
-)
-def test_three_transfers_in_five_minutes_are_flapping(transfers: tuple[float, ...], *, flapping: bool) -> None:
-    assert turn(transfers=transfers).is_flapping(300.0, 3) is flapping
-
-
 def test_transfers_are_remembered_for_an_hour_and_sixteen_at_most() -> None:
     at = turn(now_s=4000.0, transfers=(399.9, 400.0, 3000.0))
     at.count_transfer()

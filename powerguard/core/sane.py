@@ -1,0 +1,122 @@
+"""What a stored state may say. A journal is a file: it can be old, of another hand, or wrong in one number.
+
+What cannot be true is dropped, by name, and the rest stays: one bad number must not cost an outage its latch, nor a
+history of a thousand years its say in the next one.
+"""
+
+from powerguard.core import needs
+from powerguard.core.frozen import replace
+from powerguard.core.learned import BatteryModel, Drop, Learned, Need
+from powerguard.core.model import Battery, State, Supplied
+
+LONGEST_TAU_S = 7 * 86400.0
+_SHORTEST_RECHARGE_S, _LONGEST_RECHARGE_S = 600.0, 30 * 86400.0
+_MOST_LOAD = 2.0
+_MOST_SPEED = 2.0
+_AHEAD_S = 60.0
+"""So far ahead of the newest entry a stored time may lie: clocks of one boot do not jump, entries are a little late."""
+
+Drops = list[str]
+
+
+def sane(state: State, at_s: float) -> tuple[State, tuple[str, ...]]:
+    """Return the state without what cannot be true, and the names of what was dropped. at_s: when it was stored."""
+    dropped: Drops = []
+    latest_s = at_s + _AHEAD_S
+    return (
+        replace(
+            state,
+            battery=_battery(state.battery, "", latest_s, dropped),
+            upses=tuple(_supplied(each, latest_s, dropped) for each in state.upses),
+            learned=_learned(state.learned, latest_s, dropped),
+        ),
+        tuple(dropped),
+    )
+
+
+def _supplied(each: Supplied, latest_s: float, dropped: Drops) -> Supplied:
+    return replace(each, battery=_battery(each.battery, f"{each.ups}.", latest_s, dropped))
+
+
+def _within(value: float | None, least: float, most: float) -> bool:
+    return value is None or least <= value <= most
+
+
+def _battery(battery: Battery, where: str, latest_s: float, dropped: Drops) -> Battery:
+    """Keep an account whose shares are shares; the model apart, each figure falls alone."""
+    bounds = {
+        "used": (0.0, 1.0),
+        "gauge": (0.0, 1e4),
+        "charged": (0.0, 1.0),
+        "left": (0.0, 1.0),
+        "load": (0.0, _MOST_LOAD),
+        "low_load": (0.0, _MOST_LOAD),
+        "suspect": (0.0, 1.0),
+    }
+    wrong = [name for name, (least, most) in bounds.items() if not _within(getattr(battery, name), least, most)]
+    changes: dict[str, object] = dict.fromkeys(wrong)
+    if not 0.0 <= battery.health <= 1.0:
+        changes["health"] = Battery().health
+        wrong.append("health")
+    point = battery.tau_point
+    if point is not None and not (_within(point[0], 0.0, _MOST_LOAD) and _within(point[1], 1.0, LONGEST_TAU_S)):
+        changes["tau_point"] = None
+        wrong.append("tau_point")
+    if any(not (0.0 < load <= 2.0 * _MOST_LOAD and tau_s > 0.0) for load, tau_s in battery.composed):
+        changes["composed"] = ()
+        wrong.append("composed")
+    dropped += [f"{where}battery.{name}" for name in wrong]
+    model = _model(battery.model, f"{where}battery.", latest_s, dropped)
+    return replace(battery, model=model, **changes)  # type: ignore[arg-type]
+
+
+def _model(model: BatteryModel, where: str, latest_s: float, dropped: Drops) -> BatteryModel:
+    changes: dict[str, object] = {}
+    health, discharge = model.health, model.discharge
+    if health is not None and not (
+        0.0 < health.share <= 1.0
+        and 0.0 <= health.error <= 1.0
+        and 0.0 <= health.depth <= 1.0
+        and health.at_s <= latest_s
+    ):
+        changes["health"] = None
+    points = tuple(p for p in model.points if 0.0 < p.load <= _MOST_LOAD and 1.0 <= p.tau_s <= LONGEST_TAU_S)
+    if points != model.points:
+        changes["points"] = points
+    if not _within(model.recharge_s, _SHORTEST_RECHARGE_S, _LONGEST_RECHARGE_S):
+        changes["recharge_s"] = None
+    if discharge is not None and not (
+        0.0 <= discharge.used <= 1.0
+        and _within(discharge.charge, 0.0, 1.0)
+        and _within(discharge.charge_now, 0.0, 1.0)
+        and discharge.since_s <= latest_s
+    ):
+        changes["discharge"] = None
+    if model.recharge is not None and not (0.0 <= model.recharge.charge <= 1.0 and model.recharge.since_s <= latest_s):
+        changes["recharge"] = None
+    if model.replaced_at_s is not None and model.replaced_at_s > latest_s:
+        changes["replaced_at_s"] = None
+    dropped += [f"{where}{name}" for name in changes]
+    return replace(model, **changes) if changes else model  # type: ignore[arg-type]
+
+
+def _learned(learned: Learned, latest_s: float, dropped: Drops) -> Learned:
+    found: list[Need] = []
+    for need in learned.needs:
+        seconds = tuple(each for each in need.seconds if 0.0 < each <= needs.LONGEST_S)
+        if need.of not in needs.NEEDS or len(seconds) < len(need.seconds):
+            dropped.append(f"learned.needs.{need.of}")
+        if need.of in needs.NEEDS and seconds:
+            found.append(replace(need, seconds=seconds[-needs.KEPT :]))
+    pauses = tuple(pair for pair in learned.pauses if _is_drop(pair[1], latest_s))
+    if len(pauses) < len(learned.pauses):
+        dropped.append("learned.pauses")
+    cap = learned.cap
+    if cap is not None and not _is_drop(cap, latest_s):
+        dropped.append("learned.cap")
+        cap = None
+    return replace(learned, needs=tuple(found), pauses=pauses, cap=cap)
+
+
+def _is_drop(drop: Drop, latest_s: float) -> bool:
+    return 0.0 <= drop.after <= drop.before <= _MOST_LOAD and 0.0 <= drop.speed <= _MOST_SPEED and drop.at_s <= latest_s

@@ -1,0 +1,158 @@
+"""A stored state that says what cannot be true loses that, by name, and nothing else."""
+
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from play import make_policy
+
+from powerguard.core import needs
+from powerguard.core.learned import BatteryModel, Discharge, Drop, Health, Learned, Need, Recharge, TauPoint
+from powerguard.core.model import Battery, Feed, State, Supplied
+from powerguard.core.recovery import Stored, restore
+from powerguard.core.sane import sane
+
+AT_S = 1000.0
+HEALTH = Health(share=0.8, error=0.05, depth=0.4, at_s=500.0, how="a discharge")
+DROP = Drop(before=0.75, after=0.3, at_s=500.0, speed=0.8)
+MODEL = BatteryModel(
+    health=HEALTH,
+    points=(TauPoint(load=0.5, tau_s=540.0, at_s=500.0),),
+    recharge_s=8 * 3600.0,
+    discharge=Discharge(since_s=900.0, used=0.1, charge=0.9),
+    recharge=Recharge(since_s=900.0, charge=0.4),
+    replaced_at_s=-5000.0,
+)
+BATTERY = Battery(
+    at_s=AT_S, used=0.2, gauge=0.7, charged=0.6, left=0.5, load=0.75, health=0.8, model=MODEL, tau_point=(0.75, 360.0)
+)
+LEARNED = Learned(needs=(Need(of="stop", name="", seconds=(30.0, 40.0)),), pauses=(("llm", DROP),), cap=DROP)
+STATE = State(battery=BATTERY, learned=LEARNED, upses=(Supplied(ups="a", feed=Feed(), battery=BATTERY),))
+
+
+def test_a_true_state_stays_as_it_is() -> None:
+    assert sane(STATE, AT_S) == (STATE, ())
+    assert sane(State(), 0.0) == (State(), ())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "after"),
+    [
+        ("used", -0.1, None),
+        ("used", 1.1, None),
+        ("left", 2.0, None),
+        ("gauge", -1.0, None),
+        ("charged", 1.5, None),
+        ("load", 2.1, None),
+        ("load", -0.1, None),
+        ("low_load", 9.0, None),
+        ("suspect", -1.0, None),
+        ("health", 50.0, 0.75),
+        ("health", -1.0, 0.75),
+        ("tau_point", (0.5, 0.0), None),
+        ("tau_point", (9.0, 500.0), None),
+        ("composed", ((0.5, -1.0),), ()),
+        ("composed", ((0.0, 100.0),), ()),
+    ],
+)
+def test_an_account_that_cannot_be(field: str, value: object, after: object) -> None:
+    changes: dict[str, Any] = {field: value}
+    kept, dropped = sane(replace(STATE, battery=replace(BATTERY, **changes)), AT_S)
+    assert (getattr(kept.battery, field), dropped) == (after, (f"battery.{field}",))
+    assert kept.learned == LEARNED
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "after"),
+    [
+        ("health", replace(HEALTH, share=50.0), None),
+        ("health", replace(HEALTH, share=0.0), None),
+        ("health", replace(HEALTH, error=-1.0), None),
+        ("health", replace(HEALTH, depth=2.0), None),
+        ("health", replace(HEALTH, at_s=AT_S + 61.0), None),
+        ("points", (TauPoint(load=0.5, tau_s=-5.0, at_s=0.0), *MODEL.points), MODEL.points),
+        ("points", (TauPoint(load=0.0, tau_s=50.0, at_s=0.0),), ()),
+        ("recharge_s", 1.0, None),
+        ("recharge_s", 1e12, None),
+        ("discharge", Discharge(since_s=0.0, used=7.0, charge=None), None),
+        ("discharge", Discharge(since_s=0.0, used=0.1, charge=7.0), None),
+        ("discharge", Discharge(since_s=AT_S + 61.0, used=0.1, charge=None), None),
+        ("recharge", Recharge(since_s=0.0, charge=-1.0), None),
+        ("recharge", Recharge(since_s=AT_S + 61.0, charge=0.5), None),
+        ("replaced_at_s", 1e12, None),
+    ],
+)
+def test_a_model_that_cannot_be(field: str, value: object, after: object) -> None:
+    """Of a UPS among several it is named with its UPS."""
+    changes: dict[str, Any] = {field: value}
+    odd = replace(BATTERY, model=replace(MODEL, **changes))
+    kept, dropped = sane(replace(STATE, battery=odd, upses=(replace(STATE.upses[0], battery=odd),)), AT_S)
+    assert (getattr(kept.battery.model, field), getattr(kept.upses[0].battery.model, field)) == (after, after)
+    assert dropped == (f"battery.{field}", f"a.battery.{field}")
+
+
+def test_a_minute_ahead_is_no_lie() -> None:
+    ahead = replace(MODEL, health=replace(HEALTH, at_s=AT_S + 60.0))
+    assert sane(replace(STATE, battery=replace(BATTERY, model=ahead)), AT_S)[1] == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "after", "name"),
+    [
+        ({"needs": (Need(of="stop", name="", seconds=(-1e9, 30.0)),)}, (30.0,), "learned.needs.stop"),
+        ({"needs": (Need(of="stop", name="", seconds=(0.0, 30.0)),)}, (30.0,), "learned.needs.stop"),
+        ({"needs": (Need(of="stop", name="", seconds=(1e300, 30.0)),)}, (30.0,), "learned.needs.stop"),
+        ({"needs": (Need(of="stop", name="", seconds=(-1.0,)),)}, (), "learned.needs.stop"),
+        ({"needs": (Need(of="magic", name="", seconds=(1.0,)),)}, (), "learned.needs.magic"),
+    ],
+)
+def test_a_need_that_cannot_be(changes: dict[str, Any], after: tuple[float, ...], name: str) -> None:
+    kept, dropped = sane(replace(STATE, learned=replace(LEARNED, **changes)), AT_S)
+    assert (needs.samples(kept.learned, "stop"), dropped) == (after, (name,))
+
+
+@pytest.mark.parametrize(
+    "drop",
+    [
+        replace(DROP, after=0.9),
+        replace(DROP, after=-0.9),
+        replace(DROP, before=9.0),
+        replace(DROP, speed=1e9),
+        replace(DROP, speed=-1.0),
+        replace(DROP, at_s=AT_S + 61.0),
+    ],
+)
+def test_a_drop_that_cannot_be(drop: Drop) -> None:
+    odd = replace(LEARNED, pauses=(("llm", drop), ("vit", DROP)), cap=drop)
+    kept, dropped = sane(replace(STATE, learned=odd), AT_S)
+    assert (kept.learned.pauses, kept.learned.cap) == ((("vit", DROP),), None)
+    assert dropped == ("learned.pauses", "learned.cap")
+
+
+def test_it_is_told_at_the_start_in_this_boot_and_in_the_next() -> None:
+    policy = make_policy([])
+    odd = replace(STATE, upses=(), learned=replace(LEARNED, needs=(Need(of="stop", name="", seconds=(-1e9,) * 3),)))
+    for boot_id in (policy.boot_id, "another"):
+        step = restore(policy, Stored(state=odd, boot_id=boot_id, at_s=AT_S), AT_S + 5.0)
+        note = step.notes[0]
+        assert (note.event, note.because) == (
+            "history_dropped",
+            "the journal said what cannot be true: learned.needs.stop",
+        )
+        assert needs.samples(step.state.learned, "stop") == ()
+    quiet = restore(policy, Stored(state=replace(STATE, upses=()), boot_id=policy.boot_id, at_s=AT_S), AT_S + 5.0)
+    assert not quiet.notes
+
+
+def test_no_host_stops_quicker_than_one_that_is_forced_off() -> None:
+    """Four stops of a tenth of a second were none."""
+    policy = make_policy([])
+    quick = replace(LEARNED, needs=(Need(of="stop", name="", seconds=(0.1,) * 4),))
+    folded = needs.fold(policy, quick)
+    assert (folded.stop_q95_s, folded.stop_median_s) == (policy.bare_stop_s, 0.1)
+    assert not math.isnan(folded.stop_q95_s)
