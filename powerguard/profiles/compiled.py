@@ -210,6 +210,7 @@ class Compiled:
         self._columns = frozenset(
             [*(column for profile in profiles for column in profile.columns()), *(one.column for one in self.alarms)]
         )
+        self._stems = tuple(f"{column}." for column in self._columns)
         self._known: dict[str, tuple[str, tuple[int, ...]] | None] = {}
 
     def rows(self, answers: Answers) -> dict[str, list[str]]:
@@ -230,6 +231,8 @@ class Compiled:
         return {column: [oid for _, oid in sorted(rows)] for column, rows in found.items()}
 
     def _place(self, oid: str) -> tuple[str, tuple[int, ...]] | None:
+        if not oid.startswith(self._stems):
+            return None
         column = oid
         while column:
             column = column.rpartition(".")[0]

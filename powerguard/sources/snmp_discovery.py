@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from powerguard.profiles.load import Profiles
 from powerguard.profiles.probe import choose
 from powerguard.profiles.schema import Profile
-from powerguard.profiles.values import Answer, Missing, Oid, below
-from powerguard.sources.snmp_port import SnmpError, SnmpPort
+from powerguard.profiles.values import Answer, Missing, Oid, below, parts
+from powerguard.sources.snmp_port import MAX_ROWS, SnmpError, SnmpPort
 
 SYS_DESCR = Oid("1.3.6.1.2.1.1.1.0")
 SYS_OBJECT_ID = Oid("1.3.6.1.2.1.1.2.0")
@@ -47,6 +47,9 @@ async def discover(
     candidates = _candidates(where, profiles, wanted)
     if with_pdus and wanted is None:
         candidates = profiles.every()
+    elif not with_pdus and candidates[0].kind == "pdu":
+        msg = f"{where}: profile {wanted} is of rack PDUs, which cannot tell whether utility is there; name a UPS's"
+        raise SnmpError(msg)
     identity = _identity(await port.get([SYS_DESCR, SYS_OBJECT_ID, SYS_NAME]))
     answers = await _look_for_families(port, candidates)
     chosen = choose(candidates, answers, sys_object_id=identity.sys_object_id, sys_descr=identity.sys_descr)
@@ -56,8 +59,7 @@ async def discover(
     if not chosen or (wanted is not None and chosen[0].name != wanted):
         raise SnmpError(_nothing_fits(where, identity, candidates, wanted))
     answers = await scalars(port, chosen)
-    for column in dict.fromkeys(column for profile in chosen for column in profile.columns()):
-        answers.update(await port.walk(column))
+    answers.update(await _tables(port, dict.fromkeys(column for profile in chosen for column in profile.columns())))
     return Plan(identity=identity, profiles=chosen, oids=worth_polling(answers), answers=answers)
 
 
@@ -92,6 +94,36 @@ def _is_there(profile: Profile, answers: dict[str, Answer]) -> bool:
     asked = profile.first_asked()
     places = _right_before(asked)
     return any(oid in asked or any(below(oid, place) for place in places) for oid in answers)
+
+
+async def _tables(port: SnmpPort, columns: Iterable[str]) -> dict[str, Answer]:
+    """Walk all columns side by side: as many requests as the longest has rows, not as they have together.
+
+    A column of which nothing came is walked by itself: cards leave answers out.
+    """
+    rows: dict[str, Answer] = {}
+    at = {column: str(column) for column in columns}
+    alone = set(at)
+    try:
+        for _ in range(MAX_ROWS):
+            if not at:
+                break
+            found = await port.following(list(at.values()))
+            further: dict[str, str] = {}
+            for column, last in at.items():
+                new = {oid: raw for oid, raw in found.items() if below(oid, column) and parts(oid) > parts(last)}
+                if new:
+                    rows.update(new)
+                    further[column] = max(new, key=parts)
+            alone -= further.keys()
+            at = further
+    except SnmpError as error:
+        if error.unanswered:
+            raise
+        alone |= at.keys()
+    for column in sorted(alone):
+        rows.update(await port.walk(column))
+    return rows
 
 
 async def _ask_families(port: SnmpPort, candidates: tuple[Profile, ...]) -> dict[str, Answer]:

@@ -19,7 +19,10 @@ from powerguard.profiles.walk import read_walk
 from powerguard.sim import snmp_ber as ber
 from powerguard.sim.snmp_agent import Fault, SnmpAgent
 from powerguard.sim.snmp_usm import SimUser
-from tests.sources.snmp_helpers import U, card, table
+from powerguard.sources.snmp import probe
+from powerguard.sources.snmp_engine import close_engines
+from powerguard.sources.snmp_port import SnmpError
+from tests.sources.snmp_helpers import U, card, options, table
 
 ROOT = Path(__file__).parents[2]
 WALKS = ROOT / "tests" / "profiles" / "walks"
@@ -272,6 +275,18 @@ async def test_probe_of_a_pdu() -> None:
     async with card(values) as agent:
         told = (await snmp(*at(agent, "--json"))).object
     assert (told["kind"], told["profile"], told["watts"], told["amps"]) == ("pdu", "apc-rpdu", 312, 2.8)
+
+
+async def test_a_pdu_is_no_source_of_the_daemon() -> None:
+    """It cannot tell whether utility is there, and whoever names its profile is told so."""
+    async with card({"1.3.6.1.4.1.318.1.1.12.1.16.0": ber.integer(312)}) as agent:
+        with pytest.raises(SnmpError, match="profile apc-rpdu is of rack PDUs"):
+            await probe(options(agent.port, profile="apc-rpdu"))
+        with pytest.raises(SnmpError, match="fits no profile"):
+            await probe(options(agent.port))
+        named = await probe(options(agent.port, profile="apc-rpdu"), with_pdus=True)
+    close_engines()
+    assert named.decoded.watts == 312
 
 
 async def test_probe_with_version_3_reads_its_secrets_from_files(tmp_path: Path) -> None:
