@@ -47,7 +47,7 @@ async def discover(
     candidates = _candidates(where, profiles, wanted)
     if with_pdus and wanted is None:
         candidates = profiles.every()
-    elif not with_pdus and candidates[0].kind == "pdu":
+    elif not with_pdus and any(profile.kind == "pdu" for profile in candidates[:1]):
         msg = f"{where}: profile {wanted} is of rack PDUs, which cannot tell whether utility is there; name a UPS's"
         raise SnmpError(msg)
     identity = _identity(await port.get([SYS_DESCR, SYS_OBJECT_ID, SYS_NAME]))
