@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -59,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
     from powerguard.settings.load import SettingsError
     from powerguard.sim.replay import compare, replay
-    from powerguard.sim.replay_file import ReplayFileError, load
+    from powerguard.sim.replay_file import load
+    from powerguard.sim.replay_table import ReplayFileError
 
     try:
         wanted, assumed, by = _wanted(args)
@@ -105,8 +108,11 @@ def _wanted(args: argparse.Namespace) -> "tuple[Wanted, list[str], str]":
     from powerguard.core.model import Policy, TrainerPolicy
     from powerguard.sim.replay_file import Wanted
 
+    if not 0.0 <= args.tolerance < math.inf:
+        message = f"--tolerance: {args.tolerance:g} is no time in seconds (1.5 is one poll)"
+        raise ValueError(message)
     table_ = None if args.table is None else _table(args.table)
-    trainers = None if args.trainer is None else tuple(_trainer(text) for text in args.trainer)
+    trainers = None if args.trainer is None else _trainers(args.trainer)
     path = args.settings_file or (args.config if args.config != CONFIG else None)
     policy = None if path is None else _settings(Path(path))
     default = Policy(boot_id="replay", ups="", trainers=(TrainerPolicy(name="trainer", checkpoint_s=SEED_S),))
@@ -154,6 +160,16 @@ def _table(text: str) -> tuple[tuple[float, float], ...]:
     return tuple(sorted(points))
 
 
+def _trainers(texts: Sequence[str]) -> "tuple[TrainerPolicy, ...]":
+    trainers = tuple(_trainer(text) for text in texts)
+    names = [each.name for each in trainers]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        message = f"--trainer: {clean(twice)} twice; each trainer has a name of its own"
+        raise ValueError(message)
+    return trainers
+
+
 def _trainer(text: str) -> "TrainerPolicy":
     from powerguard.core.events import Conduct
     from powerguard.core.model import TrainerPolicy
@@ -196,7 +212,10 @@ def _story(told: "Replayed", paint: Paint) -> list[str]:
             whom = str(getattr(each.action, "trainer", ""))
             rows.append((when, f"order: {clean(order(type(each.action).__name__, whom))}"))
     lines += table(rows)
-    lines.append(f"It ends at {after(told.ended_s - told.began_s)}: {PHASES[told.phase]}.")
+    end = f"It ends at {after(told.ended_s - told.began_s)}: {PHASES[told.phase]}"
+    if told.before_deadline_s is not None:
+        end += f"; {duration(told.before_deadline_s)} before its deadline the recording ends: the rest is not known"
+    lines.append(end + ".")
     for step in told.forecast:
         when = "at a time not known" if step.at_s is None else f"at {after(step.at_s - told.began_s)}"
         lines.append(f"  next, had nothing changed: {PHASES.get(step.action, step.action)} {when} ({step.because})")
@@ -243,7 +262,11 @@ def _object(told: "Replayed", diff: "tuple[Difference, ...] | None") -> dict[str
         "readings": told.readings,
         "repeated_polls": told.repeated,
         "began_t_s": round(told.began_s - zero_s, 3),
-        "ended": {**at(told.ended_s), "phase": told.phase},
+        "ended": {
+            **at(told.ended_s),
+            "phase": told.phase,
+            "before_deadline_s": None if told.before_deadline_s is None else round(told.before_deadline_s, 3),
+        },
         "remarks": list(told.told),
         "marks": [{**at(each.t_s), **mark_of(each), "because": each.because} for each in told.marks],
         "notes": [

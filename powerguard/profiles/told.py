@@ -26,14 +26,18 @@ def enter(draft: Draft, field: str, text: str, told_by: str, *, times: float = 1
     if not _DECIMAL.fullmatch(text):
         draft.reject(field, told_by, text[:64].encode(), "no decimal number")
         return None
-    value = round(float(text) * times, 6)
+    return take(draft, field, round(float(text) * times, 6), told_by, raw=text.encode())
+
+
+def take(draft: Draft, field: str, value: float, told_by: str, *, raw: bytes = b"") -> float | None:
+    """Take one number in our unit; raw: as it was told. None, with the reason in the draft, when it is not believed."""
     window = NUMBERS[field]
     if not window.lowest <= value <= window.highest:
         why = f"{value:g} is outside of what is believable ({window.lowest:g} to {window.highest:g})"
-        draft.reject(field, told_by, text.encode(), why)
+        draft.reject(field, told_by, raw, why)
         return None
     if field == "runtime_s" and value in _SATURATED_S:
-        draft.reject(field, told_by, text.encode(), "means: more than it can count")
+        draft.reject(field, told_by, raw, "means: more than it can count")
         return None
     draft.candidates.setdefault(field, []).append((value, told_by))
     if field not in draft.numbers:

@@ -8,10 +8,7 @@ that today's decisions would have spared lasts no longer here.
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from statistics import median
 from typing import Final
 
 from powerguard.core import plan
@@ -30,7 +27,6 @@ from powerguard.core.events import (
     Reading,
     ResumeTrainer,
     ResumeTraining,
-    SourceFailed,
     SyncFilesystems,
     Tick,
     TrainerSeen,
@@ -53,7 +49,6 @@ TICKS_IN_GAP_S: Final = 10.0
 AFTER_END_S: Final = 30.0
 """A power-off that has begun when the recording ends is followed for so long."""
 ROUNDING_S: Final = 0.01
-MISSES: Final = 3
 _TAKES_S: Final[dict[type[Action], float]] = {
     EnsurePolicy: 0.2,
     SyncFilesystems: 0.5,
@@ -143,6 +138,7 @@ class Replayed:
     """What today's decisions made of it. ended_s: in the recording's clock; forecast: what would come next.
 
     repeated: polls that the recording could not answer and that repeated its last reading. told: remarks.
+    before_deadline_s: the recording ends so long before the host must be off; None where that is not so.
     """
 
     recording: Recording
@@ -152,6 +148,7 @@ class Replayed:
     ended_s: float
     phase: str
     forecast: tuple[plan.Forecast, ...] = ()
+    before_deadline_s: float | None = None
     readings: int = 0
     repeated: int = 0
     told: tuple[str, ...] = ()
@@ -165,13 +162,6 @@ class Difference:
     was: Mark | None
     now: Mark | None
     by_s: float | None = None
-
-
-def coarseness_s(events: Sequence[Event]) -> float:
-    """Median time between readings; 1 where there are too few to tell."""
-    at_s = [event.at_s for event in events if isinstance(event, Reading)]
-    gaps = [later - earlier for earlier, later in pairwise(at_s) if later > earlier]
-    return median(gaps) if gaps else 1.0
 
 
 def replay(recording: Recording, *, obedient: bool = False) -> Replayed:
@@ -252,7 +242,7 @@ class _Player:
         self._readings = self._repeated = 0
         self._told: list[str] = []
         self._off = self._survives = False
-        self._heard_s = 0.0
+        self._heard_s = self._end_s = 0.0
         self._ordered: set[str] = set()
         self._given: dict[str, tuple[float, Deed | None]] = {}
 
@@ -290,7 +280,7 @@ class _Player:
         """Feed what this leg heard, with ticks and answers between."""
         self._ahead = deque(leg.events)
         end_s = max(leg.events[-1].at_s if leg.events else leg.at_s, leg.end_s or leg.at_s) + ROUNDING_S
-        self._heard_s = leg.at_s
+        self._heard_s, self._end_s = leg.at_s, end_s
         while not self._off:
             tick_s = self._now_s + self._pace_s()
             event_s = self._ahead[0].at_s if self._ahead else None
@@ -437,7 +427,16 @@ class _Player:
         if last is None or self._state.feed.lost_since_s is not None or poll.at_s <= last.at_s:
             return
         after = next((each for each in self._ahead if isinstance(each, Reading) and each.ups == ups), None)
-        if after is None or after.at_s - poll.at_s <= POLL_NEAR_S or after.output_source is not last.output_source:
+        if after is not None and after.source != last.source:
+            # Of several sources, the one that tells next is asked: of what it told itself, not of all together.
+            last = next((each.reading for each in self._state.feed.heard if each.source == after.source), None)
+        if (
+            after is None
+            or last is None
+            or poll.at_s <= last.at_s
+            or after.at_s - poll.at_s <= POLL_NEAR_S
+            or after.output_source is not last.output_source
+        ):
             return
         share = (poll.at_s - last.at_s) / (after.at_s - last.at_s)
         between = {
@@ -447,6 +446,14 @@ class _Player:
         }
         self._repeated += 1
         self._send(replace(last, at_s=poll.at_s, **between))
+
+    def _before_deadline_s(self) -> float | None:
+        """How much later than the recording's end the host must be off; None where that is known, or not at stake."""
+        phase = self._state.phase
+        if not isinstance(phase, Shutdown) or not self._policy.powers_off or self._off:
+            return None
+        left_s = (phase.force_at_s if phase.ordered else phase.prepare_by_s) - self._end_s + ROUNDING_S
+        return left_s if left_s > 0.0 else None
 
     # --- Telling -----------------------------------------------------------------------------------------------------
 
@@ -461,6 +468,12 @@ class _Player:
         if began_s is None:
             began_s = 0.0 if first is None else first.at_s + first.shift_s
         shift_s = self._leg.shift_s
+        before_s = self._before_deadline_s()
+        if before_s is not None:
+            self._told.append(
+                f"the recording ends {before_s:.0f} s before the power-off's deadline: "
+                "whether the host was off in time is not known"
+            )
         return Replayed(
             recording=self._recording,
             lines=tuple(self._lines),
@@ -468,24 +481,9 @@ class _Player:
             began_s=began_s,
             ended_s=ended_s,
             phase=phase_name(state.phase),
+            before_deadline_s=before_s,
             forecast=tuple(replace(f, at_s=None if f.at_s is None else f.at_s + shift_s) for f in ahead),
             readings=self._readings,
             repeated=self._repeated,
             told=(*self._recording.told, *self._told),
         )
-
-
-def with_losses(events: Sequence[Event], *, ups: str, every_s: float) -> tuple[Event, ...]:
-    """Add where a recording is silent for longer than three polls: there the daemon would have lost the source."""
-    out: list[Event] = []
-    last: Reading | None = None
-    for event in events:
-        if isinstance(event, Reading) and event.ups == ups:
-            silent_s = MISSES * every_s
-            if last is not None and event.at_s - last.at_s > silent_s + 0.5 * every_s:
-                reason = f"the recording has no reading for {event.at_s - last.at_s:.0f} s"
-                lost_s = last.at_s + silent_s
-                out.append(SourceFailed(at_s=lost_s, ups=ups, source=last.source, reason=reason, lost=True))
-            last = event
-        out.append(event)
-    return tuple(sorted(out, key=lambda event: event.at_s))

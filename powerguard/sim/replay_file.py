@@ -4,42 +4,27 @@ A file that somebody sent in may hold anything. Every mistake is told with file,
 nothing is read that is longer than it may be.
 """
 
-import csv
 import json
-import math
-import re
-from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, fields, replace
-from difflib import get_close_matches
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
-from powerguard.core.events import Action, CheckpointProgress, Done, Event, Failed, OutputSource, Reading, SourceFailed
+from powerguard.core.events import Action, CheckpointProgress, Done, Event, Failed, Reading, SourceFailed, TrainerSeen
 from powerguard.core.model import Policy, State, TrainerPolicy
 from powerguard.core.plain import KIND, PlainError, from_plain
 from powerguard.core.recovery import reloaded
-from powerguard.sim.replay import Deed, Leg, Mark, Recording, coarseness_s, mark_of, with_losses
+from powerguard.core.trainers import at_start
+from powerguard.sim.replay import Deed, Leg, Mark, Recording, mark_of
+from powerguard.sim.replay_sources import coarseness_s, sources_of, with_losses
+from powerguard.sim.replay_table import MAX_SPAN_S, MAX_T_S, ReplayFileError, Table
 
 MAX_LINE_BYTES: Final = 4 << 20
 """The longest line there is holds a state: some ten kilobytes."""
 MAX_LINES: Final = 1_000_000
-MAX_SPAN_S: Final = 7 * 86400.0
-MAX_T_S: Final = 4e9
-"""Unix time is allowed as a clock."""
 SCHEMA_VERSION: Final = 1
-NEEDED: Final = ("t_s", "output_source")
-_NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?")
-_BOOLS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _FINE_S: Final = 1.5
-
-
-class ReplayFileError(Exception):
-    """The file cannot be replayed: file:line:column, what was found, and what would be right."""
-
-    def __init__(self, path: str, message: str, line: int = 0, column: int = 0) -> None:
-        place = path + (f":{line}" if line else "") + (f":{column}" if column else "")
-        super().__init__(f"{place}: {message}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,142 +90,14 @@ def _lines(path: str, file: BinaryIO) -> Iterator[tuple[int, str]]:
 # --- CSV --------------------------------------------------------------------------------------------------------------
 
 
-def _decoders() -> dict[str, Callable[[str], object]]:
-    """How each field of a Reading is read, by its type."""
-    told: dict[str, Callable[[str], object]] = {}
-    for each in fields(Reading):
-        kind = str(each.type)
-        if each.name in ("at_s", "provenance"):
-            continue
-        if "float" in kind:
-            told[each.name] = _number
-        elif "bool" in kind:
-            told[each.name] = _bool
-        elif "tuple" in kind:
-            told[each.name] = _names
-        elif "OutputSource" in kind:
-            told[each.name] = _source
-        else:
-            told[each.name] = _text
-    return told
-
-
-def _number(text: str) -> float:
-    if not _NUMBER.fullmatch(text) or not math.isfinite(float(text)):
-        message = f"expected a finite decimal number, found {text!r:.40} (empty: not told)"
-        raise ValueError(message)
-    return float(text)
-
-
-def _bool(text: str) -> bool:
-    known = _BOOLS.get(text.lower())
-    if known is None:
-        message = f"expected true or false, found {text!r:.40} (empty: not told)"
-        raise ValueError(message)
-    return known
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split("|") if part.strip())
-
-
-def _text(text: str) -> str:
-    return text
-
-
-def _source(text: str) -> OutputSource:
-    try:
-        return OutputSource(text.lower())
-    except ValueError:
-        near = get_close_matches(text.lower(), tuple(OutputSource), n=1)
-        hint = f" (did you mean {near[0]}?)" if near else f" (one of {', '.join(OutputSource)})"
-        message = f"unknown output_source {text!r:.40}{hint}"
-        raise ValueError(message) from None
-
-
-COLUMNS: Final = {"t_s": _number} | _decoders()
-_DEFAULTS: Final = {each.name: each.default for each in fields(Reading) if each.default is not MISSING}
-
-
-class _Table:
-    """Reads one CSV, line by line."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._names: list[str] = []
-        self._last_s: float | None = None
-        self._first_s = 0.0
-        self._seen: dict[tuple[str, str], float] = {}
-        self.shift_s = 0.0
-
-    def cells(self, number: int, line: str) -> list[str]:
-        try:
-            (row,) = csv.reader([line], strict=True)
-        except (csv.Error, ValueError) as error:
-            raise ReplayFileError(self._path, f"no CSV: {error}", number) from error
-        return [cell.strip() for cell in row]
-
-    def header(self, number: int, line: str) -> None:
-        names = [name.lower() for name in self.cells(number, line)]
-        if len(names) == 1 and (";" in line or "\t" in line):
-            raise ReplayFileError(self._path, "the columns are separated by something else than ','", number)
-        for column, name in enumerate(names, start=1):
-            if name not in COLUMNS:
-                near = get_close_matches(name, COLUMNS, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(COLUMNS)}"
-                raise ReplayFileError(self._path, f"unknown column {name!r:.40} ({hint})", number, column)
-            if name in names[: column - 1]:
-                raise ReplayFileError(self._path, f"column {name} twice", number, column)
-        missing = [name for name in NEEDED if name not in names]
-        if missing:
-            raise ReplayFileError(self._path, f"no column {missing[0]} (needed are {' and '.join(NEEDED)})", number)
-        self._names = names
-
-    def reading(self, number: int, line: str) -> Reading:
-        cells = self.cells(number, line)
-        if len(cells) != len(self._names):
-            message = f"{len(cells)} columns, the header has {len(self._names)}"
-            raise ReplayFileError(self._path, message, number)
-        values: dict[str, object] = {"ups": "ups", "source": "csv"}
-        for column, (name, cell) in enumerate(zip(self._names, cells, strict=True), start=1):
-            if not cell:
-                if name in NEEDED:
-                    raise ReplayFileError(self._path, f"{name} is empty", number, column)
-                continue
-            try:
-                values[name] = COLUMNS[name](cell)
-            except ValueError as error:
-                raise ReplayFileError(self._path, f"{name}: {error}", number, column) from error
-        t_s = cast("float", values.pop("t_s"))
-        self._check_time(number, t_s, (str(values["ups"]), str(values["source"])))
-        return Reading(at_s=t_s + self.shift_s, **values)  # type: ignore[arg-type]  # read by the type of each field
-
-    def _check_time(self, number: int, t_s: float, whose: tuple[str, str]) -> None:
-        column = self._names.index("t_s") + 1
-        if abs(t_s) > MAX_T_S:
-            raise ReplayFileError(self._path, f"t_s: {t_s:g} is no time in seconds", number, column)
-        if self._last_s is None:
-            self._first_s = t_s
-            self.shift_s = max(0.0, -t_s)
-        elif t_s < self._last_s:
-            message = f"t_s runs backwards: {t_s:g} after {self._last_s:g}; sort the rows"
-            raise ReplayFileError(self._path, message, number, column)
-        if t_s - self._first_s > MAX_SPAN_S:
-            message = f"t_s: more than {MAX_SPAN_S / 86400:g} days after the first row; cut the file to the outage"
-            raise ReplayFileError(self._path, message, number, column)
-        if self._seen.get(whose) == t_s:
-            raise ReplayFileError(self._path, f"two readings of {whose[0]} by {whose[1]} at {t_s:g}", number, column)
-        self._last_s = self._seen[whose] = t_s
-
-
 def _load_table(path: str, lines: Iterator[tuple[int, str]], wanted: Wanted) -> tuple[Recording, ...]:
-    table = _Table(path)
+    table = Table(path)
     number, line = next(lines)
     table.header(number, line)
     events = tuple(table.reading(number, line) for number, line in lines)
     if not events:
         raise ReplayFileError(path, "a header and no readings", number)
-    told: list[str] = []
+    told = list(table.told)
     policy = wanted.change(wanted.default if wanted.policy is None else wanted.policy)
     policy = replace(policy, ups=_whose(path, events, wanted.ups or policy.ups, told))
     policy, heard = _coarse(policy, events, told)
@@ -265,13 +122,13 @@ def _whose(path: str, events: tuple[Reading, ...], wanted: str, told: list[str])
 
 def _coarse(policy: Policy, events: tuple[Event, ...], told: list[str]) -> tuple[Policy, tuple[Event, ...]]:
     """A recording that is slower than a daemon polls: a reading stays fresh for three of its own steps."""
-    every_s = coarseness_s([event for event in events if isinstance(event, Reading) and event.ups == policy.ups])
+    every_s = coarseness_s(events, policy.ups)
     if every_s > _FINE_S:
         told.append(f"a reading every {every_s:g} s: what happens between them is not known to that second")
     stale_s = max(policy.stale_s, 3 * every_s)
     if not any(isinstance(event, SourceFailed) for event in events):
-        events = with_losses(events, ups=policy.ups, every_s=max(every_s, policy.stale_s / 3))
-    return replace(policy, stale_s=stale_s), events
+        events = with_losses(events, ups=policy.ups, every_s=policy.stale_s / 3)
+    return replace(policy, stale_s=stale_s, sources=max(1, len(sources_of(events, policy.ups)))), events
 
 
 # --- The journal's export ---------------------------------------------------------------------------------------------
@@ -380,6 +237,8 @@ class _Outage:
         marks = [
             replace(mark, t_s=mark.t_s + shifts.get(boot, self._walls.get(boot, zero) - zero)) for boot, mark in known
         ]
+        if wanted.trainers is not None:
+            self.told.append("what the recording's own trainers said and did is left aside: others stand in for them")
         started = self.meta.get("started_at_s")
         if not self.ended:
             self.told.append("the file ends before the export did: it has been cut off")
@@ -388,7 +247,7 @@ class _Outage:
         return Recording(
             name=str(self.meta.get("outage", "?")),
             legs=legs,
-            deeds=tuple(_with_progress(deed, lives) for deed in self._orders.values()),
+            deeds=tuple(_with_progress(deed, lives) for deed in self._orders.values() if _knows(wanted, deed)),
             marks=tuple(marks),
             began_s=float(started) if isinstance(started, int | float) else None,
             complete=self.meta.get("complete") is True,
@@ -421,6 +280,13 @@ class _Outage:
         policy = replace(policy, boot_id=policy.boot_id if life.policy is policy else boot_id)
         if life.policy is None:
             policy, events = _coarse(policy, events, self.told)
+        else:
+            # Settings of today may name fewer, or more, than were heard then; a journal of old names none.
+            heard = len(sources_of(events, policy.ups))
+            policy = replace(policy, sources=max(1, heard, life.policy.sources if wanted.policy is None else 1))
+        if wanted.trainers is not None:
+            events = tuple(event for event in events if not isinstance(event, TrainerSeen | CheckpointProgress))
+            state = None if state is None else _with_trainers(policy, state)
         wall = self._wall(life)
         first_s = events[0].at_s if events else 0.0
         return Leg(
@@ -435,6 +301,18 @@ class _Outage:
                 default=None,
             ),
         )
+
+
+def _with_trainers(policy: Policy, state: State) -> State:
+    """Put the policy's trainers in the place of those that were there, and of how long their checkpoints took."""
+    needs = tuple(need for need in state.learned.needs if need.of != "checkpoint")
+    learned = replace(state.learned, needs=needs)
+    return replace(state, trainers=at_start(policy, learned), learned=learned)
+
+
+def _knows(wanted: Wanted, deed: Deed) -> bool:
+    """Say whether the recording's answer to an order counts: not where another trainer stands in."""
+    return wanted.trainers is None or not hasattr(deed.action, "trainer")
 
 
 def _with_progress(deed: Deed, lives: list[_Life]) -> Deed:

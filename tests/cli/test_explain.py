@@ -429,6 +429,10 @@ WRONG = [
     (("--trainer", "llm:hope:3"), "(such as llm:pause:20; or exit, continue)"),
     (("--trainer", "llm:pause:nan"), "is no NAME:CONDUCT:SECONDS"),
     (("--diff",), "it does not say what was done"),
+    (("--trainer", "llm:pause:5", "--trainer", "llm:pause:6"), "--trainer: llm twice"),
+    (("--tolerance", "nan"), "--tolerance: nan is no time in seconds"),
+    (("--tolerance", "-1"), "--tolerance: -1 is no time"),
+    (("--tolerance", "inf"), "--tolerance: inf is no time"),
 ]
 
 

@@ -25,7 +25,8 @@ from powerguard.core.events import (
     TriggerCheckpoint,
 )
 from powerguard.core.model import Policy, TrainerPolicy
-from powerguard.sim.replay import Deed, Leg, Mark, Recording, Replayed, compare, replay, with_losses
+from powerguard.sim.replay import Deed, Leg, Mark, Recording, Replayed, compare, replay
+from powerguard.sim.replay_sources import with_losses
 
 FOLDER = Path(__file__).parent.parent / "replays"
 OPTIONS = {
@@ -189,6 +190,32 @@ def test_the_end_of_a_recording_is_no_end_of_the_outage() -> None:
     at_s = told.forecast[0].at_s
     assert at_s is not None
     assert 110.0 < at_s < 400.0
+
+
+def test_a_recording_that_ends_in_the_power_off_says_that_the_end_is_not_known() -> None:
+    """Whether the battery lasted until the deadline is not in it: nobody must read "power-off" as saved."""
+    whole = replay(recording(*outage(500.0)))
+    (off,) = (line for line in whole.lines if isinstance(line.action, PowerOff))
+    assert isinstance(off.action, PowerOff)
+    assert (whole.phase, whole.before_deadline_s, whole.told) == ("shutdown", None, ())
+    end_s = float(int(off.t_s + 0.6 * off.action.force_after_s))
+    told = replay(recording(*outage(end_s)))
+    assert told.before_deadline_s == pytest.approx(off.t_s + off.action.force_after_s - end_s, abs=1.0)
+    (remark,) = told.told
+    assert remark.startswith(f"the recording ends {told.before_deadline_s:.0f} s before the power-off's deadline: ")
+    dry = replay(recording(*outage(end_s), policy=dataclasses.replace(POLICY, powers_off=False)))
+    assert (dry.before_deadline_s, dry.told) == (None, ())
+
+
+def test_a_poll_is_answered_by_the_source_that_tells_next() -> None:
+    """Of two sources each is asked for what it told itself, not for what they say together."""
+    rows = [reading(at_s, "utility" if at_s < 30.0 else "battery") for at_s in range(0, 400, 10)]
+    other = [dataclasses.replace(row, at_s=row.at_s + 5.0, source="nut", charge_pct=85.0) for row in rows]
+    events = sorted((*rows, *other), key=lambda event: event.at_s)
+    policy = dataclasses.replace(POLICY, sources=2, stale_s=30.0)
+    told = replay(recording(*events, policy=policy))
+    assert told.repeated == 1
+    assert phases(told)[-1] == ("shutdown", 108.2), "the poll between two rows decides"
 
 
 def test_a_boot_that_today_would_not_have_come_to() -> None:

@@ -3,20 +3,23 @@
 import json
 import os
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from powerguard.core.events import OutputSource, Reading, SourceFailed
+from powerguard.core.events import CheckpointProgress, OutputSource, Reading, SourceFailed, TrainerSeen
 from powerguard.core.model import Policy, TrainerPolicy
 from powerguard.sim.replay import Recording, replay
-from powerguard.sim.replay_file import COLUMNS, MAX_LINE_BYTES, MAX_SPAN_S, ReplayFileError, Wanted, load
+from powerguard.sim.replay_file import MAX_LINE_BYTES, Wanted, load
+from powerguard.sim.replay_table import COLUMNS, MAX_SPAN_S, ReplayFileError
 
 DEFAULT = Policy(boot_id="replay", ups="", trainers=(TrainerPolicy(name="trainer"),))
 WANTED = Wanted(policy=None, default=DEFAULT)
 HEAD = "t_s,ups,source,output_source,runtime_s,charge_pct,load_pct\n"
+NOT_TOLD, MORE = "so it counts as not told", "more of this column"
 EXPORT = Path(__file__).parent.parent / "replays" / "killed-and-powered-off.jsonl"
 
 
@@ -108,6 +111,102 @@ def test_a_slow_file_is_fresh_for_three_of_its_own_steps(tmp_path: Path) -> None
     assert recording.legs[0].policy.stale_s == 90.0
     assert [event.at_s for event in recording.legs[0].events if isinstance(event, SourceFailed)] == [180.0]
     assert "a reading every 30 s" in recording.told[0]
+
+
+def test_what_no_source_would_have_told_is_not_told(tmp_path: Path) -> None:
+    """A row goes through the gates of the decoders, so a replay decides by what the daemon would have heard."""
+    path = tmp_path / "t.csv"
+    rows = (
+        "0,a,s,utility,360,100,75",
+        "1,a,s,battery,0,99,75",
+        "2,a,s,battery,0,99,-5",
+        "3,a,s,battery,65535,1000,75",
+        "4,a,s,battery,1e300,12,75",
+        "5,a,s,battery,0,12,75",
+        "6,a,s,utility,7,12,75",
+    )
+    path.write_text(HEAD + "".join(f"{row}\n" for row in rows), encoding="utf-8")
+    (recording,) = load(str(path), WANTED)
+    readings = [event for event in recording.legs[0].events if isinstance(event, Reading)]
+    told = [(each.runtime_s, each.charge_pct, each.load_pct) for each in readings]
+    assert told == [
+        (360.0, 100.0, 75.0),
+        (None, 99.0, 75.0),
+        (None, 99.0, None),
+        (None, None, 75.0),
+        (None, 12.0, 75.0),
+        (0.0, 12.0, 75.0),
+        (None, 12.0, 75.0),
+    ]
+    assert recording.told == tuple(
+        f"line {line}: {what}"
+        for line, what in (
+            (3, f"runtime_s 0 is not believed (0 with neither low battery nor a low charge), {NOT_TOLD}; 4 {MORE}"),
+            (4, f"load_pct -5 is not believed (-5 is outside of what is believable (0 to 250)), {NOT_TOLD}"),
+            (5, f"charge_pct 1000 is not believed (1000 is outside of what is believable (0 to 100)), {NOT_TOLD}"),
+        )
+    )
+
+
+def test_a_zero_runtime_is_real_beside_a_low_battery(tmp_path: Path) -> None:
+    """As in the decoder: on battery it is the end of the battery, whatever the charge says."""
+    head = "t_s,output_source,runtime_s,charge_pct,low_battery,alarms,watts,load_pct\n"
+    rows = "1,battery,0,60,true,,,\n2,battery,0,60,,battery_missing,,\n3,battery,0,60,,overload,0,75\n"
+    told = table(tmp_path, head + rows)
+    assert [each.runtime_s for each in told] == [0.0, 0.0, None]
+    assert told[2].watts is None, "no watts at a real load: not measured"
+
+
+def test_a_zero_right_after_the_transfer_does_not_commit(tmp_path: Path) -> None:
+    """A card that tells 0 for some seconds would have cost the host; the decoder leaves it out, and a replay too."""
+    path = tmp_path / "t.csv"
+    rows = [f"{n},a,s,utility,360,100,75\n" for n in range(5)]
+    rows += [f"{n},a,s,battery,{0 if n < 11 else 360 - n},99,75\n" for n in range(5, 20)]
+    path.write_text(HEAD + "".join(rows), encoding="utf-8")
+    wanted = Wanted(policy=None, default=replace(DEFAULT, runtime_table=((0.5, 540.0), (0.75, 360.0), (1.0, 240.0))))
+    (recording,) = load(str(path), wanted)
+    assert [mark.what for mark in replay(recording).marks if mark.kind == "phase"] == ["on_battery"]
+
+
+def test_two_sources_of_one_ups_are_heard_together(tmp_path: Path) -> None:
+    """As many as are in the file, whatever the settings say; where one falls silent, that one is lost."""
+    path = tmp_path / "t.csv"
+    rows = []
+    for n in range(40):
+        rows.append(f"{n},a,snmp,{'utility' if n < 10 else 'battery'},360,100,75\n")
+        if n < 20:
+            rows.append(f"{n}.5,a,nut,utility,360,100,75\n")
+    path.write_text(HEAD + "".join(rows), encoding="utf-8")
+    for policy in (None, replace(DEFAULT, ups="a", sources=3)):
+        (recording,) = load(str(path), Wanted(policy=policy, default=DEFAULT))
+        leg = recording.legs[0]
+        assert (leg.policy.sources, leg.policy.stale_s) == (2, 3.0)
+    path.write_text(HEAD + "".join((*rows, "40,a,nut,utility,360,100,75\n")), encoding="utf-8")
+    (recording,) = load(str(path), WANTED)
+    lost = [event for event in recording.legs[0].events if isinstance(event, SourceFailed)]
+    assert [(event.source, event.at_s) for event in lost] == [("nut", 22.5)]
+    notes = [line.note.event for line in replay(recording).lines if line.note is not None]
+    assert "source_lost" in notes
+    assert "outage_began" in notes
+
+
+def test_a_trainer_of_an_option_takes_the_place_of_the_recorded_ones() -> None:
+    """Of an export, too: what its own trainers said, did and taught is left aside, and that is told."""
+    slow = TrainerPolicy(name="llm", checkpoint_s=90.0)
+    (recording,) = load(str(EXPORT), replace(WANTED, trainers=(slow,)))
+    first = recording.legs[0]
+    assert first.policy.trainers == (slow,)
+    assert first.state is not None
+    assert [(each.name, each.checkpoint_s) for each in first.state.trainers] == [("llm", 90.0)]
+    assert not any(
+        isinstance(event, TrainerSeen | CheckpointProgress) for leg in recording.legs for event in leg.events
+    )
+    assert {type(deed.action).__name__ for deed in recording.deeds}.isdisjoint(
+        {"TriggerCheckpoint", "PauseTrainer", "ResumeTrainer"}
+    )
+    assert any("the recording's own trainers" in text for text in recording.told)
+    asked = [mark.whom for mark in replay(recording).marks if mark.what == "TriggerCheckpoint"]
+    assert set(asked) == {"llm"}
 
 
 def read(path: Path) -> tuple[tuple[Recording, ...] | None, str]:
