@@ -7,8 +7,10 @@ from powerguard.cli.operate import Subparsers
 
 SHELLS: Final = ("bash", "zsh", "fish")
 FILES: Final = frozenset(
-    ("--config", "--socket", "--journal", "--keep", "--conf-d", "--site")
-    + ("--save", "--community-file", "--auth-file", "--priv-file")
+    (
+        *("--config", "--socket", "--journal", "--keep", "--conf-d", "--site"),
+        *("--save", "--community-file", "--auth-file", "--priv-file"),
+    )
 )
 """Options whose value is a file."""
 
