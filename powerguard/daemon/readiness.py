@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from powerguard.core import budget as sums
+from powerguard.core.battery import charge_of
 from powerguard.core.events import Grade, OutputSource
-from powerguard.core.model import Online, Policy, State
+from powerguard.core.model import Online, Policy, State, Supply
 from powerguard.daemon.port import Daemon
 
 HUNG_AFTER_S: Final = 5.0
@@ -30,6 +31,11 @@ ERRORS: Final = {
 """What makes the host not ready: it would be lost, or might be."""
 
 WARNINGS: Final = {
+    "table_contradicted": "the UPS reports far less runtime than the runtime table says",
+    "sources_disagree": "the sources of the UPS do not say the same: the cautious word counts",
+    "source_doubted": "a source says battery for ever and is not believed any more",
+    "supply_contradicted": "the UPS calls its output utility while its input is gone: it counts as on battery",
+    "redundancy_lost": "a feed does not carry the host; the others do",
     "source_down": "a source does not answer",
     "policy_unverified": "the BMC's power restore policy is not verified: the host may stay off when power returns",
     "no_bmc": "no BMC is set: nobody makes sure that the host powers on when power returns",
@@ -51,6 +57,11 @@ FIXES: Final = {
     "blind": "check the UPS card's network, address and credentials (`powerguard doctor`)",
     "not_protected": "give the UPS a runtime_table from its data sheet",
     "undersized": "a larger UPS, less load, faster checkpoints, or a shorter host.force_after_s",
+    "table_contradicted": "correct runtime_table, or replace the battery; what the UPS says counts until then",
+    "sources_disagree": "see the sources in `powerguard status`: one of them lags, is frozen, or is forged",
+    "source_doubted": "restart what it asks (driver, card), or take it out of the settings",
+    "supply_contradicted": "look at the UPS; its card or its profile maps the output source wrongly",
+    "redundancy_lost": "see the feeds in `powerguard status`",
     "dry_run": "set mode: armed when `powerguard doctor` is content",
     "maintenance": "powerguard maintenance off",
     "policy_unverified": "see bmc in `powerguard status`, and `powerguard doctor`",
@@ -125,6 +136,12 @@ def _of_supply(daemon: Daemon) -> list[Reason]:
     return found
 
 
+_CHARGED = 0.9
+"""Above this charge a reported runtime says what the full battery holds."""
+_CONTRADICTED = 0.75
+"""A reported runtime below so much of what the table says of this battery is no tolerance of a gauge any more."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullBattery:
     """The sums of a full battery with the load of now, as if no outage had begun. Seconds; load_paused: a share.
@@ -149,6 +166,15 @@ class FullBattery:
         return self.grade is Grade.FULL
 
 
+def told_share(policy: Policy, state: State) -> float:
+    """Energy of a full battery by the UPS's own word on utility, a share of the table's; 1 where it tells nothing."""
+    charge = charge_of(state.feed.reading)
+    gauge = state.battery.gauge
+    if state.feed.supply is not Supply.UTILITY or not policy.runtime_table or gauge is None or not charge:
+        return 1.0
+    return min(1.0, gauge / charge) if charge >= _CHARGED else 1.0
+
+
 def full_battery(policy: Policy, state: State, now_s: float) -> FullBattery | None:
     """Do the sums of a full battery; None when nobody knows how long it lasts."""
     points = sums.table(policy, state.battery)
@@ -164,7 +190,7 @@ def full_battery(policy: Policy, state: State, now_s: float) -> FullBattery | No
     paused = sums.paused_load(policy, fresh, load, state.learned)
     tau_paused_s = sums.tau_s(points, paused)
     checkpoint_s = sums.checkpoint_s(fresh, now_s)
-    health = state.battery.health
+    health = min(state.battery.health, told_share(policy, state))
     return FullBattery(
         checkpoint_s=checkpoint_s,
         stop_s=sums.stop_s(policy, Grade.FULL),
@@ -181,9 +207,15 @@ def of_battery(policy: Policy, state: State, now_s: float) -> list[Reason]:
     full = full_battery(policy, state, now_s)
     if full is None:
         return [_reason("not_protected", blind_s=policy.blind_s)]
+    found = []
+    share = told_share(policy, state)
+    if share < _CONTRADICTED * state.battery.health:
+        detail = f"{100 * share:.0f} % of it at the load of now"
+        found.append(_reason("table_contradicted", detail, told_share=share, health=state.battery.health))
     if full.fits:
-        return []
+        return found
     return [
+        *found,
         _reason(
             "undersized",
             f"needs {full.need_s:.0f} s, has {full.available_s:.0f} s; the stop would be {full.grade}",
@@ -194,7 +226,7 @@ def of_battery(policy: Policy, state: State, now_s: float) -> list[Reason]:
             stop_s=full.stop_s,
             load_paused=full.load_paused,
             grade=full.grade.value,
-        )
+        ),
     ]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from powerguard.core import budget as sums
 from powerguard.core import plan
 from powerguard.core.events import Done, Failed, Grade, Outcome, OutputSource, PollNow, SyncFilesystems
 from powerguard.core.learned import Drop, Learned
@@ -88,6 +89,24 @@ def test_a_runtime_that_falls_too_fast_is_a_reason() -> None:
     daemon.state = replace(daemon.state, told=("runtime_steep",))
     assert "runtime_steep" in names(daemon)
     assert is_ready(readiness(daemon))
+
+
+@pytest.mark.parametrize(("runtime_s", "told"), [(60.0, ["undersized", "table_contradicted"]), (1500.0, [])])
+def test_a_table_that_the_ups_contradicts_is_told_and_counts_no_more(runtime_s: float, told: list[str]) -> None:
+    """A table ten times too long made a host look ready whose outage would have been a bare stop."""
+    daemon = scene()
+    reading = daemon.state.feed.reading
+    assert reading is not None
+    full = replace(reading, charge_pct=100.0, load_pct=50.0, runtime_s=runtime_s)
+    tau_s = sums.tau_s(daemon.policy.runtime_table, 0.5)
+    battery = replace(daemon.state.battery, load=0.5, gauge=runtime_s / tau_s)
+    daemon.state = replace(daemon.state, feed=replace(daemon.state.feed, reading=full), battery=battery)
+    assert [name for name in names(daemon) if name in ("undersized", "table_contradicted")] == sorted(
+        told, reverse=True
+    )
+    half = replace(full, charge_pct=50.0)
+    daemon.state = replace(daemon.state, feed=replace(daemon.state.feed, reading=half))
+    assert "table_contradicted" not in names(daemon), "half full, nobody knows what full would be"
 
 
 def test_undersized_is_about_a_full_battery() -> None:
