@@ -202,6 +202,8 @@ class NutSource:
             self._miss(publish, str(error))
         except LinkError as error:
             await self._drop()
+            if not self._asked:
+                self._woken.clear()  # it has been looked at
             self._miss(publish, str(error))
         else:
             self._misses = 0
@@ -235,19 +237,31 @@ class NutSource:
     async def _connect(self) -> Link:
         options = self._options
         addresses = await self._resolver.addresses()
-        link = await Link.open(addresses, options.port, self._where, limit_s=self._limit_s, on_lost=self._woken.set)
+        link = await Link.open(addresses, options.port, self._where, limit_s=self._limit_s, on_lost=self._wake)
+        try:
+            if options.tls != "off" and self._clock() >= self._plain_until_s:
+                await self._start_tls(link)
+        except BaseException:  # a link without the TLS that it should have must never be polled
+            await link.close()
+            raise
         self._link = link
         self._credentials_sent, self._login_problem, self._login_at_s = False, "", 0.0
         self._wanted, self._lists = (), 0
-        if options.tls != "off" and self._clock() >= self._plain_until_s:
-            await self._start_tls(link)
         return link
+
+    def _wake(self) -> None:
+        """Look at once when the connection ends that we poll on; not when we end one ourselves."""
+        if self._link is not None:
+            self._woken.set()
 
     async def _start_tls(self, link: Link) -> None:
         options = self._options
         required = options.tls == "required"
         try:
             refusal = await link.start_tls(await self._context(), options.host, limit_s=self._limit_s)
+        except LateError as error:
+            msg = f"{self._where} is too slow: no answer to STARTTLS in {self._limit_s:g} s"
+            raise LinkError(msg) from error
         except TlsError as error:
             if not required:
                 self._plain_until_s = self._clock() + _TRY_AGAIN_S
@@ -293,6 +307,8 @@ class NutSource:
         told = interpret(self._values)
         for oddity in told.oddities:
             self._once("status_odd", f"{self._where}, {self._options.name}: {oddity}")
+        if told.alarm:
+            self._once("ups_alarm", f"{self._where}, {self._options.name}: {told.alarm}")
         for token in told.unknown:
             self._once("status_token_unknown", f"{self._where}: ups.status has {token!r}, which nobody here knows")
         return told

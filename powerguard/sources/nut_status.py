@@ -19,10 +19,11 @@ _WATTS: Final = ("ups.realpower", "output.realpower")
 _WATTS_OF_LINES: Final = tuple(f"output.L{line}.realpower" for line in (1, 2, 3))
 _TIMERS: Final = ("ups.timer.shutdown", "ups.timer.reboot")
 _TEST: Final = "ups.test.result"
+_ALARM: Final = "ups.alarm"
 _BAD_PACKS: Final = "battery.packs.bad"
 WANTED: Final = (
     *(STATUS, "battery.runtime", "battery.charge", *_LOADS, *_WATTS, *_WATTS_OF_LINES, *_INPUT_VOLTS, *_TIMERS),
-    *("battery.temperature", _TEST, _BAD_PACKS, "ups.alarm"),
+    *("battery.temperature", _TEST, _BAD_PACKS, _ALARM),
 )
 """What is asked for with every whole poll, as far as the UPS has it."""
 
@@ -53,7 +54,7 @@ class Told:
     """What one set of variables says.
 
     alarms: beyond the states of the draft. oddities: what is strange and was understood all the same. unknown: tokens
-    of ups.status that we do not know.
+    of ups.status that we do not know. alarm: what the UPS itself says in words (ups.alarm), shortened.
     """
 
     draft: Draft
@@ -61,6 +62,7 @@ class Told:
     alarms: tuple[str, ...] = ()
     oddities: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    alarm: str = ""
 
     def reading(self, *, at_s: float, ups: str, source: str, authenticated: bool) -> Reading:
         """Return it as the core wants it."""
@@ -94,6 +96,7 @@ def interpret(variables: Mapping[str, str]) -> Told:
         forced_shutdown="FSD" in tokens,
         alarms=alarms,
         oddities=tuple(oddities),
+        alarm=" ".join(variables.get(_ALARM, "").split())[:200] if "ALARM" in tokens else "",
         unknown=tuple(dict.fromkeys(word[:32] for word in words if word not in _KNOWN)),
     )
 

@@ -4,14 +4,13 @@ import asyncio
 import tracemalloc
 from pathlib import Path
 
-import pytest
 from structlog.testing import capture_logs
 
 from powerguard.clock import boottime_s
 from powerguard.core.events import OutputSource, Reading, SourceFailed
 from powerguard.options import Secret
 from powerguard.sources.nut import NutSource
-from tests.sources.nut_helpers import FakeUpsd, forget, listening, options, until
+from tests.sources.nut_helpers import FakeUpsd, forget, listening, options, until, until_lost
 
 BATTERY = {"ups.status": "OB DISCHRG", "input.voltage": "0"}
 
@@ -72,30 +71,35 @@ async def test_poll_now_does_not_hammer_a_upsd_that_is_away() -> None:
         assert upsd.connections <= (boottime_s() - began_s) / 0.2 + 2
 
 
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (b"ERR DATA-STALE\n", "hears nothing from the UPS"),
-        (b"ERR DRIVER-NOT-CONNECTED\n", "the driver of this UPS is not running"),
-        (b"ERR ACCESS-DENIED\n", "ACCESS-DENIED"),
-        (b"ERR " + b"X" * 3000 + b"\n", "XXXX"),
-        (b"\x00\xff\x7fELF garbage\n", "something else than it was asked"),
-        (b"\n", "something else than it was asked"),
-        (b"OK\n", "something else than it was asked"),
-        (b'VAR dsim ups.load "3"\n', "something else than it was asked"),
-        (b'VAR other ups.status "OL"\n', "something else than it was asked"),
-        (b'VAR dsim ups.status "OL" "OB"\n', "something else than it was asked"),
-        (b'VAR dsim ups.status "OL\n', "quotes that do not close"),
-        (b"BEGIN LIST VAR dsim\nEND LIST VAR dsim\n", "something else than it was asked"),
-        (b"HTTP/1.1 400 Bad Request\r\nServer: x\r\n\r\n", "nobody had asked for"),
-        (b'VAR dsim ups.status "OL"\nVAR dsim ups.status "OL"\n', "nobody had asked for"),
-        (b'VAR dsim ups.status "OL"\nVAR dsim', "nobody had asked for"),
-        (b"x" * 10_000, "a line of more than"),
-        (b"BEGIN LIST VAR dsim\n" + b'VAR dsim x "y"\n' * 5000, "a list of more than"),
-    ],
+RUBBISH = (
+    (b"ERR DATA-STALE\n", "hears nothing from the UPS"),
+    (b"ERR DRIVER-NOT-CONNECTED\n", "the driver of this UPS is not running"),
+    (b"ERR ACCESS-DENIED\n", "ACCESS-DENIED"),
+    (b"ERR " + b"X" * 3000 + b"\n", "XXXX"),
+    (b"\x00\xff\x7fELF garbage\n", "something else than it was asked"),
+    (b"\n", "something else than it was asked"),
+    (b"OK\n", "something else than it was asked"),
+    (b'VAR dsim ups.load "3"\n', "something else than it was asked"),
+    (b'VAR other ups.status "OL"\n', "something else than it was asked"),
+    (b'VAR dsim ups.status "OL" "OB"\n', "something else than it was asked"),
+    (b'VAR dsim ups.status "OL\n', "quotes that do not close"),
+    (b"BEGIN LIST VAR dsim\nEND LIST VAR dsim\n", "something else than it was asked"),
+    (b"HTTP/1.1 400 Bad Request\r\nServer: x\r\n\r\n", "nobody had asked for"),
+    (b'VAR dsim ups.status "OL"\nVAR dsim ups.status "OL"\n', "nobody had asked for"),
+    (b'VAR dsim ups.status "OL"\nVAR dsim', "nobody had asked for"),
+    (b"x" * 10_000, "a line of more than"),
+    (b"BEGIN LIST VAR dsim\n" + b'VAR dsim x "y"\n' * 5000, "a list of more than"),
 )
-async def test_no_answer_of_a_upsd_becomes_a_reading_that_it_is_not(answer: bytes, says: str) -> None:
+
+
+async def test_no_answer_of_a_upsd_becomes_a_reading_that_it_is_not() -> None:
     """After the first good poll it goes bad: no further reading, a failure that says why, and all well afterwards."""
+    async with asyncio.TaskGroup() as tasks:  # they mostly wait
+        for answer, says in RUBBISH:
+            tasks.create_task(_goes_bad(answer, says))
+
+
+async def _goes_bad(answer: bytes, says: str) -> None:
     is_bad = False
 
     def answers(upsd: FakeUpsd, words: tuple[str, ...], writer: asyncio.StreamWriter) -> bytes:
@@ -106,8 +110,8 @@ async def test_no_answer_of_a_upsd_becomes_a_reading_that_it_is_not(answer: byte
         forget(heard)
         is_bad = True
         failure = await heard.get()
-        assert isinstance(failure, SourceFailed)
-        assert says in failure.reason
+        assert isinstance(failure, SourceFailed), answer
+        assert says in failure.reason, answer
         assert f"127.0.0.1:{upsd.port}" in failure.reason
         assert len(failure.reason) < 400
         is_bad = False
@@ -236,6 +240,46 @@ async def test_tls_that_is_required_and_not_offered_yields_no_reading() -> None:
         failure = await until(heard, SourceFailed)
         assert "offers no TLS (FEATURE-NOT-CONFIGURED)" in failure.reason
         assert upsd.said("GET") == upsd.said("LIST") == 0
+
+
+async def test_tls_that_comes_late_never_leads_to_a_poll_in_clear_text() -> None:
+    """A link whose STARTTLS was not answered in time is thrown away, not polled as it is."""
+
+    def answers(upsd: FakeUpsd, words: tuple[str, ...], writer: asyncio.StreamWriter) -> bytes | None:
+        return None if words == ("STARTTLS",) else upsd.honest(words)
+
+    for tls in ("required", "if-offered"):
+        more = {"tls": tls, "timeout_s": 0.5}
+        async with FakeUpsd(answer=answers).serving() as upsd, listening(options(upsd.port, **more)) as (_, heard):
+            assert "no answer to STARTTLS in 0.5 s" in (await until(heard, SourceFailed)).reason
+            await asyncio.sleep(0.4)
+            assert upsd.connections >= 2
+            assert upsd.said("GET") == upsd.said("LIST") == 0
+
+
+async def test_a_upsd_that_accepts_and_breaks_off_is_not_hammered() -> None:
+    """Once the source is lost a try takes its time, whoever ends the connection."""
+
+    def answers(upsd: FakeUpsd, words: tuple[str, ...], writer: asyncio.StreamWriter) -> bytes | None:
+        if words[0] != "LIST":
+            return upsd.honest(words)
+        writer.close()
+        return None
+
+    async with FakeUpsd(answer=answers).serving() as upsd, listening(options(upsd.port)) as (_, heard):
+        await until_lost(heard)
+        before, began_s = upsd.connections, boottime_s()
+        await asyncio.sleep(2.5)
+        assert 1 <= upsd.connections - before <= (boottime_s() - began_s) / 0.9 + 1
+
+
+async def test_what_the_ups_says_in_words_is_told_once() -> None:
+    values = {"driver.name": "usbhid-ups", "ups.status": "ALARM OL RB", "ups.alarm": "Replace  battery!"}
+    with capture_logs() as logs:
+        async with FakeUpsd(values).serving() as upsd, listening(options(upsd.port)) as (_, heard):
+            for _ in range(3):
+                assert (await until(heard, Reading)).replace_battery
+    assert [(entry["event"], entry["because"][-18:]) for entry in logs] == [("ups_alarm", ": Replace battery!")]
 
 
 async def test_a_password_that_cannot_be_had_costs_the_login_alone(tmp_path: Path) -> None:
