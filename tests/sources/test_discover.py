@@ -143,6 +143,21 @@ async def test_snmpd_by_community_and_by_user(tmp_path: Path) -> None:
     assert SnmpOptions.model_validate(source).user == USER
 
 
+async def test_a_rack_pdu_is_told_and_is_no_source() -> None:
+    port = free_port()
+    async with card_at("127.0.0.1", port, "pdus/apc-rpdu2"):
+        search = await found_by(Wanted(addresses=["127.0.0.1"], kinds=("snmp",), snmp_port=port))
+    assert [(one.what, one.profile, one.source) for one in search.found] == [("pdu", "apc-rpdu2, apc-rpdu", None)]
+    assert merged(search.found) == []
+
+
+async def test_a_card_that_has_only_an_ipv6_address() -> None:
+    port = free_port()
+    async with card_at("::1", port):
+        search = await found_by(Wanted(addresses=["::1", "127.0.0.1"], kinds=("snmp",), snmp_port=port))
+    assert [one.where for one in search.found] == [f"[::1]:{port}"]
+
+
 async def test_what_answers_and_is_no_ups_is_named() -> None:
     port = free_port()
     values = {oid: value for oid, value in table("apc").items() if oid.startswith("1.3.6.1.2.1.1.")}
