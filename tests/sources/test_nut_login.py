@@ -1,0 +1,130 @@
+"""When the nut source logs in, and when again: what a primary counts on, and what must never cost a reading."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from structlog.testing import capture_logs
+
+from powerguard.clock import boottime_s
+from powerguard.core.events import Reading
+from powerguard.options import Secret
+from powerguard.sources.nut import NutSource
+from tests.sources.nut_helpers import Answerer, FakeUpsd, Heard, options, until
+from tests.sources.snmp_helpers import secret
+
+
+class Doorkeeper:
+    """Answers LOGIN as a test wants it, and everything else as upsd does."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self.answers = list(answers)
+
+    def __call__(self, upsd: FakeUpsd, words: tuple[str, ...], _writer: asyncio.StreamWriter) -> bytes:
+        if words[0] == "LOGIN" and self.answers:
+            return self.answers.pop(0)
+        return upsd.honest(words)
+
+
+class Later:
+    """A clock that can be set forward."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return boottime_s() + self.ahead_s
+
+
+@asynccontextmanager
+async def logging_in(
+    answer: Answerer | None, password: Secret, clock: Later, **more: object
+) -> AsyncIterator[tuple[FakeUpsd, Heard]]:
+    """Run a source that logs in at a upsd that answers so."""
+    heard: Heard = asyncio.Queue()
+    async with FakeUpsd(answer=answer).serving() as upsd:
+        settings = options(upsd.port, user="pg", password=password, **more)
+        source = NutSource(settings, ups="a", clock=clock)
+        task = asyncio.get_running_loop().create_task(source.run(heard.put_nowait))
+        try:
+            async with asyncio.timeout(20):
+                yield upsd, heard
+        finally:
+            assert not task.done(), task.exception()
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def said(upsd: FakeUpsd, word: str, times: int) -> None:
+    """Wait until upsd has been told a word so many times."""
+    while upsd.said(word) < times:  # noqa: ASYNC110 - the fake tells nobody
+        await asyncio.sleep(0.02)
+
+
+async def test_a_reading_comes_before_the_login_and_nobody_logs_out(tmp_path: Path) -> None:
+    """A login that hangs must not hold up what counts; one that stands is never given back while we run."""
+    async with logging_in(None, secret(tmp_path, "word", "the word"), Later()) as (upsd, heard):
+        await until(heard, Reading)
+        await said(upsd, "LOGIN", 1)
+        for _ in range(2):
+            await until(heard, Reading)
+        words = [request[0] for request in upsd.requests]
+        assert words.index("LIST") < words.index("USERNAME") < words.index("PASSWORD") < words.index("LOGIN")
+        assert ("PASSWORD", "the word") in upsd.requests
+        assert (upsd.said("LOGOUT"), upsd.said("LOGIN"), upsd.connections) == (0, 1, 1)
+
+
+async def test_a_driver_that_is_not_there_yet_delays_the_login_on_the_same_connection(tmp_path: Path) -> None:
+    """upsd answers LOGIN with the driver's troubles; it takes a password only once for each connection."""
+    door = Doorkeeper(b"ERR DRIVER-NOT-CONNECTED\n", b"ERR DATA-STALE\n")
+    with capture_logs() as logs:
+        async with logging_in(door, secret(tmp_path, "word", "w"), Later()) as (upsd, heard):
+            await until(heard, Reading)
+            await said(upsd, "LOGIN", 3)
+            assert (upsd.said("USERNAME"), upsd.said("PASSWORD"), upsd.connections) == (1, 1, 1)
+            await until(heard, Reading)
+    assert [entry["event"] for entry in logs] == ["login_held"]
+
+
+async def test_a_refused_login_is_tried_again_after_five_minutes_on_utility_only(tmp_path: Path) -> None:
+    """It takes a new connection, which nobody risks on battery; the alarm is one."""
+    clock, door = Later(), Doorkeeper(b"ERR ACCESS-DENIED\n", b"ERR ACCESS-DENIED\n")
+    with capture_logs() as logs:
+        async with logging_in(door, secret(tmp_path, "word", "w"), clock) as (upsd, heard):
+            await until(heard, Reading)
+            await said(upsd, "LOGIN", 1)
+            for _ in range(2):
+                await until(heard, Reading)
+            assert (upsd.said("LOGIN"), upsd.connections) == (1, 1)
+            upsd.values["ups.status"] = "OB"
+            await until(heard, Reading, lambda reading: reading.output_source == "battery")
+            clock.ahead_s = 301.0
+            for _ in range(3):
+                await until(heard, Reading)
+            assert (upsd.said("LOGIN"), upsd.connections) == (1, 1)
+            upsd.values["ups.status"] = "OL"
+            await said(upsd, "LOGIN", 2)
+            assert upsd.connections == 2
+            clock.ahead_s = 602.0
+            await said(upsd, "LOGIN", 3)
+            await until(heard, Reading)
+            await until(heard, Reading)
+            assert upsd.connections == 3
+    assert [entry["event"] for entry in logs] == ["login_refused", "login_held"]
+
+
+async def test_a_role_is_asked_for_in_both_words(tmp_path: Path) -> None:
+    """NUT before 2.8.0 knows MASTER only."""
+
+    def old(upsd: FakeUpsd, words: tuple[str, ...], _writer: asyncio.StreamWriter) -> bytes:
+        if words[0] == "PRIMARY":
+            return b"ERR UNKNOWN-COMMAND\n"
+        return b"OK MASTER-GRANTED\n" if words[0] == "MASTER" else upsd.honest(words)
+
+    with capture_logs() as logs:
+        async with logging_in(old, secret(tmp_path, "word", "w"), Later(), role="primary") as (upsd, heard):
+            await until(heard, Reading)
+            await said(upsd, "MASTER", 1)
+            await until(heard, Reading)
+    assert [entry["event"] for entry in logs] == ["login_held"]
