@@ -6,6 +6,7 @@ becomes 3, BATTERYLEVEL 10 becomes 5.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,20 +18,7 @@ from powerguard.cli.import_words import Line, ReadError, Words, apcupsd_words, r
 FOLDER: Final = "/etc/apcupsd"
 MAGIC: Final = "## apcupsd.conf v1.1 ##"
 NIS_PORT: Final = 3551
-TYPES: Final = (
-    "dumb",
-    "apcsmart",
-    "net",
-    "usb",
-    "snmp",
-    "netsnmp",
-    "snmplite",
-    "pcnet",
-    "modbus",
-    "modbus-usb",
-    "test",
-)
-SNMP: Final = ("snmp", "netsnmp", "snmplite")
+TYPES: Final = ("dumb", "apcsmart", "net", "usb", "snmp", "pcnet", "modbus", "test")
 EVENTS: Final = (
     "powerout", "onbattery", "offbattery", "mainsback", "failing", "timeout", "loadlimit", "runlimit", "emergency",
     "remotedown", "doshutdown", "doreboot", "annoyme", "changeme", "commfailure", "commok", "startselftest",
@@ -38,13 +26,26 @@ EVENTS: Final = (
 )  # fmt: skip
 DEFAULTS: Final = {"POLLTIME": 60.0, "ONBATTERYDELAY": 6.0, "BATTERYLEVEL": 10.0, "MINUTES": 5.0, "TIMEOUT": 0.0,
                    "KILLDELAY": 0.0, "ANNOY": 300.0, "ANNOYDELAY": 60.0, "NISPORT": 3551.0}  # fmt: skip
-KEYS: Final = frozenset((
-    *DEFAULTS, "UPSNAME", "UPSCABLE", "UPSTYPE", "DEVICE", "LOCKFILE", "SCRIPTDIR", "PWRFAILDIR", "NOLOGINDIR",
-    "NOLOGON", "NETSERVER", "NETSTATUS", "NISIP", "SERVERPORT", "EVENTSFILE", "EVENTFILE", "EVENTSFILEMAX",
-    "EVENTFILEMAX", "UPSCLASS", "UPSMODE", "STATTIME", "STATFILE", "LOGSTATS", "DATATIME", "FACILITY", "BATTDATE",
-    "SENSITIVITY", "WAKEUP", "SLEEP", "LOTRANSFER", "HITRANSFER", "RETURNCHARGE", "BEEPSTATE", "LOWBATT", "OUTPUTVOLTS",
-    "SELFTEST", "NETTIME", "NETPORT", "MASTER", "SLAVE", "USERMAGIC", "NETACCESS", "CONTROL",
+NUMBERS: Final = frozenset((
+    *DEFAULTS, "EVENTSFILEMAX", "STATTIME", "DATATIME", "LOTRANSFER", "HITRANSFER", "LOWBATT", "WAKEUP", "RETURNCHARGE",
+    "OUTPUTVOLTS", "SLEEP", "NETTIME", "NETPORT",
 ))  # fmt: skip
+_ON_OFF: Final = ("on", "off")
+CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "UPSTYPE": TYPES,
+    "NETSERVER": _ON_OFF,
+    "LOGSTATS": _ON_OFF,
+    "NOLOGON": ("disable", "timeout", "percent", "minutes", "always"),
+    "UPSCLASS": ("standalone", "shareslave", "sharemaster"),
+    "UPSMODE": ("disable", "share"),
+}
+TEXTS: Final = frozenset((
+    "UPSNAME", "UPSCABLE", "DEVICE", "LOCKFILE", "SCRIPTDIR", "PWRFAILDIR", "NOLOGINDIR", "NISIP", "EVENTSFILE",
+    "STATFILE", "FACILITY", "BATTDATE", "SENSITIVITY", "BEEPSTATE", "SELFTEST", "SLAVE", "USERMAGIC",
+))  # fmt: skip
+KEYS: Final = NUMBERS | TEXTS | frozenset(CHOICES)
+"""What apcupsd 3.14.14 takes, tried: over anything else it ends with an error."""
+ALIASES: Final = {"SERVERPORT": "NISPORT", "NETSTATUS": "NETSERVER"}
 _HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}|[0-9A-Fa-f:.]{2,45}")
 _STOPS: Final = re.compile(r"^[^#\n]*\b(?:shutdown|poweroff|halt|telinit|init\s+0)\b", re.MULTILINE)
 _SLEEPS: Final = re.compile(r"^[^#\n]*\bsleep\s+([0-9]{1,6})\b", re.MULTILINE)
@@ -64,10 +65,14 @@ class Conf:
         """Return the value of a key."""
         return self.values[key].words[1] if key in self.values else default
 
+    def word(self, key: str, default: str = "") -> str:
+        """Return the first word of a value in small letters: where apcupsd wants one of several, it reads no more."""
+        return next(iter(re.split(r"[ \t\v\f\r]", self.text(key))), "").lower() or default
+
     def number(self, key: str) -> float:
         """Return the number of a key, apcupsd's own default where it is not set or is none."""
-        found = number(self.text(key).split(" ")[0])
-        return DEFAULTS[key] if found is None else found
+        found = re.match(r"\+?([0-9]{1,9})", self.text(key))
+        return DEFAULTS[key] if found is None else float(found[1])
 
     def place(self, key: str) -> str:
         """Say where a key stands; the file where it is not set."""
@@ -111,24 +116,10 @@ def load(path: Path, draft: Draft) -> Conf:
     if not text.startswith(MAGIC):
         draft.note("old_file", f"{path}:1", "the first line is not that of apcupsd 3.14: it warns, and reads on")
     for line in words.lines:
-        key, value = line.words
-        if key not in KEYS:
-            near = get_close_matches(key, KEYS, n=1)
-            draft.warn(
-                "unknown_directive",
-                line.where,
-                "no directive of apcupsd: it ends with an error over this line",
-                f"{near[0]}?" if near else "take the line out",
-            )
-        elif key in DEFAULTS and value and not re.match(r"-?[0-9]", value):
-            draft.warn(
-                "no_number",
-                line.where,
-                f"{key} wants a number: apcupsd ends with an error over this line",
-                f"{key} {DEFAULTS[key]:g}",
-            )
-        else:
-            conf.values[key] = line
+        key = ALIASES.get(line.words[0], line.words[0])
+        if _refused(key, line, draft):
+            continue
+        conf.values[key] = line
     folder = Path(conf.text("SCRIPTDIR") or path.parent)
     for event in EVENTS:
         script = folder / event
@@ -140,12 +131,30 @@ def load(path: Path, draft: Draft) -> Conf:
     return conf
 
 
+def _refused(key: str, line: Line, draft: Draft) -> bool:
+    """Say whether apcupsd ends with an error over a line; then it is told."""
+    value = line.words[1]
+    ends = "apcupsd ends with an error over this line"
+    if key not in KEYS:
+        near = get_close_matches(key, KEYS, n=1)
+        hint = f"{near[0]}?" if near else "take the line out"
+        draft.warn("unknown_directive", line.where, f"no directive of apcupsd: {ends}", hint)
+    elif key in NUMBERS and value and not re.match(r"[+-]?[0-9]", value):
+        right = f"{key} {DEFAULTS[key]:g}" if key in DEFAULTS else f"{key} and a number"
+        draft.warn("no_number", line.where, f"{key} wants a number: {ends}", right)
+    elif key in CHOICES and re.split(r"[ \t\v\f\r]", value)[0].lower() not in CHOICES[key]:
+        draft.warn("odd_value", line.where, f"{key}: {ends}", f"one of {', '.join(CHOICES[key])}")
+    else:
+        return False
+    return True
+
+
 # --- Making -----------------------------------------------------------------------------------------------------------
 
 
 def make(conf: Conf, draft: Draft) -> None:
     """Put the UPS of one apcupsd into the draft, with what is to be looked at."""
-    kind = conf.text("UPSTYPE").lower()
+    kind = conf.word("UPSTYPE")
     before = len(draft.upses)
     if kind not in TYPES:
         draft.warn(
@@ -154,7 +163,7 @@ def make(conf: Conf, draft: Draft) -> None:
             "no UPSTYPE that apcupsd knows: it does not start",
             f"one of {', '.join(TYPES)}",
         )
-    elif kind in SNMP:
+    elif kind == "snmp":
         _snmp(conf, draft)
     elif kind == "net":
         _net(conf, draft)
@@ -249,8 +258,8 @@ def _local(conf: Conf, kind: str, draft: Draft) -> None:
     if port != NIS_PORT and 0 < port < 65536:
         source["port"] = int(port)
     _add(conf, source, f"UPSTYPE {kind}; apcupsd goes on reading the UPS, and powerguard asks it", draft)
-    if conf.text("NETSERVER", conf.text("NETSTATUS", "on")).lower() == "off":
-        where = conf.place("NETSERVER" if "NETSERVER" in conf.values else "NETSTATUS")
+    if conf.word("NETSERVER", "on") == "off":
+        where = conf.place("NETSERVER")
         draft.warn(
             "netserver_off",
             where,
@@ -332,7 +341,7 @@ def _limits(conf: Conf, kind: str, draft: Draft) -> None:
 
 
 def _killpower(conf: Conf, kind: str, draft: Draft) -> None:
-    if kind in SNMP:
+    if kind == "snmp":
         draft.warn(
             "killpower_snmp",
             conf.place("UPSTYPE"),
@@ -372,8 +381,8 @@ def _pace(conf: Conf, kind: str, draft: Draft) -> None:
     poll_s = conf.number("POLLTIME")
     if poll_s <= 5:
         return
-    seen = "32 to 48 s (measured)" if kind in SNMP else f"up to {poll_s:g} s"
-    right = "powerguard asks the card every second itself" if kind in SNMP else "POLLTIME 1"
+    seen = "32 to 48 s (measured)" if kind == "snmp" else f"up to {poll_s:g} s"
+    right = "powerguard asks the card every second itself" if kind == "snmp" else "POLLTIME 1"
     draft.warn(
         "polltime",
         conf.place("POLLTIME"),
@@ -394,7 +403,7 @@ def _rest(conf: Conf, draft: Draft) -> None:
     ):
         if conf.text(key).lower() not in ("", "0", "disable"):
             draft.note("no_equivalent", conf.place(key), f"{key}: {why}")
-    shared = conf.text("UPSCLASS", "standalone").lower(), conf.text("UPSMODE", "disable").lower()
+    shared = conf.word("UPSCLASS", "standalone"), conf.word("UPSMODE", "disable")
     if any("share" in word for word in shared):
         draft.warn(
             "shareups",

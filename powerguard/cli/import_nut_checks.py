@@ -97,6 +97,7 @@ def check(nut: Nut, draft: Draft) -> None:
         _unknown(nut, draft)
         _times(nut, draft)
         _power_off(nut, draft)
+        _certificates(nut, draft)
         _notify(nut, draft)
         for directive, why in NO_EQUIVALENT.items():
             if directive in nut.directives:
@@ -287,6 +288,18 @@ def _times(nut: Nut, draft: Draft) -> None:
             nut.place("upsmon.conf", "POLLFREQ"),
             f"POLLFREQ {poll_s:g}: upsmon does not see shorter outages",
             "1 to 5",
+        )
+
+
+def _certificates(nut: Nut, draft: Draft) -> None:
+    """Say what is missing where NUT verified upsd's certificate."""
+    if nut.value("CERTVERIFY") == "1" or nut.value("FORCESSL") == "1":
+        where = nut.place("upsmon.conf", "CERTPATH" if "CERTPATH" in nut.directives else "CERTVERIFY")
+        draft.note(
+            "certificates",
+            where,
+            "tls: required always verifies upsd's certificate: name its authority (a PEM file) as ca, unless the system "
+            "knows it; CERTPATH of NUT is a folder or a database of NSS (certutil -L -d FOLDER -n NAME -a prints one)",
         )
 
 

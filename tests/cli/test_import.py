@@ -593,6 +593,65 @@ async def test_upsd_reads_the_same_words(folder: Path) -> None:
             assert not await logs_in(port, name, user.text("password") + "x")
 
 
+LINES: Final = (
+    ("BOGUS 1", True),
+    ("MINUTES soon", True),
+    ("MINUTES", False),
+    ("MINUTES 3x", False),
+    ("minutes +4   # in any case", False),
+    ("NETSERVER maybe", True),
+    ("NETSERVER", True),
+    ("NETSTATUS off", False),
+    ("UPSTYPE netsnmp", True),
+    ("UPSCLASS netslave", True),
+    ("UPSCLASS shareslave and more", False),
+    ("NOLOGON never", True),
+    ("UPSNAME my ups", False),
+    (f"STATFILE {'a' * 300}", True),
+    (f"STATFILE {'a' * 200}", False),
+    ("MASTER x", True),
+    ("SERVERPORT 3552", False),
+    ("WAKEUP x", True),
+)
+
+
+async def apcupsd_refuses(folder: Path, line: str) -> bool:
+    """Let apcupsd itself read a file with this line; say whether it ends over it."""
+    folder.mkdir()  # noqa: ASYNC240 - in memory
+    own = "".join(f"{key} {folder}\n" for key in ("LOCKFILE", "SCRIPTDIR", "PWRFAILDIR", "NOLOGINDIR"))
+    events = folder / "events"
+    usual = f"UPSCABLE ether\nUPSTYPE net\nDEVICE 127.0.0.1:1\nNETSERVER off\nEVENTSFILE {events}\n"
+    (folder / "c.conf").write_text(f"## apcupsd.conf v1.1 ##\n{own}{usual}{line}\n", encoding="ascii")
+    argv = (require("apcupsd"), "-b", "-f", str(folder / "c.conf"), "-P", str(folder / "pid"))
+    quiet = {"stdout": asyncio.subprocess.DEVNULL, "stderr": asyncio.subprocess.DEVNULL}
+    child = await asyncio.create_subprocess_exec(*argv, **quiet)  # type: ignore[arg-type]
+    try:
+        async with asyncio.timeout(30.0):
+            while child.returncode is None and not (  # noqa: ASYNC110 - apcupsd tells nobody that it is up
+                events.exists() and "startup succeeded" in events.read_text(encoding="ascii")
+            ):
+                await asyncio.sleep(0.03)
+    finally:
+        refused = child.returncode is not None
+        if not refused:
+            child.kill()
+        await child.wait()
+    return refused
+
+
+@pytest.mark.peer("apcupsd")
+async def test_apcupsd_ends_over_the_same_lines(folder: Path) -> None:
+    """What we say that apcupsd ends over is what the real one ends over, and nothing else."""
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(apcupsd_refuses(folder / str(n), line)) for n, (line, _) in enumerate(LINES)]
+    assert [(line, task.result()) for (line, _), task in zip(LINES, asked, strict=True)] == list(LINES)
+    for line, refused in LINES:
+        (folder / "apcupsd.conf").write_text(f"UPSTYPE net\nDEVICE h:1\n{line}\n", encoding="ascii")
+        ended = imported("apcupsd", folder, "--json")
+        told = {"unknown_directive", "no_number", "odd_value"} & set(ended.warned)
+        assert bool(told) is refused, (line, told)
+
+
 # --- Whatever is in the files -----------------------------------------------------------------------------------------
 
 NUT_PIECES: Final = (

@@ -346,8 +346,23 @@ async def test_upsmon_leaves_the_shutdown_to_a_daemon_that_owns_it() -> None:
         await world.until(lambda: ("nut-shutdown", "") in nut.hints(), "upsmon to ask")
         await world.off()
         assert nut.shut() == []
+        assert await asks(nut, times=5) == [0] * 5
+        assert len(world.offs()) == 1
         assert [order.event for order in world.trainers[0].orders] == [world.one_outage()]
         world.no_traceback()
+
+
+async def asks(nut: Nut, *, times: int) -> list[int]:
+    """Ask as SHUTDOWNCMD does, many at once; 1 for each whose default would have run."""
+    argv = (str(HOOKS / "powerguard-shutdown"), "false")
+
+    async def ask() -> int:
+        child = await asyncio.create_subprocess_exec(*argv, env=nut.env)
+        return await child.wait()
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(ask()) for _ in range(times)]
+    return [task.result() for task in tasks]
 
 
 @pytest.mark.slow
