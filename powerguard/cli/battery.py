@@ -36,7 +36,7 @@ def register(subparsers: Subparsers) -> None:
         description="Show health, runtime by load, recharge, load drops and needs, each with its origin and age. "
         "Exit 0: told; 4: the daemon is down (then: what the journal last knew).",
     )
-    show.add_argument("--journal", metavar="FILE", default=JOURNAL, help=f"read when the daemon is down ({JOURNAL})")
+    show.add_argument("--journal", metavar="FILE", default=None, help=f"read when the daemon is down ({JOURNAL})")
     add_options(show, reads=True)
     replaced = verbs.add_parser(
         "replaced",
@@ -89,7 +89,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _down(args: argparse.Namespace, why: str) -> int:
-    known, trouble = (None, "not asked: another host's") if args.url else last_battery(args.journal)
+    known, trouble = (None, "not asked: another host's") if args.url else last_battery(args.journal or JOURNAL)
     if args.json:
         down = {"schema_version": 1, "object": "battery", "reachable": False, "error": why, "last_known": known}
         print(json.dumps(down, indent=2))

@@ -43,10 +43,16 @@ def get(args: argparse.Namespace, path: str) -> dict[str, Any]:
     try:
         answer = _ask_unix(args.socket or SOCKET, "GET", path)
     except DownError as down:
-        if args.socket is not None or isinstance(down.__cause__, TimeoutError):
+        port = getattr(args, "daemon_url", None)
+        if port is not None:
+            # Of named settings: whoever answers at their port while their socket is gone may be another daemon.
+            is_closed = isinstance(down.__cause__, PermissionError)
+        else:
+            port, is_closed = URL, args.socket is None and not isinstance(down.__cause__, TimeoutError)
+        if not is_closed:
             raise
         try:
-            answer = _ask_tcp(URL, path)
+            answer = _ask_tcp(port, path)
         except DownError:
             raise down from None
     return _object(answer, path)

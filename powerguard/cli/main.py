@@ -41,6 +41,13 @@ VERBS: Final = {
     "version": "print the version",
 }
 _VALUED: Final = ("--config", "--socket")
+_ASKS_DAEMON: Final = frozenset(("status", "plan", "battery", "doctor", "abort", "maintenance", "checkpoint", "drill"))
+"""Verbs that ask the daemon of the named settings. `event` reads no settings: a hook has no time for it."""
+EX_CONFIG: Final = 78
+_SHARED: Final = (
+    ("--config", "FILE", f"settings (default: {CONFIG})"),
+    ("--socket", "PATH", f"the daemon's admin socket (default: of the settings that are named, else {SOCKET})"),
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -63,21 +70,31 @@ class Verbs:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         self.parser.add_argument("--version", action="store_true", help="print the version")
-        config = os.environ.get("POWERGUARD_CONFIG", CONFIG)
-        self.parser.add_argument("--config", metavar="FILE", default=config, help=f"settings (default: {CONFIG})")
-        self.parser.add_argument(
-            "--socket", metavar="PATH", default=None, help=f"the daemon's admin socket (default: {SOCKET})"
-        )
+        for option, metavar, text in _SHARED:
+            self.parser.add_argument(option, metavar=metavar, default=None, help=text)
         self.subparsers = self.parser.add_subparsers(dest="verb", metavar="VERB", title="verbs")
 
     def add(self, verb: str) -> None:
         """Add one verb in full; its file is imported here."""
         import_module(f"powerguard.cli.{_file(verb)}").register(self.subparsers)
+        _share(self.subparsers.choices[verb])
 
     def list_all(self) -> None:
         """Add all verbs by name only: for the help page."""
         for verb, text in VERBS.items():
             self.subparsers.add_parser(verb, help=text)
+
+
+def _share(parser: argparse.ArgumentParser) -> None:
+    """Let the options of all verbs stand behind the verb, too, and behind a verb of a verb."""
+    known = {option for action in parser._actions for option in action.option_strings}  # noqa: SLF001 - no other way
+    for option, metavar, text in _SHARED:
+        if option not in known:
+            parser.add_argument(option, metavar=metavar, default=argparse.SUPPRESS, help=text)
+    for action in parser._actions:  # noqa: SLF001 - as above
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - as above
+            for each in action.choices.values():
+                _share(each)
 
 
 def _file(verb: str) -> str:
@@ -132,6 +149,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         verbs.parser.print_help(sys.stderr)
         return EX_USAGE
     args.command = command
+    named = args.config or os.environ.get("POWERGUARD_CONFIG")
+    args.config = named or CONFIG
+    if named and verb in _ASKS_DAEMON and (wrong := _settle(args)):
+        from powerguard.cli.operate import fail
+
+        return fail(
+            args, verb, f"{wrong}; so it is not known where their daemon listens (say --socket PATH)", EX_CONFIG
+        )
     try:
         return int(args.run(args))
     except KeyboardInterrupt:
@@ -140,6 +165,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read us (head, less) has seen enough; Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
+
+
+def _settle(args: argparse.Namespace) -> str:
+    """Look the daemon up in the settings that are named, unless nothing of it is left open. Return what is wrong."""
+    is_open = args.socket is None or getattr(args, "journal", "") is None
+    if not is_open or getattr(args, "url", None) is not None or getattr(args, "size", False):
+        return ""
+    from powerguard.cli.where import settle
+
+    wrong = settle(args)
+    # doctor tells it among its findings; and who says where the daemon is needs no settings to ask it.
+    return "" if args.verb == "doctor" or args.socket is not None else wrong
 
 
 def _with(verbs: Verbs, verb: str, args: argparse.Namespace) -> argparse.Namespace:

@@ -34,7 +34,7 @@ def register(subparsers: Subparsers) -> None:
     how.add_argument("--json", action="store_true", help="one JSON object on stdout")
     how.add_argument("--short", action="store_true", help="one line")
     parser.add_argument("-w", "--watch", action="store_true", help="again every second, until interrupted")
-    parser.add_argument("--journal", metavar="FILE", default=JOURNAL, help=f"read when the daemon is down ({JOURNAL})")
+    parser.add_argument("--journal", metavar="FILE", default=None, help=f"read when the daemon is down ({JOURNAL})")
     add_options(parser, reads=True)
     parser.set_defaults(run=run)
 
@@ -92,7 +92,7 @@ def exit_code(told: dict[str, Any]) -> int:
 
 
 def _down(args: argparse.Namespace, why: str, *, clear: bool) -> int:
-    known, trouble = (None, "not asked: another host's") if args.url else last_known(args.journal)
+    known, trouble = (None, "not asked: another host's") if args.url else last_known(args.journal or JOURNAL)
     if args.json:
         down = {"schema_version": 1, "object": "status", "reachable": False, "error": why, "last_known": known}
         print(json.dumps(down, indent=2))

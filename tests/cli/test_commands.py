@@ -1,5 +1,6 @@
 """The command line as its users meet it: a process, its output, and its exit status, beside a served daemon or none."""
 
+import argparse
 import asyncio
 import json
 import os
@@ -19,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from powerguard.cli.main import VERBS
+from powerguard.cli.main import VERBS, Verbs
 from powerguard.core.events import Abort, CheckpointNow, SetMaintenance
 from powerguard.core.model import State
 from powerguard.daemon.admin import admin_server
@@ -341,6 +342,83 @@ async def test_checkpoint(folder: Path) -> None:
         ended = await powerguard("checkpoint", "--socket", path)
     assert isinstance(daemon.events[0], CheckpointNow)
     assert (ended.code, "no trainer is alive" in ended.err) == (1, True)
+
+
+# --- where the daemon is ----------------------------------------------------------------------------------------------
+
+
+def settings_in(folder: Path) -> Path:
+    """Settings whose daemon is anywhere but at the default place."""
+    config = folder / "pg.yaml"
+    config.write_text(
+        "mode: armed\n"
+        "ups:\n  rack-a:\n    sources:\n      - {kind: snmp, host: 10.0.0.5, version: 2c}\n"
+        f'control: {{socket: "{folder}/s.sock"}}\njournal: {{path: "{folder}/j.sqlite"}}\n',
+        encoding="utf-8",
+    )
+    return config
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["status", "plan", "battery show", "doctor --json", "checkpoint", "maintenance off", "drill report", "abort"],
+)
+async def test_the_daemon_of_the_named_settings_is_asked(words: str, folder: Path) -> None:
+    """Before and behind the verb: whoever looks elsewhere calls a host unprotected that is well."""
+    config = str(settings_in(folder))
+    async with served(scene("holding"), folder):
+        told = [
+            await powerguard("--config", config, *words.split()),
+            await powerguard(*words.split(), "--config", config),
+        ]
+        if words == "status":
+            told.append(await powerguard("status", POWERGUARD_CONFIG=config))
+    for ended in told:
+        assert "DOWN" not in ended.out + ended.err
+        assert "s.sock" not in ended.out + ended.err
+        assert ended.code != 4
+        assert ended.code not in (64, 78)
+
+
+async def test_the_journal_of_the_named_settings_is_read_when_it_is_down(folder: Path) -> None:
+    journal = Journal(folder / "j.sqlite", boot_id=BOOT, wall=lambda: WALL_S)
+    await journal.load()
+    assert await journal.append(Entry(at_s=NOW_S, state=scene("holding").state))
+    assert await journal.close()
+    ended = await powerguard("status", "--config", str(settings_in(folder)))
+    assert ended.code == 4
+    assert f"{folder}/s.sock: not there" in ended.out
+    assert "Last known state: holding" in ended.out
+
+
+async def test_settings_that_do_not_tell_where_the_daemon_is(folder: Path) -> None:
+    """Not "down": it is not known where to ask. With a socket it is; and doctor tells it among its findings."""
+    config = folder / "pg.yaml"
+    config.write_text("mode: armde\n", encoding="utf-8")
+    ended = await powerguard("status", "--config", str(config))
+    assert (ended.code, ended.out) == (78, "")
+    assert f"{config}:1:7" in ended.err
+    assert "say --socket PATH" in ended.err
+    assert (await powerguard("drill", "--json", "--config", str(folder / "none.yaml"))).object["object"] == "error"
+    assert (await powerguard("doctor", "--config", str(config), "--json")).object["object"] == "doctor"
+    async with served(scene(), folder) as path:
+        assert (await powerguard("status", "--config", str(config), "--socket", path)).code == 0
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_shared_options_stand_behind_every_verb(verb: str) -> None:
+    """And behind a verb of a verb."""
+
+    def options(parser: argparse.ArgumentParser) -> Iterator[set[str]]:
+        yield {option for action in parser._actions for option in action.option_strings}
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for each in action.choices.values():
+                    yield from options(each)
+
+    verbs = Verbs()
+    verbs.add(verb)
+    assert [known for known in options(verbs.subparsers.choices[verb]) if not {"--config", "--socket"} <= known] == []
 
 
 # --- the rest ---------------------------------------------------------------------------------------------------------
