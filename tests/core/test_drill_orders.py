@@ -25,6 +25,7 @@ from powerguard.core.events import (
     StartDrill,
     StopDrill,
     SyncFilesystems,
+    TrainerSeen,
     TriggerCheckpoint,
 )
 from powerguard.core.learned import DrillReport
@@ -81,6 +82,15 @@ def test_the_journal_tells_who_began_what_and_how_long_each_stage_may_take() -> 
     assert note(told, "drill_stage").numbers == (("drill", ID), ("limit_s", 80.0))
     told = played("16 drill scope=policy", answers="auto", words=f"{WORDS} bmc_limit_s=5.12345")
     assert note(told, "drill_stage").numbers == (("drill", ID), ("limit_s", 5.123))
+
+
+def test_before_a_cap_slow_training_is_watched_for_eight_steps() -> None:
+    """Of 10 s each, and ten more: in half a minute nobody could tell its speed."""
+    player = Player()
+    played("16 utility load=75 charge=100", f"{WORDS} cap_share=0.7", "auto", player=player)
+    player.send(TrainerSeen(at_s=16.1, trainer="llm", alive=True, conduct=Conduct.PAUSE, step=7, step_s=10.0))
+    told = player.play("16.5 drill scope=cap")
+    assert dict(note(told, "drill_stage").numbers)["limit_s"] == 90.0
 
 
 def test_a_refusal_is_journalled_with_who_asked_for_what() -> None:
@@ -155,6 +165,14 @@ def test_a_policy_order_without_outcome_is_given_up_and_told() -> None:
     told = played("16 drill scope=policy\n17..40 utility load=75", answers="auto")
     assert (report(told).result, report(told).because) == ("failed", "policy: no outcome")
     assert report(told).lasted_s == 11.0, "5 s for the order, 5 s of grace"
+
+
+def test_orders_that_are_lost_together_are_told_together() -> None:
+    """Two trainers that never answer: neither hides the other."""
+    words = f"{WORDS} trainer=vit:pause:20"
+    story = f"{READY}\n15 trainer vit durable_age_s=60\n16 drill scope=checkpoint\n17..110 utility load=75 charge=100"
+    told = Player().play(f"policy {words}\nauto\n{story}")
+    assert report(told).because == "checkpoint: no outcome; checkpoint: no outcome"
 
 
 def test_the_times_of_orders_are_told_in_milliseconds() -> None:
