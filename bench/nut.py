@@ -2,13 +2,14 @@
 
 Ours: the reading with which the core holds battery to be true. Only ups.status flips, so that it takes two readings.
 Theirs: the moment in which NOTIFYCMD begins with ONBATT; default: POLLFREQ 5; tuned: POLLFREQ and POLLFREQALERT 1.
-The driver's own second is in nobody's figure. Pauses are drawn, so that nobody's poll keeps step with the flips.
+The driver's own second is in nobody's figure. All three begin anew for each flip, at moments that are drawn.
 """
 
 import asyncio
 import contextlib
 import random
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import structlog
@@ -61,25 +62,35 @@ def run(*, quick: bool) -> list[Figure]:
 async def _flips(runs: int) -> tuple[tuple[float, ...], ...]:
     dice = random.Random(11)
     rows: list[tuple[float, float, float, float]] = []
-    async with contextlib.AsyncExitStack() as stack:
-        peer = await stack.enter_async_context(upsd())
-        tuned = await stack.enter_async_context(upsmon(peer, "tuned", "POLLFREQ 1", "POLLFREQALERT 1"))
-        default = await stack.enter_async_context(upsmon(peer, "default"))
-        source = NutSource(
-            NutOptions(kind="nut", host="127.0.0.1", port=peer.port, name="dsim"), ups="bench", clock=boottime_s
-        )
-        watch = _Watch()
-        polling = asyncio.get_running_loop().create_task(source.run(watch.publish))
-        try:
-            for _ in range(runs):
-                await asyncio.sleep(dice.uniform(1.5, 6.5))
-                watch.seen_at_s = watch.held_at_s = None
+    async with upsd() as peer:
+        for number in range(runs):
+            # The driver looks each second, and so does the tuned upsmon: begun once, they would keep step for ever.
+            await asyncio.sleep(dice.uniform(0.0, 1.0))
+            async with contextlib.AsyncExitStack() as stack:
+                lines = ("POLLFREQ 1", "POLLFREQALERT 1")
+                tuned = await stack.enter_async_context(upsmon(peer, f"tuned-{number}", *lines))
+                await asyncio.sleep(dice.uniform(0.0, 1.0))
+                default = await stack.enter_async_context(upsmon(peer, f"default-{number}"))
+                watch = await stack.enter_async_context(_watching(peer))
+                await asyncio.sleep(dice.uniform(1.0, 6.0))
                 rows.append(await _flip(peer, watch, tuned, default))
-        finally:
-            polling.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await polling
+            peer.change({"ups.status": "OL"})
+            await _shown(peer, '"OL"')
     return tuple(zip(*rows, strict=True))
+
+
+@contextlib.asynccontextmanager
+async def _watching(peer: Upsd) -> AsyncIterator[_Watch]:
+    options = NutOptions(kind="nut", host="127.0.0.1", port=peer.port, name="dsim")
+    watch = _Watch()
+    source = NutSource(options, ups="bench", clock=boottime_s)
+    polling = asyncio.get_running_loop().create_task(source.run(watch.publish))
+    try:
+        yield watch
+    finally:
+        polling.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await polling
 
 
 async def _flip(peer: Upsd, watch: _Watch, tuned: Upsmon, default: Upsmon) -> tuple[float, float, float, float]:
@@ -91,11 +102,6 @@ async def _flip(peer: Upsd, watch: _Watch, tuned: Upsmon, default: Upsmon) -> tu
     async with asyncio.timeout(10):
         while watch.seen_at_s is None or watch.held_at_s is None:  # noqa: ASYNC110 - a bench may look
             await asyncio.sleep(_STEP_S)
-    wall_s = time.time()
-    peer.change({"ups.status": "OL"})
-    await _shown(peer, '"OL"')
-    for rival in (tuned, default):
-        await rival.until("ONLINE", wall_s)
     return watch.seen_at_s - shown_s, watch.held_at_s - shown_s, theirs[0], theirs[1]
 
 
