@@ -7,6 +7,7 @@ searched, and to which column an OID belongs is known from the first poll.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from powerguard.core.events import OutputSource
@@ -136,16 +137,33 @@ class NumberAt:
         return rows.get(self.oid, ()) if self.is_column else self.scalars
 
     def rows_of(self, answers: Answers, rows: Rows) -> list[str]:
-        """Return the rows that count: no more than the device says it has lines, and none that another one contains."""
+        """Return the rows that count: of lines that the device says it has, and none that another one contains.
+
+        By their number, not by their place: where line 1 is left out, line 2 of a one-phase UPS is still no line.
+        """
         found = [oid for oid in self.places(rows) if oid in answers]
         if self.rows_column is not None:
             found = [oid for oid in found if answers.get(self.rows_column + oid[len(self.oid) :]) in self.rows_are]
-        limit = _MOST_LINES
-        if self.count_oid is not None:
-            count = answers.get(self.count_oid)
-            if isinstance(count, int) and 1 <= count <= _MOST_LINES:
-                limit = count
-        return found[:limit]
+        count = None if self.count_oid is None else answers.get(self.count_oid)
+        if isinstance(count, int) and 1 <= count <= _MOST_LINES:
+            if self.is_column:
+                first = self._first(found)
+                return [oid for oid in found if _line(oid, len(self.oid)) - first < count]
+            there = self.scalars[:count]
+            return [oid for oid in found if oid in there]
+        return found[:_MOST_LINES]
+
+    def line_1(self, counted: Sequence[str]) -> str | None:
+        """Return the object of line 1; None where the rows that were answered lack it."""
+        if not self.is_column:
+            return self.scalars[0]
+        if not counted or _line(counted[0], len(self.oid)) > self._first(counted):
+            return None
+        return counted[0]
+
+    def _first(self, found: Sequence[str]) -> int:
+        """Return the number of line 1: some tables count from 0."""
+        return 0 if found and _line(found[0], len(self.oid)) == 0 else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +272,12 @@ def compiled(profiles: Sequence[Profile]) -> Compiled:
             del _BUILT[next(iter(_BUILT))]
         ready = _BUILT[key] = Compiled(profiles)
     return ready
+
+
+@lru_cache(maxsize=_MOST_KNOWN)
+def _line(oid: str, stem: int) -> int:
+    """Return the line of a row from its index: the last number that is not 0 (1, 1.0, 0.1; after a unit's own: 7.1)."""
+    return next((part for part in reversed(parts(oid[stem + 1 :])) if part), 0)
 
 
 # --- Making ---------------------------------------------------------------------------------------------------------

@@ -258,8 +258,8 @@ def _scalar(source: NumberAt, answers: Answers, draft: Draft) -> float | None:
 
 def _tells_line_1(source: NumberAt, answers: Answers, counted: Sequence[str]) -> bool:
     """Whether line 1 is believed. Every UPS has one: zeros of the others say nothing of it."""
-    places = (source.scalars or counted)[:1]
-    return any(source.convert(answers.get(oid, Missing.NO_ANSWER))[0] is not None for oid in places)
+    place = source.line_1(counted)
+    return place is not None and source.convert(answers.get(place, Missing.NO_ANSWER))[0] is not None
 
 
 def _decode_states(device: Compiled, answers: Answers, rows: Rows, draft: Draft) -> None:
