@@ -27,6 +27,8 @@ UPSES, PDUS, EVERY = PROFILES.ranked(), PROFILES.ranked("pdu"), PROFILES.every()
 ROWS = ("1", "2.0", "3", "0.1", "0.2", "7.1.0")
 WALKS = Path(__file__).parent / "walks"
 A_MILLION = 1_000_000
+PARTS = 8
+"""The million in so many tests: none of them takes minutes on a busy machine."""
 
 
 def objects(profiles: Sequence[Profile]) -> list[str]:
@@ -170,15 +172,16 @@ def some_answer(dice: random.Random) -> Answer:
 
 
 @pytest.mark.slow
-def test_a_million_answers_are_decoded() -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_million_answers_are_decoded(part: int) -> None:
     """Half of them answers of whole devices that the fuzzer has meddled with: deeper than chance alone gets."""
-    dice = random.Random(20260921)
+    dice = random.Random(f"answers {part}")
     devices = [parse_walk(path.read_text(encoding="utf-8"), path.name) for path in sorted(WALKS.rglob("*.walk"))]
     fitting = [(walk, choose(EVERY, walk, sys_object_id="", sys_descr="")) for walk in devices]
     fitting = [(walk, chosen) for walk, chosen in fitting if chosen]
     assert fitting
     slowest_s = 0.0
-    for number in range(A_MILLION):
+    for number in range(A_MILLION // PARTS):
         if number % 2:
             walk, profiles = dice.choice(fitting)
             answers = dict(walk)
@@ -195,19 +198,20 @@ def test_a_million_answers_are_decoded() -> None:
 
 
 @pytest.mark.slow
-def test_a_million_walks_are_read() -> None:
-    dice = random.Random(20260922)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_million_walks_are_read(part: int) -> None:
+    dice = random.Random(f"walks {part}")
     texts = [path.read_text(encoding="utf-8") for path in sorted(WALKS.rglob("*.walk"))]
     lines = [line for text in texts for line in text.splitlines()]
     letters = "0123456789.|x-+:\r\n\t #\0\x1b\x85é\ud800"
     good = 0
-    for _ in range(A_MILLION):
+    for _ in range(A_MILLION // PARTS):
         line = list(dice.choice(lines))
         for _ in range(dice.randrange(3)):
             at = dice.randrange(len(line) + 1)
             line[at : at + dice.randrange(3)] = dice.choice(letters) * dice.choice((1, 1, 1, 2, 40))
         good += bool(read("".join(line)))
-    assert good > A_MILLION / 5, "it must not be rubbish alone"
+    assert good > A_MILLION / PARTS / 5, "it must not be rubbish alone"
 
 
 def test_a_device_of_endless_objects_is_forgotten() -> None:
