@@ -298,7 +298,7 @@ def _certificates(nut: Nut, draft: Draft) -> None:
         draft.note(
             "certificates",
             where,
-            "tls: required always verifies upsd's certificate: name its authority (a PEM file) as ca, unless the system "
+            "tls: required always verifies upsd's certificate: name its authority (a PEM file) as ca, unless the host "
             "knows it; CERTPATH of NUT is a folder or a database of NSS (certutil -L -d FOLDER -n NAME -a prints one)",
         )
 
