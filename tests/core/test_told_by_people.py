@@ -1,0 +1,93 @@
+"""What people, the host and the BMC tell the core, and what of it stays: a new battery, works, a stop, a read-back."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from play import Player, Told
+
+from powerguard.core import needs
+from powerguard.core.events import Done, EnsurePolicy, Failed, Level, Measured, Note, PowerOff, Scalar
+from powerguard.core.learned import BatteryModel, Health, TauPoint
+from powerguard.core.model import Outage, Phase
+
+WORDS = "table=50:540,75:360,100:240 trainer=llm:pause:20"
+READY = f"policy {WORDS}\n0..5 utility load=75 charge=100 runtime=360"
+
+
+def note(told: Told, event: str) -> Note:
+    """The newest one of its kind."""
+    return next(each for each in reversed(told.notes) if each.event == event)
+
+
+def outage(phase: Phase) -> Outage:
+    found = getattr(phase, "outage", None)
+    assert isinstance(found, Outage)
+    return found
+
+
+def test_a_new_battery_is_not_judged_by_the_old_one() -> None:
+    """Health and runtimes were the old one's; how fast the charger is was the UPS's, and stays."""
+    player = Player()
+    told = player.play(f"{READY}\n6 tick")
+    old = BatteryModel(
+        health=Health(share=0.5, error=0.05, depth=0.4, at_s=1.0, how="fall of the charge"),
+        points=(TauPoint(load=0.75, tau_s=200.0, at_s=1.0),),
+        recharge_s=12345.0,
+    )
+    battery = replace(told.state.battery, model=old, health=0.5, tau_point=(0.75, 200.0))
+    told.state = replace(told.state, battery=battery)
+    told = player.play("7 battery_replaced")
+    assert told.state.battery.model == BatteryModel(recharge_s=12345.0, replaced_at_s=7.0)
+    assert (told.state.battery.health, told.state.battery.tau_point) == (0.75, None)
+    assert note(told, "battery_replaced").numbers == (("who", "alice"),)
+
+
+def test_works_end_at_their_time_and_the_journal_says_whose_they_were() -> None:
+    told = Player().play(f"{READY}\n5 maintenance 10\n6..14 utility load=75 charge=100")
+    assert told.state.maintenance is not None
+    told = Player().play(f"{READY}\n5 maintenance 10\n6..15 utility load=75 charge=100")
+    assert told.state.maintenance is None
+    ended = note(told, "maintenance_ended")
+    assert (ended.because, ended.numbers) == ("expired", (("who", "alice"),))
+
+
+def test_how_long_the_host_took_is_kept_by_what_it_was() -> None:
+    player = Player()
+    player.play(f"{READY}\n6 tick")
+    player.send(Measured(at_s=7.0, need="stop", seconds=42.0))
+    player.send(Measured(at_s=8.0, need="boot", seconds=99.0))
+    assert player.told is not None
+    assert needs.samples(player.told.state.learned, "stop") == (42.0,)
+    assert needs.samples(player.told.state.learned, "boot") == (99.0,)
+
+
+@pytest.mark.parametrize(
+    ("detail", "verified"), [({"verified": True}, True), ({"verified": False}, False), ({}, False)]
+)
+def test_only_a_policy_that_was_read_back_counts_as_verified(detail: dict[str, Scalar], *, verified: bool) -> None:
+    """What the BMC took without showing it is not what it will do; the journal keeps all that was said."""
+    player = Player()
+    told = player.play(f"{READY}\n6..20 battery load=75 charge=98")
+    (asked,) = told.ordered(EnsurePolicy)
+    given = (("policy", "always-on"), *detail.items())
+    player.send(Done(at_s=20.5, action=asked, took_s=0.1, detail=given))
+    assert outage(told.state.phase).policy_verified is verified
+    assert note(told, "policy_verified").numbers == given
+    assert note(told, "policy_verified").level is Level.INFO
+
+
+def test_a_power_off_that_was_refused_is_ordered_again_after_five_seconds() -> None:
+    player = Player()
+    told = player.play(f"{READY}\n5 trainer llm\n6..170 battery load=75 charge=100-0.5")
+    assert told.phase == "shutdown"
+    first = next(action for action in told.actions if isinstance(action, PowerOff))
+    before = len(told.ordered(PowerOff))
+    player.send(Failed(at_s=170.5, action=first, took_s=0.1, reason="refused"))
+    told = player.play("175 tick")
+    assert len(told.ordered(PowerOff)) == before, "not yet"
+    told = player.play("175.5 tick")
+    assert len(told.ordered(PowerOff)) == before + 1
