@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 EX_CONFIG: Final = 78
 EX_VIOLATED: Final = 1
+EX_INTERRUPTED: Final = 130
 _POLICIES: Final = ("powerguard", "fixed", "nut", "apcupsd", "oracle")
 _LEVELS: Final = ("core", "loop", "sockets")
 _OUTAGES: Final = {"core": 1000, "loop": 50, "sockets": 3}
@@ -33,7 +34,7 @@ def register(subparsers: Subparsers) -> None:
         "hang and die. Exit 0: no invariant was violated; 1: one was, and the command that plays it again is printed.",
     )
     parser.add_argument(
-        "--seed", type=_at_least(0), default=1, metavar="N", help="seed of the first outage (default 1)"
+        "--seed", type=_at_least(0), default=1, metavar="N", help="seed of the first outage, below 10^15 (default 1)"
     )
     parser.add_argument(
         "--outages",
@@ -62,7 +63,7 @@ def register(subparsers: Subparsers) -> None:
 def _at_least(least: int) -> Any:  # noqa: ANN401 - a type for argparse
     def number(text: str) -> int:
         if not text.isascii() or not text.isdigit() or not least <= int(text) < 10**15:
-            msg = f"must be a whole number from {least} on, got {text!r}"
+            msg = f"must be a whole number from {least} to {10**15 - 1}, got {text!r:.40}"
             raise argparse.ArgumentTypeError(msg)
         return int(text)
 
@@ -71,6 +72,19 @@ def _at_least(least: int) -> Any:  # noqa: ANN401 - a type for argparse
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
+    bar = _Bar(args.outages or _OUTAGES[args.level])
+    try:
+        bar.show(0)
+        return _run(args, bar)
+    except KeyboardInterrupt:
+        bar.clear()
+        print(f"powerguard simulate: interrupted; {bar.done} of {bar.whole} outages were played", file=sys.stderr)
+        return EX_INTERRUPTED
+    finally:
+        bar.clear()
+
+
+def _run(args: argparse.Namespace, bar: "_Bar") -> int:
     from powerguard.settings.load import SettingsError
     from powerguard.sim.world.report import Options, report
     from powerguard.sim.world.site import Site, load
@@ -78,9 +92,11 @@ def run(args: argparse.Namespace) -> int:
     try:
         site = Site() if args.site is None else load(Path(args.site))
     except SettingsError as error:
+        bar.clear()
         print(error, file=sys.stderr)
         return EX_CONFIG
     if args.level != "core" and args.policy != "powerguard":
+        bar.clear()
         print(f"powerguard simulate: --level {args.level} plays powerguard itself only", file=sys.stderr)
         return 64
     options = Options(
@@ -91,11 +107,8 @@ def run(args: argparse.Namespace) -> int:
         site=None if args.site is None else shlex.quote(args.site),
         level=args.level,
     )
-    bar = _Bar(options.outages)
-    try:
-        told = report(_play(site, options, args.jobs, bar.show), options)
-    finally:
-        bar.clear()
+    told = report(_play(site, options, args.jobs, bar.show), options)
+    bar.clear()
     print(json.dumps(told, indent=2)) if args.json else _print(told)
     return EX_VIOLATED if told["invariant_violations"] else 0
 
@@ -113,23 +126,26 @@ class _Bar:
     """How far it has got, on stderr, where that is a terminal."""
 
     def __init__(self, whole: int) -> None:
-        self._whole = whole
-        self._shown = sys.stderr.isatty()
+        self.whole = whole
+        self.done = 0
+        self._live = sys.stderr.isatty()
         self._permille = -1
 
     def show(self, done: int) -> None:
         """Draw it anew."""
-        permille = 1000 * done // self._whole
-        if not self._shown or permille == self._permille:
+        self.done = done
+        permille = 1000 * done // self.whole
+        if not self._live or permille == self._permille:
             return
         self._permille = permille
-        full = _BAR * done // self._whole
+        full = _BAR * done // self.whole
         bar = "#" * full + "." * (_BAR - full)
-        print(f"\r[{bar}] {done} of {self._whole}", end="", file=sys.stderr, flush=True)
+        print(f"\r[{bar}] {done} of {self.whole}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
         """Take it away again."""
-        if self._shown and self._permille >= 0:
+        if self._live and self._permille >= 0:
+            self._permille = -1
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
@@ -150,6 +166,8 @@ def _print(told: dict[str, Any]) -> None:
     print(f"  of all that done again (rollback) {told['rollback_s_mean']:.1f} s an outage")
     dirty, physics = share("planning_dirty"), share("physics_dirty")
     print(f"  power lost under the host         {dirty} by planning, {physics} by physics")
+    if told["policy"] == "oracle" and told["planning_dirty"]:
+        print("                                    (the oracle takes whoever lost the fewest seconds, also so)")
     print(f"  shut down                         {share('shutdowns')}, of these needless {share('needless')}")
     print(f"  stranded                          {share('stranded')}")
     for lost in told["planning_dirty_outages"][:5]:

@@ -1,15 +1,10 @@
 """Many outages at the loop and at the socket level, as the core level plays them: `powerguard simulate --level`."""
 
-import multiprocessing
-import os
-import signal
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Final
 
 from powerguard.sim.looped import outage, wired
 from powerguard.sim.world.bound import bound
-from powerguard.sim.world.many import Tell
+from powerguard.sim.world.many import Tell, cores, spread
 from powerguard.sim.world.oracle import best
 from powerguard.sim.world.report import Options, Sample
 from powerguard.sim.world.scene import draw
@@ -26,25 +21,13 @@ def play_many(site: Site, options: Options, *, jobs: int | None = None, tell: Te
     """
     if options.level == "sockets":
         return wired.play_many(options, at_once=jobs, tell=tell)
-    jobs = min(jobs or len(os.sched_getaffinity(0)), max(1, options.outages // _CHUNK))
-    samples: list[Sample] = []
-    if jobs == 1:
-        for seed in range(options.seed, options.seed + options.outages):
-            samples.append(one(seed, site, faults=options.faults))
-            tell(len(samples))
-        return samples
-    # A fresh interpreter for each: nothing of whoever calls us (threads, event loops) is copied into it.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_let_the_parent_be_interrupted) as pool:
-        running = [pool.submit(_play_chunk, site, seeds, faults=options.faults) for seeds in _chunks(options, jobs)]
-        try:
-            for done in as_completed(running):
-                samples += done.result()
-                tell(len(samples))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return samples
+    jobs = min(jobs or cores(), max(1, options.outages // _CHUNK))
+    size = min(_MOST_CHUNK, max(1, options.outages // (4 * jobs)))
+    return spread(_played, site, options, jobs=jobs, size=size, tell=tell)
+
+
+def _played(site: Site, options: Options, seed: int) -> Sample:
+    return one(seed, site, faults=options.faults)
 
 
 def one(seed: int, site: Site, *, faults: bool) -> Sample:
@@ -66,18 +49,3 @@ def one(seed: int, site: Site, *, faults: bool) -> Sample:
         stranded=told.stranded,
         violations=tuple(f"{violation.name}: {violation.what}" for violation in told.violations),
     )
-
-
-def _chunks(options: Options, jobs: int) -> Iterator[range]:
-    size = min(_MOST_CHUNK, max(1, options.outages // (4 * jobs)))
-    end = options.seed + options.outages
-    for begin in range(options.seed, end, size):
-        yield range(begin, min(begin + size, end))
-
-
-def _play_chunk(site: Site, seeds: range, *, faults: bool) -> list[Sample]:
-    return [one(seed, site, faults=faults) for seed in seeds]
-
-
-def _let_the_parent_be_interrupted() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

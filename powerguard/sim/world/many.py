@@ -5,6 +5,8 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.synchronize import Event
 from typing import ClassVar
 
@@ -12,6 +14,7 @@ from powerguard.sim.world.policies import one
 from powerguard.sim.world.report import Options, Sample, sample
 from powerguard.sim.world.site import Site
 
+Play = Callable[[Site, Options, int], Sample]
 Tell = Callable[[int], None]
 """Called with the number of outages that have been played."""
 _CHUNK = 50
@@ -20,22 +23,21 @@ _MOST_CHUNK = 500
 
 def play_many(site: Site, options: Options, *, jobs: int | None = None, tell: Tell = lambda _: None) -> list[Sample]:
     """Play all outages of a run. jobs: processes; None: one for each core. The samples come in no order."""
-    jobs = min(jobs or len(os.sched_getaffinity(0)), max(1, options.outages // _CHUNK))
-    if jobs == 1:
-        samples = []
-        for seed in range(options.seed, options.seed + options.outages):
-            samples.append(_played(site, options, seed))
-            tell(len(samples))
-        return samples
-    return _spread(site, options, jobs, tell)
+    jobs = min(jobs or cores(), max(1, options.outages // _CHUNK))
+    size = min(_MOST_CHUNK, max(_CHUNK // 2, options.outages // (8 * jobs)))
+    return spread(_played, site, options, jobs=jobs, size=size, tell=tell)
 
 
 def _played(site: Site, options: Options, seed: int) -> Sample:
     return sample(*one(seed, site, options.policy, faults=options.faults))
 
 
-def _chunks(options: Options, jobs: int) -> Iterator[range]:
-    size = min(_MOST_CHUNK, max(_CHUNK // 2, options.outages // (8 * jobs)))
+def cores() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _chunks(options: Options, size: int) -> Iterator[range]:
     end = options.seed + options.outages
     for begin in range(options.seed, end, size):
         yield range(begin, min(begin + size, end))
@@ -53,31 +55,56 @@ class _Worker:
         cls.stop = stop
 
     @classmethod
-    def play(cls, site: Site, options: Options, seeds: range) -> list[Sample]:
+    def play(cls, play: Play, site: Site, options: Options, seeds: range) -> list[Sample]:
         """Play a chunk, unless nobody waits for it any more."""
         samples = []
         for seed in seeds:
             if cls.stop is not None and cls.stop.is_set():
                 break
-            samples.append(_played(site, options, seed))
+            samples.append(play(site, options, seed))
         return samples
 
 
-def _spread(site: Site, options: Options, jobs: int, tell: Tell) -> list[Sample]:
+def spread(play: Play, site: Site, options: Options, *, jobs: int, size: int, tell: Tell) -> list[Sample]:
+    """Play all outages in chunks of size, in so many processes; with one job in this one.
+
+    play: a function of a module, for the processes must find it again. An interrupt ends it after the outages that run.
+    """
+    samples: list[Sample] = []
+    if jobs == 1:
+        for seed in range(options.seed, options.seed + options.outages):
+            samples.append(play(site, options, seed))
+            tell(len(samples))
+        return samples
     # A fresh interpreter for each: nothing of whoever calls us (threads, event loops) is copied into it.
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
-    samples: list[Sample] = []
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_Worker.begin, initargs=(stop,)) as pool:
-        running: list[Future[list[Sample]]] = [
-            pool.submit(_Worker.play, site, options, seeds) for seeds in _chunks(options, jobs)
-        ]
+        with _uninterrupted():
+            running: list[Future[list[Sample]]] = [
+                pool.submit(_Worker.play, play, site, options, seeds) for seeds in _chunks(options, size)
+            ]
         try:
             for done in as_completed(running):
                 samples += done.result()
                 tell(len(samples))
         except BaseException:
             stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
+            # Waited for: a process that has only just begun would look in vain for what we take away when we go.
+            pool.shutdown(wait=True, cancel_futures=True)
             raise
     return samples
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold back Ctrl-C while processes are started, and let them inherit that.
+
+    Their first second goes by with imports, before any code of ours could tell them to leave interrupts to us.
+    """
+    resource_tracker.ensure_running()  # it would lift the block again when it is started
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
