@@ -5,7 +5,7 @@ through the same gates: a type, the profile's sentinels, a window of what is bel
 fields with each other. Whatever falls is listed with its reason in `Decoded.rejected`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from powerguard.core.events import OutputSource, Reading
@@ -29,6 +29,12 @@ __all__ = ["Answers", "Decoded", "Rejected", "decode", "redundant"]
 
 _CONTESTED = frozenset({"runtime_s", "charge_pct", "watts"})
 """Numbers that the cross-checks may refuse: every profile is heard, so that another one can take the place."""
+_COMBINED: Mapping[Combine, Callable[[list[float]], float]] = {
+    Combine.SUM: sum,
+    Combine.MAX: max,
+    Combine.MIN: min,
+    Combine.FIRST: lambda lines: lines[0],
+}
 _MOST_OUTLETS = 256
 _INPUT_THERE_V = 80.0
 _INPUT_GONE_V = 25.0
@@ -241,9 +247,7 @@ def _number(source: NumberAt, answers: Answers, rows: Rows, draft: Draft) -> flo
         return None
     if source.field not in draft.lines:
         draft.lines[source.field] = tuple(lines)
-    if source.combine is Combine.SUM:
-        return sum(lines)
-    return lines[0] if source.combine is Combine.FIRST else max(lines)
+    return _COMBINED[source.combine](lines)
 
 
 def _scalar(source: NumberAt, answers: Answers, draft: Draft) -> float | None:

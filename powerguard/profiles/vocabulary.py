@@ -102,6 +102,7 @@ class Combine(StrEnum):
     """How the rows of a table (the lines of a three-phase UPS) become one number."""
 
     MAX = "max"
+    MIN = "min"
     SUM = "sum"
     FIRST = "first"
 
@@ -118,8 +119,8 @@ class Field:
 
 NUMBERS = {
     # 5 days: a real inverter plant says 100 h at 25 % load; 9999 min (6.9 days) and 65535 min are saturated counters.
-    "runtime_s": Field("time", 0, 5 * 86400),
-    "charge_pct": Field("share", 0, 100),
+    "runtime_s": Field("time", 0, 5 * 86400, Combine.MIN),
+    "charge_pct": Field("share", 0, 100, Combine.MIN),
     "load_pct": Field("share", 0, 250),
     "watts": Field("power", 0, 5e6, Combine.SUM),
     "on_battery_s": Field("time", 0, 5 * 86400),
