@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import random
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +23,8 @@ log = structlog.get_logger(__name__)
 
 _LOST_AFTER: Final = 3
 _ON_BATTERY_LIMIT_S: Final = 0.8
+_ON_BATTERY_LOST_S: Final = 2.5
+"""On battery two misses will do once the last reading is so old: at 3 s the core must know that it counts alone."""
 _MISS_APART_S: Final = 0.8
 """Between two misses, however often we try: three of them, and the last good reading is not yet 3 s old."""
 _MISS_APART_ON_UTILITY_S: Final = 1.5
@@ -117,6 +119,7 @@ class NutSource:
         self._began_s = self._published_at_s = -1e9
         self._on_battery = False
         self._misses = 0
+        self._is_lost = False
         self._miss_at_s = -1e9
         self._told: set[str] = set()
 
@@ -144,7 +147,7 @@ class NutSource:
     def _next_s(self, now_s: float, grid_s: float) -> float:
         """When to poll next, if nobody asks: on the grid; sooner to repeat a change; while it fails as it fits."""
         if self._link is None:
-            longest_s = _RETRY_S[1] if self._misses >= _LOST_AFTER else _RETRY_S[0]
+            longest_s = _RETRY_S[1] if self._is_lost else _RETRY_S[0]
             return now_s + longest_s * (0.5 + 0.5 * self._jitter())
         if self._late:
             return now_s
@@ -196,7 +199,7 @@ class NutSource:
         except LateError:
             self._late = True
             self._miss(publish, f"{self._where} is too slow: no whole answer in {self._limit_s:g} s")
-            if self._misses >= _LOST_AFTER:
+            if self._is_lost:
                 await self._drop()
         except RefusedError as error:
             self._miss(publish, str(error))
@@ -206,7 +209,7 @@ class NutSource:
                 self._woken.clear()  # it has been looked at
             self._miss(publish, str(error))
         else:
-            self._misses = 0
+            self._misses, self._is_lost = 0, False
             if told is not None:
                 self._publish(publish, told)
             await self._log_in(link)
@@ -235,9 +238,19 @@ class NutSource:
         return link
 
     async def _connect(self) -> Link:
-        options = self._options
         addresses = await self._resolver.addresses()
-        link = await Link.open(addresses, options.port, self._where, limit_s=self._limit_s, on_lost=self._wake)
+        limit_s = 2 * self._limit_s  # for each step has a limit of its own, and there are three
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._connect_to(addresses)
+        except TimeoutError as error:
+            msg = f"{self._where} is too slow: not connected in {limit_s:g} s"
+            raise LinkError(msg) from error
+
+    async def _connect_to(self, addresses: Sequence[str]) -> Link:
+        options = self._options
+        limit_s = self._limit_s
+        link = await Link.open(addresses, options.port, self._where, limit_s=limit_s, on_lost=self._wake)
         try:
             if options.tls != "off" and self._clock() >= self._plain_until_s:
                 await self._start_tls(link)
@@ -465,8 +478,9 @@ class NutSource:
         self._misses += 1
         self._miss_at_s = now_s
         self._whole_at_s = 0.0
-        lost = self._misses >= _LOST_AFTER
-        publish(SourceFailed(at_s=now_s, ups=self._ups, source=self.name, reason=reason, lost=lost))
+        is_old = self._on_battery and now_s - self._published_at_s >= _ON_BATTERY_LOST_S
+        self._is_lost = self._misses >= (2 if is_old else _LOST_AFTER)
+        publish(SourceFailed(at_s=now_s, ups=self._ups, source=self.name, reason=reason, lost=self._is_lost))
 
     def _once(self, event: str, because: str, *, key: str = "", error: bool = False, **keyed: str) -> None:
         """Tell each standing oddity once; a peer that makes up new ones every second is not told on for ever."""

@@ -232,7 +232,7 @@ class Link:
             msg = f"{self._where}: STARTTLS was answered with something else"
             raise LinkError(msg)
         try:
-            async with asyncio.timeout(limit_s + 1.0):
+            async with asyncio.timeout(limit_s):
                 transport = await asyncio.get_running_loop().start_tls(
                     wire.transport, wire, context, server_hostname=host, ssl_shutdown_timeout=_CLOSE_S
                 )
