@@ -50,6 +50,7 @@ from powerguard.core.recovery import Stored, restore
 from powerguard.sim.world.host import Answer
 from powerguard.sim.world.invariants import check_step, hold
 from powerguard.sim.world.scene import Scene
+from powerguard.sim.world.second import Second
 from powerguard.sim.world.site import Site
 from powerguard.sim.world.streams import stream
 from powerguard.sim.world.world import SOURCE, UPS, World
@@ -77,6 +78,7 @@ def policy_of(scene: Scene, site: Site) -> Policy:
     return Policy(
         boot_id="simboot1",
         ups=UPS,
+        sources=1 if scene.second is None else 2,
         runtime_table=tuple((load / 100.0, float(seconds)) for load, seconds in sorted(site.ups.runtime_table.items())),
         health=0.6 if scene.age_months > _OLD_MONTHS else 0.75,
         recharge_s=site.ups.recharge_h * 3600.0,
@@ -136,6 +138,7 @@ class Guarded:
         self._missed = 0
         self._kills = [kill for kill in world.scene.kills if kill[0] > world.now_s]
         self._back_s: float | None = None
+        self._second: Second | None = None
         self._foreseen_s = self._busy_s = self._turned_s = -math.inf
 
     # --- As the engine sees it ---------------------------------------------------------------------------------------
@@ -158,6 +161,8 @@ class Guarded:
         self._boots += 1
         self._back_s = None
         self._missed = 0
+        facts = self.world.scene.second
+        self._second = None if facts is None else Second(facts)
         if was_off_s is None:
             self._policy = needs.fold(self._policy, self._state.learned)
             answer = restore(self._policy, None, now_s + self._offset_s)
@@ -254,18 +259,21 @@ class Guarded:
 
     def _read(self) -> None:
         world = self.world
+        was = self._state.feed.supply
+        reading = world.reading(self._offset_s)
         if world.answers():
             self._missed = 0
-            was = self._state.feed.supply
-            self._send(world.reading(self._offset_s))
-            if self._state.feed.supply is not was:
-                self._turned_s = world.now_s
-            return
-        self._missed += 1
-        at_s = world.now_s + self._offset_s
-        lost = self._missed >= _MISSES
-        self._send(SourceFailed(at_s=at_s, ups=UPS, source=SOURCE, reason="no answer", lost=lost))
-        self._send(Tick(at_s=at_s))
+            self._send(reading)
+        else:
+            self._missed += 1
+            lost = self._missed >= _MISSES
+            self._send(SourceFailed(at_s=reading.at_s, ups=UPS, source=SOURCE, reason="no answer", lost=lost))
+            self._send(Tick(at_s=reading.at_s))
+        told = None if self._second is None else self._second.tell(reading, world.now_s)
+        if told is not None:
+            self._send(told)
+        if self._state.feed.supply is not was:
+            self._turned_s = world.now_s
 
     def _watch(self) -> None:
         """What the trainer says of itself, when it changes and now and then."""

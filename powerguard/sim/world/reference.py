@@ -8,7 +8,10 @@ from powerguard.sim.world.site import Site
 
 _KEYS: Final = (
     ("policy, level, seed, faults, site, outages", "what was asked for"),
-    ("excess_s_mean, excess_s_p95", "seconds of training lost beyond the oracle (who minimises them alone), per outage"),
+    (
+        "excess_s_mean, excess_s_p95",
+        "seconds of training lost beyond the oracle (who minimises them alone), per outage",
+    ),
     ("beyond_bound_s_mean", "the same beyond what nobody can beat"),
     ("loss_s_mean", "seconds of training lost in all, per outage"),
     ("rollback_s_mean", "of these, work that had to be done again"),

@@ -6,6 +6,7 @@ from random import Random
 from powerguard.sim.world import outages
 from powerguard.sim.world.battery import Curve, Gauge, GaugeFacts, GaugeKind, Pack
 from powerguard.sim.world.outages import Cut
+from powerguard.sim.world.second import SecondFacts, draw_second
 from powerguard.sim.world.site import Site
 from powerguard.sim.world.streams import stream, uniform
 
@@ -40,7 +41,7 @@ class Scene:
     health: true share of a new battery. charge: of that, at the start. dies_at: energy left where a bad cell ends it.
     measured_health: what a drill would have found. age_months: of the battery, as an operator would know it.
     silences: (from, to) in which the source says nothing. kills: (at, away) of the daemon. always_on: the BMC's policy.
-    wall_error_s: by how much the wall clock is wrong after a boot.
+    wall_error_s: by how much the wall clock is wrong after a boot. second: another source of the same UPS.
     """
 
     seed: int
@@ -59,6 +60,7 @@ class Scene:
     always_on: bool = True
     bmc_refuses: bool = False
     wall_error_s: float = 0.0
+    second: SecondFacts | None = None
 
     @property
     def end_s(self) -> float:
@@ -113,6 +115,7 @@ def draw(seed: int, site: Site, *, faults: bool) -> Scene:
         always_on=stream(seed, "bmc policy").random() < site.host.always_on_share,
         bmc_refuses=faults and stream(seed, "bmc").random() < site.faults.bmc_refuses_share,
         wall_error_s=_wall_error_s(seed, site) if faults else 0.0,
+        second=draw_second(seed, site.faults) if faults else None,
     )
 
 

@@ -9,6 +9,7 @@ import math
 from powerguard.core.events import OutputSource, Reading
 from powerguard.sim.world.host import Answer, Host, Power
 from powerguard.sim.world.scene import Scene
+from powerguard.sim.world.second import Ill
 from powerguard.sim.world.site import Site
 
 UPS = "sim"
@@ -183,7 +184,7 @@ class World:
         """Return what the UPS answers now. offset_s: of the asking clock, seconds at the first cut."""
         on_battery = not self.utility
         told = self.gauge.tell(self.now_s, self.pack, self.load, on_battery=on_battery)
-        silent = self.scene.gauge.silent
+        silent, second = self.scene.gauge.silent, self.scene.second
         since_s = self._began_battery_s
         countdown = self._off_at_s < math.inf and self._fsd_since_s == math.inf
         return Reading(
@@ -199,4 +200,5 @@ class World:
             low_battery=told.low_battery,
             output_off_in_s=self._off_at_s - self.now_s if countdown else None,
             forced_shutdown=self._fsd_since_s < math.inf,
+            authenticated=second is not None and second.ill is Ill.FORGED,
         )

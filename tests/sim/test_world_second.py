@@ -1,0 +1,83 @@
+"""The second source of the simulated world: late, frozen, stuck, silent, forged; and the core among such sources."""
+
+import pytest
+
+from powerguard.core.events import OutputSource, Reading, SourceFailed
+from powerguard.sim.world.many import play_many
+from powerguard.sim.world.report import Options, report
+from powerguard.sim.world.scene import draw
+from powerguard.sim.world.second import NAME, Ill, Second, SecondFacts
+from powerguard.sim.world.site import FaultSite, Site
+
+ALWAYS = Site(faults=FaultSite(second_share=1.0))
+
+
+def says(at_s: float) -> Reading:
+    """The UPS: utility until 100, then battery, with a charge that names the second."""
+    source = OutputSource.BATTERY if at_s >= 100.0 else OutputSource.UTILITY
+    return Reading(
+        at_s=at_s,
+        ups="sim",
+        source="sim",
+        output_source=source,
+        charge_pct=at_s / 10.0,
+        on_battery_s=max(0.0, at_s - 100.0),
+    )
+
+
+def told(facts: SecondFacts, until_s: int = 130) -> dict[int, Reading | SourceFailed | None]:
+    second = Second(facts)
+    return {at_s: second.tell(says(float(at_s)), float(at_s)) for at_s in range(80, until_s)}
+
+
+def word(answer: Reading | SourceFailed | None) -> tuple[str, float | None]:
+    assert isinstance(answer, Reading)
+    return answer.output_source.value, answer.charge_pct
+
+
+def test_it_is_late_by_its_lag() -> None:
+    answers = told(SecondFacts(lag_s=5.0))
+    assert answers[84] is None
+    assert word(answers[85]) == ("utility", 8.0)
+    assert word(answers[104]) == ("utility", 9.9)
+    assert word(answers[105]) == ("battery", 10.0)
+    at_s = answers[105]
+    assert isinstance(at_s, Reading)
+    assert (at_s.at_s, at_s.source, at_s.authenticated) == (105.0, NAME, False)
+
+
+@pytest.mark.parametrize(
+    ("ill", "at", "expected"),
+    [
+        (Ill.FROZEN, 110, ("utility", 9.0)),
+        (Ill.FROZEN, 125, ("battery", 12.5)),
+        (Ill.STUCK_BATTERY, 95, ("battery", 9.0)),
+        (Ill.STUCK_UTILITY, 110, ("utility", 9.0)),
+        (Ill.FORGED, 95, ("battery", 3.0)),
+        (Ill.FORGED, 125, ("battery", 12.5)),
+    ],
+)
+def test_it_is_ill_from_its_moment_on_and_for_its_time(ill: Ill, at: int, expected: tuple[str, float]) -> None:
+    assert word(told(SecondFacts(lag_s=0.0, ill=ill, at_s=90.5, lasts_s=30.0))[at]) == expected
+
+
+def test_a_silent_one_counts_as_lost_after_three_seconds() -> None:
+    answers = told(SecondFacts(lag_s=0.0, ill=Ill.SILENT, at_s=90.0, lasts_s=30.0))
+    failures = {at_s: each.lost for at_s, each in answers.items() if isinstance(each, SourceFailed)}
+    assert failures == {at_s: at_s >= 93 for at_s in range(90, 120)}
+
+
+def test_the_world_draws_every_kind_and_only_with_faults() -> None:
+    kinds = {scene.second.ill for seed in range(200) if (scene := draw(seed, ALWAYS, faults=True)).second is not None}
+    assert kinds == set(Ill)
+    assert draw(1, ALWAYS, faults=False).second is None
+    some = sum(draw(seed, Site(), faults=True).second is not None for seed in range(500))
+    assert 60 < some < 140
+
+
+def test_among_two_sources_nothing_is_violated() -> None:
+    """Every host has a second source, and three of five of those are ill: no host loses its power by planning."""
+    options = Options(seed=700_000, outages=120)
+    made = report(play_many(ALWAYS, options, jobs=1), options)
+    assert made["invariant_violations"] == []
+    assert made["planning_dirty_outages"] == []
