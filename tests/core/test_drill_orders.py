@@ -361,6 +361,20 @@ def test_a_pause_that_lands_in_the_undo_is_undone_once_more() -> None:
     assert report(told).result == "interrupted"
 
 
+def test_a_pause_that_lands_on_a_trainer_that_was_lost_for_a_moment_is_owed_its_end() -> None:
+    """It was given up as dead, and is there again: the drill does not end before it has heard that it may go on."""
+    player = Player()
+    story = (
+        "16 drill scope=pause\n17..27 utility load=75\n28 drill_stop\n28.2 trainer llm alive=false\n28.4 trainer llm"
+    )
+    told = played(story, answers="auto", player=player)
+    assert told.state.drill is not None
+    assert told.state.drill.paused == ()
+    told = answered(player, PauseTrainer, 28.5, paused=True)
+    assert told.state.drill is not None
+    assert told.state.drill.paused == ("llm",)
+
+
 @pytest.mark.parametrize(
     ("reason", "after", "told_again"),
     [
