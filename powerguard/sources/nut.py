@@ -12,10 +12,10 @@ import structlog
 
 from powerguard.clock import Clock
 from powerguard.core.events import OutputSource, Reading, SourceFailed
-from powerguard.options import SecretError
-from powerguard.protocols.nut import Answer, Err, Line, NutError, Ok, Table, encode
+from powerguard.protocols.nut import Answer, Err, Line, Table, encode
 from powerguard.sources.base import Publish
 from powerguard.sources.nut_link import LateError, Link, LinkError, Resolver, TlsError
+from powerguard.sources.nut_login import TRY_AGAIN_S, Login
 from powerguard.sources.nut_options import NutOptions
 from powerguard.sources.nut_status import STATUS, WANTED, Told, forgeable_behind, interpret, slow_behind
 
@@ -37,11 +37,8 @@ _WHOLE_S: Final = 1.0
 _WHOLE_ON_BATTERY_S: Final = 0.5
 _LIST_S: Final = (1.0, 5.0, 60.0)
 """From one list of all variables to the next: a upsd that has just started hears of them one by one."""
-_TRY_AGAIN_S: Final = 300.0
-"""After a refused login, or a certificate that was not believed: the other end may have been put right."""
 _MOST_TOLD: Final = 100
 _DICE: Final = random.SystemRandom()
-_NOT_NOW: Final = frozenset(("DATA-STALE", "DRIVER-NOT-CONNECTED"))
 _MEANINGS: Final = {
     "DATA-STALE": "its driver hears nothing from the UPS (check the cable or the card, and the driver's log)",
     "DRIVER-NOT-CONNECTED": "the driver of this UPS is not running (upsdrvctl start, or the nut-driver unit)",
@@ -104,9 +101,7 @@ class NutSource:
         self._asked = False
         self._resolver = Resolver(options.host, options.port)
         self._link: Link | None = None
-        self._credentials_sent = False
-        self._login_problem = ""
-        self._login_at_s = 0.0
+        self._login = Login(options, clock)
         self._plain_until_s = 0.0
         self._wanted: tuple[str, ...] = ()
         self._list_at_s = 0.0
@@ -170,12 +165,12 @@ class NutSource:
             await self._list(link)
             took_s = self._clock() - began_s
             await self._log_in(link)
-            warnings = [text for text in (self._slow, self._login_problem) if text]
+            warnings = [text for text in (self._slow, self._login.problem) if text]
             return NutReport(
                 where=self._where,
                 reading=self._reading(self._understood()),
                 tls=link.is_verified,
-                is_logged_in=link.is_logged_in,
+                is_logged_in=self._login.is_held,
                 forgeable="" if not self._forgeable and link.is_verified else self._forgeable or "no TLS",
                 warnings=tuple(warnings),
                 latency_s=took_s,
@@ -258,7 +253,7 @@ class NutSource:
             await link.close()
             raise
         self._link = link
-        self._credentials_sent, self._login_problem, self._login_at_s = False, "", 0.0
+        self._login.begin()
         self._wanted, self._lists = (), 0
         return link
 
@@ -277,7 +272,7 @@ class NutSource:
             raise LinkError(msg) from error
         except TlsError as error:
             if not required:
-                self._plain_until_s = self._clock() + _TRY_AGAIN_S
+                self._plain_until_s = self._clock() + TRY_AGAIN_S
                 because = f"{error}: readings go on without TLS and without login"
                 self._once("tls_not_believed", because, error=True)
             msg = f"{error} (set ca to the authority that signed it, and host to a name that stands in it)"
@@ -395,60 +390,17 @@ class NutSource:
         link = self._link
         if link is None or self._on_battery:
             return False
-        login = bool(self._login_problem) and now_s >= self._login_at_s
-        return login or (not link.is_verified and 0.0 < self._plain_until_s <= now_s)
+        return self._login.is_worth_a_new_connection() or (not link.is_verified and 0.0 < self._plain_until_s <= now_s)
 
     async def _log_in(self, link: Link) -> None:
-        """Log in, so that a primary waits for this host. The login ends with the connection; we never log out.
-
-        What goes wrong costs the login and never a reading: upsd answers GET to anybody.
-        """
-        options = self._options
-        now_s = self._clock()
-        if options.user is None or link.is_logged_in or self._login_problem or now_s < self._login_at_s:
-            return
-        if not link.is_verified and now_s < self._plain_until_s:
-            return  # somebody may stand between us and upsd
-        self._login_at_s = now_s + _TRY_AGAIN_S
-        try:
-            self._login_problem = await self._login_refused(link, options.user)
-        except (SecretError, NutError) as error:
-            self._login_problem = f"no login: {error}"
-        except (LateError, LinkError):
-            self._login_at_s = now_s + _WHOLE_S  # once it answers again
-            return
-        if self._login_problem:
-            self._once("login_refused", f"{self._where}: {self._login_problem}", error=True)
-        elif link.is_logged_in:
-            log.info("login_held", ups=self._ups, source=self.name, user=options.user, role=options.role)
-
-    async def _login_refused(self, link: Link, user: str) -> str:
-        """Send what a login takes. Return why it is refused, "" when it is not (or not now)."""
-        options = self._options
-        if not self._credentials_sent and options.password is not None:
-            password = await asyncio.to_thread(options.password.read)
-            requests = (encode("USERNAME", user), encode("PASSWORD", password.decode("utf-8", "surrogateescape")))
-            self._credentials_sent = True
-            for answer in await link.ask(*requests, limit_s=self._limit_s):
-                if not isinstance(answer, Ok):
-                    return f"user and password are not taken ({_code(answer)})"
-        answer = (await link.ask(encode("LOGIN", options.name), limit_s=self._limit_s))[0]
-        if isinstance(answer, Err) and answer.code in _NOT_NOW:
-            self._login_at_s = self._clock() + _WHOLE_S
-            return ""
-        if not isinstance(answer, Ok):
-            return (
-                f"login as {user} is refused ({_code(answer)}): check password and the upsmon line in upsd.users; "
-                "readings go on, but a primary does not wait for this host"
-            )
-        link.is_logged_in = True
-        if options.role != "primary":
-            return ""
-        for word in ("PRIMARY", "MASTER"):  # NUT before 2.8.0 knows only the second
-            answer = (await link.ask(encode(word, options.name), limit_s=self._limit_s))[0]
-            if isinstance(answer, Ok):
-                return ""
-        return f"{user} is logged in and may not be primary ({_code(answer)}): write `upsmon primary` in upsd.users"
+        """Log in, so that a primary waits for this host; what goes wrong costs the login and never a reading."""
+        if not self._login.is_due() or (not link.is_verified and self._clock() < self._plain_until_s):
+            return  # or somebody may stand between us and upsd
+        await self._login.make(link, limit_s=self._limit_s)
+        if self._login.problem:
+            self._once("login_refused", f"{self._where}: {self._login.problem}", error=True)
+        elif self._login.is_held:
+            log.info("login_held", ups=self._ups, source=self.name, user=self._options.user, role=self._options.role)
 
     # --- What is told -------------------------------------------------------------------------------------------
 
@@ -489,7 +441,3 @@ class NutSource:
             self._told.add(key)
             tell = log.error if error else log.warning
             tell(event, ups=self._ups, source=self.name, because=because, **keyed)
-
-
-def _code(answer: Answer) -> str:
-    return answer.code if isinstance(answer, Err) else "an answer that makes no sense"

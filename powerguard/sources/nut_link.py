@@ -158,7 +158,6 @@ class Link:
         self._where = where
         self.is_verified = False
         """Whether TLS is on, with a certificate that was verified."""
-        self.is_logged_in = False
 
     @classmethod
     async def open(

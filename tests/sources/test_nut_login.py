@@ -128,3 +128,21 @@ async def test_a_role_is_asked_for_in_both_words(tmp_path: Path) -> None:
             await said(upsd, "MASTER", 1)
             await until(heard, Reading)
     assert [entry["event"] for entry in logs] == ["login_held"]
+
+
+async def test_a_login_that_stands_is_not_given_up_for_a_role(tmp_path: Path) -> None:
+    """A secondary that may not be primary is told once, and holds what it has, however much time goes by."""
+
+    def strict(upsd: FakeUpsd, words: tuple[str, ...], _writer: asyncio.StreamWriter) -> bytes:
+        return b"ERR ACCESS-DENIED\n" if words[0] in {"PRIMARY", "MASTER"} else upsd.honest(words)
+
+    clock = Later()
+    with capture_logs() as logs:
+        async with logging_in(strict, secret(tmp_path, "word", "w"), clock, role="primary") as (upsd, heard):
+            await until(heard, Reading)
+            await said(upsd, "MASTER", 1)
+            clock.ahead_s = 301.0
+            for _ in range(3):
+                await until(heard, Reading)
+            assert (upsd.connections, upsd.said("LOGIN"), upsd.said("MASTER")) == (1, 1, 1)
+    assert [entry["event"] for entry in logs] == ["login_refused"]
