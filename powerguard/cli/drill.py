@@ -4,10 +4,11 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get, post
-from powerguard.cli.drill_report import describe
+from powerguard.cli.drill_report import because_of, describe
 from powerguard.cli.main import EX_USAGE
 from powerguard.cli.operate import EX_DOWN, EX_REFUSED, Subparsers, fail
 from powerguard.cli.render import Paint, clean, duration, table
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     except DownError as error:
         return fail(args, "drill", str(error), EX_DOWN)
     except RefusedError as error:
-        return fail(args, "drill", f"refused: {error}", EX_REFUSED)
+        return fail(args, "drill", f"refused: {because_of(str(error))}", EX_REFUSED)
 
 
 def _report(args: argparse.Namespace) -> int:
@@ -103,7 +104,7 @@ def _drill(args: argparse.Namespace) -> int:
     asked: dict[str, object] = {"scopes": scopes, "witness": args.witness}
     plan = post(args, "drill-plan", asked)
     if plan["refused"]:
-        return fail(args, "drill", f"refused: {plan['refused']}", EX_REFUSED)
+        return fail(args, "drill", f"refused: {because_of(plan['refused'])}", EX_REFUSED)
     if not args.json:
         print("\n".join(_outline(plan)))
     if not args.yes:
@@ -166,7 +167,7 @@ def _watch(args: argparse.Namespace, before: str | None) -> dict[str, Any]:
             running = told["running"]
             if running is None or running["stage"] == "handed_over":
                 if _last_id(told) != before:
-                    shown.end()
+                    shown.end(done=told["last"]["result"] in _GOOD)
                     return told
                 if time.perf_counter() - began_s > _BEGIN_S:
                     msg = "the daemon did not begin it; its log says why (drill_refused)"
@@ -178,11 +179,15 @@ def _watch(args: argparse.Namespace, before: str | None) -> dict[str, Any]:
             if stopping:
                 raise
             stopping = True
-            shown.line("stopping: everything is put back (Ctrl-C again leaves; the daemon goes on putting it back)")
             try:
                 post(args, "drill-stop", {"reason": "interrupted"})
-            except (DownError, RefusedError) as error:
-                shown.line(str(error))
+            except DownError as error:
+                shown.line(f"not stopped, and nothing is put back now: {error}")
+                shown.line(shown.left_behind())
+            except RefusedError as error:
+                shown.line(f"not stopped: {error}")
+            else:
+                shown.line("stopping: everything is put back (Ctrl-C again leaves; the daemon goes on putting it back)")
 
 
 class _Progress:
@@ -192,13 +197,17 @@ class _Progress:
         self._quiet = quiet
         self._live = sys.stderr.isatty()
         self._told = ""
+        self._last: dict[str, Any] = {}
 
     def stage(self, running: dict[str, Any], load: float | None) -> None:
         """Tell the stage that runs, for how long, and the load."""
+        before, self._last = self._last, running
         if self._quiet:
             return
         stage = clean(running["stage"])
         if not self._live:
+            coming = before.get("coming", [])
+            self._passed(coming[: coming.index(running["stage"])] if running["stage"] in coming else [])
             self.line(f"{stage}: begun {duration(running['lasted_s'])} into the drill", key=stage)
             return
         told = "?" if load is None else f"{100 * load:.0f} %"
@@ -210,6 +219,22 @@ class _Progress:
         )
         print(f"\r{text[:160]}\x1b[K", end="", file=sys.stderr, flush=True)
 
+    def _passed(self, stages: Sequence[str]) -> None:
+        """Tell the stages that were over before anybody could look."""
+        for stage in stages:
+            self.line(f"{clean(stage)}: begun and ended between two looks", key=clean(stage))
+
+    def left_behind(self) -> str:
+        """Say what is known to stand as the drill left it while the daemon is not there."""
+        paused = ", ".join(str(name) for name in self._last.get("paused") or ())
+        capped = self._last.get("stage") in ("cap", "restore")
+        known = [f"training of {paused} stands still"] if paused else []
+        known += ["GPU power may be capped"] if capped else []
+        what = " and ".join(known) if known else f"it was at {self._last.get('stage', 'its begin')}"
+        again = "the daemon puts everything back as soon as it runs again (systemctl start powerguard)"
+        resume = "; without it, POST /api/v1/resume to the trainer's own socket lets training go on" if paused else ""
+        return f"{what}: {again}{resume}"
+
     def line(self, text: str, key: str = "") -> None:
         """Tell one line, once."""
         if self._quiet or self._told == (key or text):
@@ -217,7 +242,9 @@ class _Progress:
         self._told = key or text
         print(f"\r\x1b[K  {clean(text)}" if self._live else f"  {clean(text)}", file=sys.stderr, flush=True)
 
-    def end(self) -> None:
-        """Clear the line that changes."""
+    def end(self, *, done: bool) -> None:
+        """Clear the line that changes. done: every stage was carried out."""
+        if done and not self._live and not self._quiet:
+            self._passed(self._last.get("coming", []))
         if self._live and not self._quiet:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)

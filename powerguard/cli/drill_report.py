@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from powerguard.cli.render import Paint, clean, duration, moment, table
+from powerguard.cli.words import WITNESSES
 
 _COLOURS: Final = {"passed": "green", "recorded": "yellow", "interrupted": "yellow", "failed": "red"}
 
@@ -65,6 +66,14 @@ _ROWS: Final[tuple[tuple[str, str, str, Callable[[object], str]], ...]] = (
 )
 
 
+def because_of(text: str) -> str:
+    """Return a reason of the core in an operator's words: no name of a field, and the settings by their keys."""
+    head, colon, witness = text.rpartition(": ")
+    if head == "a real outage" and witness in WITNESSES:
+        return f"{head}{colon}{WITNESSES[witness]}"
+    return text.replace("cap no GPU power: set it,", "cap no GPU power: set gpu.kind: nvml (and gpu.cap_share),")
+
+
 def describe(report: dict[str, Any], paint: Paint) -> list[str]:
     """Return a report as lines."""
     figures: dict[str, object] = report["figures"]
@@ -72,7 +81,7 @@ def describe(report: dict[str, Any], paint: Paint) -> list[str]:
     what = ", ".join(clean(scope) for scope in report["scopes"]) or clean(report["witness"])
     lasted, ended = duration(report["lasted_s"]), moment(report["ended_at"])
     lines = [
-        f"Drill {paint(result, _COLOURS.get(result, 'yellow'))}: {clean(report['because'])}",
+        f"Drill {paint(result, _COLOURS.get(result, 'yellow'))}: {clean(because_of(report['because']))}",
         f"  {what}, by {clean(report['who']) or '?'}, ended {ended} after {lasted}",
     ]
     rows = [("", "expected", "measured")]

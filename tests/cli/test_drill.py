@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from powerguard.cli.checks import drill_finding
+from powerguard.cli.drill import _Progress
 from powerguard.cli.drill_report import describe
 from powerguard.cli.render import Paint
 from powerguard.core.events import (
@@ -64,6 +65,7 @@ class Living(Watched):
     open: list[Action] = field(default_factory=list)
     stands: bool = False
     battery: bool = False
+    still: bool = False
 
     def submit(self, event: Event) -> None:
         answer = step(self.policy, self.state, event)
@@ -76,6 +78,8 @@ class Living(Watched):
         """One second of this world after the other."""
         while True:
             await asyncio.sleep(1.0 / FAST)
+            if self.still:
+                continue
             self.now_s += 1.0
             source = OutputSource.BATTERY if self.battery else OutputSource.UTILITY
             load_pct = 30.0 if self.stands else 62.0
@@ -280,7 +284,61 @@ async def test_a_real_outage_ends_it(folder: Path) -> None:
         async with asyncio.timeout(20.0):
             ended = await asking
     assert ended.code == 1
-    assert "Drill interrupted: a real outage" in ended.out
+    said = ended.out.partition("Drill interrupted: ")[2].splitlines()[0]
+    assert re.fullmatch(r"a real outage: [a-z' ]+", said), "no name of a field"
+
+
+async def test_ctrl_c_while_the_daemon_is_down_promises_nothing(folder: Path) -> None:
+    """Nothing is put back then: what stands still is told, and who puts it back."""
+    async with living(folder) as daemon:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "powerguard", "drill", "--scope", "pause", "--yes", "--socket", f"{folder}/s.sock",
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=ROOT,
+        )  # fmt: skip
+        await until(lambda: daemon.stands, 20.0)
+        daemon.still = True  # time stands still, so that the drill does not end before we have looked
+        assert process.stderr is not None
+        seen = b""
+        async with asyncio.timeout(20.0):
+            while b"pause: begun" not in seen:
+                seen += await process.stderr.readline()
+            await asyncio.sleep(0.6)
+    process.send_signal(signal.SIGINT)
+    async with asyncio.timeout(20.0):
+        while b"systemctl start powerguard)" not in seen or b"stands still" not in seen:
+            seen += await process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        await process.wait()
+    told = seen.decode()
+    assert process.returncode == 130
+    assert "not stopped, and nothing is put back now" in told
+    assert "training of llm stands still: the daemon puts everything back as soon as it runs again" in told
+    assert "POST /api/v1/resume" in told
+    assert "stopping: everything is put back" not in told
+
+
+def test_stages_that_nobody_saw_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """A resume that is over within half a second is a stage all the same."""
+    shown = _Progress(quiet=False)
+    running = {"stage": "pause", "lasted_s": 9.0, "coming": ["resume", "policy", "sync", "record"]}
+    shown.stage(running, 0.4)
+    shown.stage({"stage": "policy", "lasted_s": 9.6, "coming": ["sync", "record"]}, 0.4)
+    shown.end(done=True)
+    told = [line.split(":")[0].strip() for line in capsys.readouterr().err.splitlines()]
+    assert told == ["pause", "resume", "policy", "sync", "record"]
+    stopped = _Progress(quiet=False)
+    stopped.stage(running, 0.4)
+    stopped.stage({"stage": "undo", "lasted_s": 9.6, "coming": []}, 0.4)
+    stopped.end(done=False)
+    told = [line.split(":")[0].strip() for line in capsys.readouterr().err.splitlines()]
+    assert told == ["pause", "undo"], "what was left out is not told as done"
+
+
+async def test_a_cap_that_is_not_set_says_which_keys_are_meant(folder: Path) -> None:
+    async with living(folder):
+        ended = await drill(folder, "--scope", "cap", "--yes")
+    assert ended.code == 1
+    assert "gpu.kind: nvml (and gpu.cap_share)" in ended.err
 
 
 async def test_status_shows_the_drill(folder: Path) -> None:
