@@ -684,7 +684,7 @@ def quiet(ended: Ended) -> None:
         assert ended.object["object"] == "error"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(files=st.dictionaries(st.sampled_from(FILES), texts(NUT_PIECES), min_size=1))
 def test_whatever_nut_files_hold(files: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="pg ") as name:
@@ -693,7 +693,7 @@ def test_whatever_nut_files_hold(files: dict[str, str]) -> None:
         quiet(imported("nut", name, "--json"))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(text=texts(APC_PIECES))
 def test_whatever_an_apcupsd_conf_holds(text: str) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="pg ") as name:
@@ -701,7 +701,7 @@ def test_whatever_an_apcupsd_conf_holds(text: str) -> None:
         quiet(imported("apcupsd", name, "--json"))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_no_secret_shows_in_a_file_that_was_damaged(data: st.DataObject) -> None:
     """One word of each line is lost, or a quote is: whatever the rest then means, the secret is not told."""
