@@ -277,6 +277,7 @@ class NutSource:
                 self._once("tls_not_believed", because, error=True)
             msg = f"{error} (set ca to the authority that signed it, and host to a name that stands in it)"
             raise LinkError(msg) from error
+        self._plain_until_s = 0.0
         if refusal is not None and required:
             msg = f"{self._where} offers no TLS ({refusal.code}): give it a certificate, or set tls: if-offered"
             raise LinkError(msg)
@@ -394,8 +395,8 @@ class NutSource:
 
     async def _log_in(self, link: Link) -> None:
         """Log in, so that a primary waits for this host; what goes wrong costs the login and never a reading."""
-        if not self._login.is_due() or (not link.is_verified and self._clock() < self._plain_until_s):
-            return  # or somebody may stand between us and upsd
+        if not self._login.is_due() or (self._plain_until_s > 0.0 and not link.is_verified):
+            return  # after a certificate that was not believed somebody may stand between us and upsd
         await self._login.make(link, limit_s=self._limit_s)
         if self._login.problem:
             self._once("login_refused", f"{self._where}: {self._login.problem}", error=True)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from powerguard.clock import boottime_s
+from powerguard.clock import Clock, boottime_s
 from powerguard.core.events import Reading, SourceFailed
 from powerguard.protocols.nut import split
 from powerguard.sources.nut import NutSource
@@ -29,10 +29,12 @@ def options(port: int, **more: object) -> NutOptions:
 
 
 @asynccontextmanager
-async def listening(settings: NutOptions, *, limit_s: float = 40) -> AsyncIterator[tuple[NutSource, Heard]]:
+async def listening(
+    settings: NutOptions, *, limit_s: float = 40, clock: Clock = boottime_s
+) -> AsyncIterator[tuple[NutSource, Heard]]:
     """Run a source and hand out what it publishes; it must still run at the end, and leave when told to."""
     heard: Heard = asyncio.Queue()
-    source = NutSource(settings, ups="rack-a", clock=boottime_s)
+    source = NutSource(settings, ups="rack-a", clock=clock)
     task = asyncio.get_running_loop().create_task(source.run(heard.put_nowait))
     try:
         async with asyncio.timeout(limit_s):
@@ -42,6 +44,16 @@ async def listening(settings: NutOptions, *, limit_s: float = 40) -> AsyncIterat
         task.cancel()
         async with asyncio.timeout(2):
             await asyncio.wait([task])
+
+
+class Later:
+    """A clock that can be set forward."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return boottime_s() + self.ahead_s
 
 
 async def until(heard: Heard, kind: type[Kind], fits: Callable[[Kind], bool] = lambda _: True) -> Kind:

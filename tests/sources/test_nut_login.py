@@ -7,11 +7,9 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
-from powerguard.clock import boottime_s
 from powerguard.core.events import Reading
 from powerguard.options import Secret
-from powerguard.sources.nut import NutSource
-from tests.sources.nut_helpers import Answerer, FakeUpsd, Heard, options, until
+from tests.sources.nut_helpers import Answerer, FakeUpsd, Heard, Later, listening, options, until
 from tests.sources.snmp_helpers import secret
 
 
@@ -27,33 +25,15 @@ class Doorkeeper:
         return upsd.honest(words)
 
 
-class Later:
-    """A clock that can be set forward."""
-
-    def __init__(self) -> None:
-        self.ahead_s = 0.0
-
-    def __call__(self) -> float:
-        return boottime_s() + self.ahead_s
-
-
 @asynccontextmanager
 async def logging_in(
     answer: Answerer | None, password: Secret, clock: Later, **more: object
 ) -> AsyncIterator[tuple[FakeUpsd, Heard]]:
     """Run a source that logs in at a upsd that answers so."""
-    heard: Heard = asyncio.Queue()
     async with FakeUpsd(answer=answer).serving() as upsd:
         settings = options(upsd.port, user="pg", password=password, **more)
-        source = NutSource(settings, ups="a", clock=clock)
-        task = asyncio.get_running_loop().create_task(source.run(heard.put_nowait))
-        try:
-            async with asyncio.timeout(20):
-                yield upsd, heard
-        finally:
-            assert not task.done(), task.exception()
-            task.cancel()
-            await asyncio.wait([task])
+        async with listening(settings, clock=clock) as (_, heard):
+            yield upsd, heard
 
 
 async def said(upsd: FakeUpsd, word: str, times: int) -> None:

@@ -14,7 +14,7 @@ from powerguard.sources.nut import NutSource
 from powerguard.sources.nut_link import LinkError
 from tests.peers.nut import BATTERY, UTILITY, upsd
 from tests.peers.nut_tls import Authority
-from tests.sources.nut_helpers import forget, listening, options, until, until_lost
+from tests.sources.nut_helpers import Later, forget, listening, options, until, until_lost
 from tests.sources.snmp_helpers import secret
 
 pytestmark = [pytest.mark.peer("upsd", "dummy-ups")]
@@ -209,10 +209,15 @@ async def test_a_certificate_that_is_not_believed(tmp_path: Path, names: list[st
             assert says in failure.reason
             await asyncio.sleep(0.5)
             assert all(isinstance(heard.get_nowait(), SourceFailed) for _ in range(heard.qsize()))
+        clock = Later()
         with capture_logs() as logs:
-            async with listening(options(peer.port, tls="if-offered", **more)) as (_, heard):
+            async with listening(options(peer.port, tls="if-offered", **more), clock=clock) as (_, heard):
                 assert not (await until(heard, Reading)).authenticated
-                await until(heard, Reading)
+                peer.change(BATTERY)
+                await until(heard, Reading, on_battery)
+                clock.ahead_s = 301.0  # on battery nobody connects anew, and what was not believed stays so
+                for _ in range(3):
+                    await until(heard, Reading)
                 assert await peer.logins() == 0
         assert [(entry["event"], entry["log_level"]) for entry in logs] == [("tls_not_believed", "error")]
         assert says in logs[0]["because"]
