@@ -121,7 +121,7 @@ async def test_a_upsd_that_dies_on_battery_is_lost_within_3_s_and_used_when_it_i
         assert await peer.logins() == 1
 
 
-async def test_a_upsd_that_hangs_for_a_second_keeps_its_connection_and_our_login(tmp_path: Path) -> None:
+async def test_story_3_a_blip_on_battery_costs_a_poll_and_not_the_login(tmp_path: Path) -> None:
     """A hiccup costs a poll. The login must not fall with it: a primary would take it for "done"."""
     more = {"user": "sec", "password": password(tmp_path, "sec")}
     async with upsd(values={**UTILITY, **BATTERY}) as peer, listening(options(peer.port, **more)) as (source, heard):
