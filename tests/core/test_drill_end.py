@@ -228,6 +228,8 @@ def test_a_resume_that_is_heard_in_the_outage_is_said_again_after_it() -> None:
     """The outage has told the trainer to pause since then, and may well have been heard later."""
     player = Player()
     played(f"{PAUSING}\n28.5 done pause\n29..40 utility load=40\n41..43 battery load=40 charge=99", player=player)
+    assert player.told is not None
+    assert running(player.told).waiting == (), "only what may still make it stand still is waited for"
     told = player.play("43.5 done trainer_resume")
     assert (running(told).stage, running(told).paused, running(told).waiting) == ("handed_over", ("llm",), ())
     told = player.play("44..60 utility load=40 charge=99")

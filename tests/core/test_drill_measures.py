@@ -72,6 +72,35 @@ def test_a_load_that_is_told_too_late_is_compared_with_nothing() -> None:
     assert report(told).result == "passed"
 
 
+def test_a_pause_that_does_not_come_to_rest_ends_in_its_last_second() -> None:
+    """45 s after it was ordered at 27 s, and not a reading later."""
+    for last_s, stage in ((71, "pause"), (72, "resume")):
+        told = played(
+            f"16 drill scope=pause\n17..27 utility load=75\n28..{last_s} utility load=30+1", answers="auto pause"
+        )
+        assert told.state.drill is not None
+        assert told.state.drill.stage == stage
+
+
+def test_where_nobody_paused_nothing_is_learned_of_a_pause() -> None:
+    """The only trainer died before it was its turn."""
+    told = played("16 drill scope=pause\n17..20 utility load=75\n20 trainer llm alive=false\n21..120 utility load=75")
+    assert told.state.drill is None
+    assert told.state.learned.pauses == ()
+
+
+def test_of_a_checkpoint_that_is_being_written_the_rest_is_expected() -> None:
+    """One that somebody asked for at 17 s takes 100 s; when the baseline ends at 28 s, 89 s are left."""
+    words = f"{WORDS} trainer=vit:continue:100:other"
+    player = Player()
+    told = player.play(
+        f"policy {words}\nauto\n{READY}\n15 trainer vit conduct=continue durable_age_s=60\n"
+        "16 drill scope=checkpoint,pause\n17 checkpoint_now\n18..28 utility load=75"
+    )
+    assert told.state.drill is not None
+    assert dict(told.state.drill.figures)["checkpoint_expected_s"] == 89.0
+
+
 def test_a_load_told_in_watts_counts_as_well() -> None:
     """3000 W and 1640 W on 4 kW; the drop is told in tenths of a watt."""
     ready = "0..14 utility watts=3000 charge=100 runtime=360\n15 trainer llm durable_age_s=60"
@@ -234,6 +263,31 @@ def test_a_trainer_that_could_not_be_told_to_go_on_fails_the_drill() -> None:
     told = played(f"{PAUSED}\n39 failed trainer_resume llm\n40..150 utility load=75", answers=answers)
     assert report(told).result == "failed"
     assert "llm did not go on after the pause" in report(told).because
+
+
+def test_a_refused_resume_counts_also_where_the_trainer_says_that_it_runs() -> None:
+    """Its word may be older than the pause: until it has heard, the drill is not over, and it is named."""
+    story = f"{PAUSED}\n39 failed trainer_resume llm\n39.5 trainer llm\n40..41 utility load=75"
+    told = played(story, answers="auto pause")
+    assert told.state.drill is not None
+    assert told.state.drill.stage == "resume"
+    story = f"{PAUSED}\n39 failed trainer_resume llm\n39.5 trainer llm\n40..90 utility load=75"
+    told = played(story, answers="auto pause")
+    assert [note.because for note in told.notes if note.event == "drill_undoing"] == [
+        "llm did not go on after the pause"
+    ]
+
+
+def test_all_who_did_not_go_on_are_named() -> None:
+    player = Player()
+    words = f"{WORDS} trainer=vit:pause:20"
+    player.play(
+        f"policy {words}\nauto pause\n{READY}\n15 trainer vit durable_age_s=60\n{PAUSED}\n39..90 utility load=75"
+    )
+    assert player.told is not None
+    assert [note.because for note in player.told.notes if note.event == "drill_undoing"] == [
+        "llm, vit did not go on after the pause"
+    ]
 
 
 def test_how_long_it_took_until_training_ran_again_is_timed_to_the_millisecond() -> None:
