@@ -5,7 +5,7 @@ is wrong and what would be right.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -178,10 +178,18 @@ def validate(model: type[_Options], files: Files, schema: Callable[[], dict[str,
         details = error.errors(include_url=False)
     # Raised out here, so that no traceback leads to pydantic's error, whose text quotes every value.
     explainer = Explainer(schema(), files.written)
+    details = [detail for detail in details if not _is_echo(detail["loc"], detail["type"], details)]
     told = _in_order(files, [explainer.explain(detail, files.data) for detail in details[:MAX_TOLD]])
     if len(details) > MAX_TOLD:
         told.append(f"{files.documents[0].name}: and {len(details) - MAX_TOLD} more mistakes")
     raise SettingsError(told)
+
+
+def _is_echo(loc: tuple[int | str, ...], kind: str, details: Sequence[Any]) -> bool:
+    """Say whether a list is called too short only because its items have mistakes, which are told themselves."""
+    return kind == "too_short" and any(
+        len(other["loc"]) > len(loc) and other["loc"][: len(loc)] == loc for other in details
+    )
 
 
 def _in_order(files: Files, mistakes: list[Mistake]) -> list[str]:

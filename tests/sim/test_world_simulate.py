@@ -177,6 +177,10 @@ def test_an_empty_site_is_the_default(tmp_path: Path) -> None:
         ("outage:\n  bins: [{from_s: 60, to_s: 1, share: 1}]\n", "to_s must not be below from_s"),
         ("outage:\n  bins: [{from_s: 1, to_s: 2, share: 0}]\n", "at least one share must be above 0"),
         ("outage:\n  sag_s: [0, 1]\n", "both above 0"),
+        ("ups:\n  health: [0.9, 0.5]\n", "site.yaml:2:11: ups.health: must be [least, most], got [0.9, 0.5]"),
+        ("faults:\n  fsd_delay_s: [90, 45]\n", "must be [least, most], got [90, 45]"),
+        ("ups:\n  runtime_table: {50: 300, 100: 400}\n", "must fall as the load rises, got 300 s at 50 %"),
+        ("trainer:\n  step_s: 0\n", "site.yaml:2:11: trainer.step_s: must be above 0"),
         ("- 1\n", "must be a map of sections"),
         ("ups: {health: [1, 1]\n", "site.yaml:"),
     ],
@@ -191,6 +195,18 @@ def test_mistakes_in_a_site_are_told_with_their_line(
     assert wanted in err
     assert str(file) in err
     assert "Traceback" not in err
+
+
+def test_one_mistake_in_a_list_is_one_mistake(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Not "a list of 1 to 100 items, got a list of 1" beside it."""
+    file = tmp_path / "site.yaml"
+    file.write_text("outage:\n  bins: [{from_s: 1, to_s: 1000000000, share: 1}]\n", encoding="utf-8")
+    _, _, err = simulate(capsys, "--site", str(file))
+    assert err.splitlines() == [
+        f"{file}:2:28: outage.bins[0].to_s: must be above 0 and at most 10000000, got 1000000000"
+    ]
+    file.write_text("outage:\n  bins: []\n", encoding="utf-8")
+    assert "must be a list of 1 to 100 items, got" in simulate(capsys, "--site", str(file))[2]
 
 
 def test_a_site_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,16 +6,26 @@ YAML as the settings (docs/guides/simulator.md shows one). A share is 0 to 1; a 
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from powerguard.options import Options
 from powerguard.settings.load import Files, SettingsError, validate
+from powerguard.settings.schema import falls_with_load
 from powerguard.strictyaml import StrictYamlError, load_file
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Seconds = Annotated[float, Field(ge=0.0, le=1e7)]
-Shares = tuple[Share, Share]
-Span = tuple[Seconds, Seconds]
+
+
+def _in_order(pair: tuple[float, float]) -> tuple[float, float]:
+    if pair[0] > pair[1]:
+        msg = f"must be [least, most], got [{pair[0]:g}, {pair[1]:g}]"
+        raise ValueError(msg)
+    return pair
+
+
+Shares = Annotated[tuple[Share, Share], AfterValidator(_in_order)]
+Span = Annotated[tuple[Seconds, Seconds], AfterValidator(_in_order)]
 
 
 class Bin(Options):
@@ -95,6 +105,11 @@ class UpsSite(Options):
     load_noise: Share = Field(default=0.01, description="Noise of the reported load, either way.")
     restart_s: Seconds = Field(default=5.0, description="From utility back to output on, after the output was off.")
 
+    @field_validator("runtime_table")
+    @classmethod
+    def _falls(cls, table: dict[float, float]) -> dict[float, float]:
+        return falls_with_load(table)
+
 
 class HostSite(Options):
     """The host: what it draws and how long it takes."""
@@ -124,7 +139,7 @@ class TrainerSite(Options):
         default=1.5, gt=0.0, le=100.0, description="What the trainer says it takes, as a multiple of the median."
     )
     local_every_s: float = Field(default=300.0, gt=0.0, le=1e6, description="It saves by itself this often.")
-    step_s: Seconds = Field(default=0.5, description="Length of a training step.")
+    step_s: float = Field(default=0.5, gt=0.0, le=1e4, description="Length of a training step.")
     stall_s: Seconds = Field(default=0.5, description="For how long a checkpoint beside training holds it up.")
     restart_s: Seconds = Field(default=60.0, description="Until it trains again after it has died, by its supervisor.")
     pause_late_s: Seconds = Field(default=0.0, description="It pauses this much later than it should.")
