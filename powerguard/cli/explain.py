@@ -80,7 +80,7 @@ def explained(record: "OutageRecord", story: "Sequence[Line]", rows: "Sequence[R
         "phase": _phase(record, steps),
         "steps": steps,
         "what_if": what_if(record, steps, readings, _policy(rows)),
-        "durations": _durations(record, steps),
+        "durations": _durations(record, steps, readings),
     }
 
 
@@ -182,12 +182,14 @@ def what_if(
     paused, held, latched = (_moment_of(steps, name) for name in ("emergency_checkpoint", "holding", "shutdown"))
     told: list[str] = []
     stable_s = None if policy is None else policy.utility_stable_s
-    if latched is not None and stable_s is not None:
-        by = latched["at"] - stable_s
-        text = f"Utility back by {clock_of(by)} ({_after(by - record.started_wall)}), and stable for {stable_s:.0f} s, "
-        text += "would have spared the power-off."
+    if latched is not None and stable_s is not None and not latched["because"].startswith("power_off_at"):
+        by = latched["at"]
+        text = (
+            f"Utility back before {clock_of(by)} ({_after(by - record.started_wall)}) would have spared the power-off: "
+        )
+        text += f"one reading of it holds the commit back, and {stable_s:.0f} s of it end the outage."
         came = _returned_at(readings, paused["at"] if paused is not None else record.started_wall)
-        if came is not None and by < came < latched["at"] + 600.0:
+        if came is not None and by <= came < by + 600.0:
             text += f" It came {duration(came - by)} too late."
         told.append(text)
     elif paused is not None and record.outcome == "resumed_in_place":
@@ -246,7 +248,25 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _durations(record: "OutageRecord", steps: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+def _on_battery_s(
+    record: "OutageRecord", steps: Sequence[Mapping[str, Any]], readings: Sequence[tuple[float, str]]
+) -> float | None:
+    """Seconds on battery; of an outage that runs so far, for its figures are written only now and then."""
+    known = _number(record.figures.get("on_battery_s"))
+    if record.ended_wall is not None or any(step["event"] == "host_returned" for step in steps):
+        return known
+    since = [(at, source) for at, source in readings if at >= record.started_wall]
+    if any(source == "utility" for _, source in since):
+        return known
+    newest = max(
+        (at for at in (*(step["at"] for step in steps), *(at for at, _ in since))), default=record.started_wall
+    )
+    return round(max(known or 0.0, newest - record.started_wall), 3)
+
+
+def _durations(
+    record: "OutageRecord", steps: Sequence[Mapping[str, Any]], readings: Sequence[tuple[float, str]]
+) -> dict[str, float | None]:
     """Return how long each part took, in seconds; None where it did not happen, or was not told."""
     at = {name: None if (s := _moment_of(steps, name)) is None else float(s["at"]) for name in PHASES}
     returned = next((s for s in steps if s["event"] == "host_returned"), None)
@@ -259,7 +279,7 @@ def _durations(record: "OutageRecord", steps: Sequence[Mapping[str, Any]]) -> di
         "trained_on_s": between(record.started_wall, at["emergency_checkpoint"]),
         "checkpoint_s": _number(record.figures.get("checkpoint_s")),
         "held_s": between(at["holding"], held_until),
-        "on_battery_s": _number(record.figures.get("on_battery_s")),
+        "on_battery_s": _on_battery_s(record, steps, readings),
         "away_s": None if returned is None else _number(returned["numbers"].get("away_s")),
         "recovery_s": _number(record.figures.get("recovery_s")),
         "lasted_s": between(record.started_wall, record.ended_wall),
@@ -305,7 +325,8 @@ def describe(told: Mapping[str, Any], paint: Paint) -> list[str]:
     if told["what_if"]:
         lines += ["", "What would have changed it"]
         lines += [f"  {clean(text)}" for text in told["what_if"]]
-    known = [(text, duration(told["durations"][name])) for name, text in _DURATIONS.items()]
+    names = _DURATIONS | ({"on_battery_s": "on battery, as far as it is written"} if running else {})
+    known = [(text, duration(told["durations"][name])) for name, text in names.items()]
     known = [row for row in known if row[1] != "?"]
     if known:
         lines += ["", "How long it took", *table(known)]
