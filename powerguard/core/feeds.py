@@ -99,7 +99,7 @@ def lose(policy: Policy, state: State, failure: SourceFailed) -> State | None:
 
 def lost_since_s(state: State, reading: Reading) -> float | None:
     """Since when the source of this reading had been lost before it; None where it answered."""
-    known = of(state, reading.ups)
+    known = of(state, reading.ups) if state.upses else None
     return agreement.lost_since_s(state.feed if known is None else known.feed, reading.source)
 
 

@@ -50,7 +50,8 @@ def outage_budget(policy: Policy, state: State, now_s: float) -> Budget:
 
 def is_flapping(state: State, now_s: float) -> bool:
     """Say whether utility comes and goes: three transfers to battery in five minutes."""
-    return sum(1 for at_s in state.transfers if now_s - at_s <= FLAPPING_S) >= FLAPPING_TRANSFERS
+    transfers = state.transfers
+    return len(transfers) >= FLAPPING_TRANSFERS and now_s - transfers[-FLAPPING_TRANSFERS] <= FLAPPING_S
 
 
 def _on_battery_s(state: State, now_s: float) -> float:

@@ -109,28 +109,8 @@ class Turn:
             holds=feed.unproven_battery,
             level=Level.ERROR,
         )
-        doubted = ", ".join(each.source for each in feed.heard if each.doubted)
-        self.tell_once(
-            "source_doubted",
-            f"{doubted} says battery, nothing empties, and another source sees the input there: not believed any more"
-            if doubted
-            else "it says something else again",
-            holds=bool(doubted),
-            level=Level.ERROR,
-        )
-        self.tell_once(
-            "sources_disagree",
-            _words(feed) + ("" if feed.disagree_since_s is None else ": the cautious word counts"),
-            holds=feed.disagree_since_s is not None and self.now_s - feed.disagree_since_s >= LAG_S,
-        )
-        gone = feeds.redundancy_lost(self.state)
-        self.tell_once(
-            "redundancy_lost",
-            f"not on utility: {gone}; the host still has the power supplies that it needs"
-            if gone
-            else "every feed is on utility again, or fewer than needed are",
-            holds=bool(gone),
-        )
+        if feed.heard or self.state.upses or self.state.told:
+            self._alarms_of_several()
         self.tell_once(
             "unprotected", f"output_source={source}", holds=source in (OutputSource.BYPASS, OutputSource.ECO)
         )
@@ -159,6 +139,32 @@ class Turn:
             "fsd_at_first",
             "FSD stood when we first looked: history on utility; clear it at the UPS's primary",
             holds=feed.fsd_at_first,
+        )
+
+    def _alarms_of_several(self) -> None:
+        """Say what several sources or feeds have against each other."""
+        feed = self.state.feed
+        doubted = ", ".join(each.source for each in feed.heard if each.doubted)
+        self.tell_once(
+            "source_doubted",
+            f"{doubted} says battery, nothing empties, and another source sees the input there: not believed any more"
+            if doubted
+            else "it says something else again",
+            holds=bool(doubted),
+            level=Level.ERROR,
+        )
+        self.tell_once(
+            "sources_disagree",
+            _words(feed) + ("" if feed.disagree_since_s is None else ": the cautious word counts"),
+            holds=feed.disagree_since_s is not None and self.now_s - feed.disagree_since_s >= LAG_S,
+        )
+        gone = feeds.redundancy_lost(self.state)
+        self.tell_once(
+            "redundancy_lost",
+            f"not on utility: {gone}; the host still has the power supplies that it needs"
+            if gone
+            else "every feed is on utility again, or fewer than needed are",
+            holds=bool(gone),
         )
 
     def regrade(self) -> None:
