@@ -97,6 +97,9 @@ def _one_of(args: argparse.Namespace, *options: str) -> None:
 def _battery(args: argparse.Namespace, base: _Base, sources: dict[str, str]) -> tuple[Policy, str, float | None]:
     """Return the policy with its table and rating, the UPS in words, and the nameplate energy."""
     _one_of(args, "ups", "table", "battery_wh")
+    if args.models is not None and args.ups is None:
+        msg = f"--models {args.models[:64]} says nothing without --ups: give the model that is meant by --ups NAME"
+        raise AmountError(msg)
     policy, title, battery_wh = base.policy, base.title, base.battery_wh
     rating_w = None if args.rating_w is None else amounts.watts("--rating-w", args.rating_w)
     if args.ups is not None:

@@ -353,8 +353,11 @@ def _load_export(path: str, lines: Iterator[tuple[int, str]], wanted: Wanted) ->
             line = json.loads(text, parse_constant=_refuse)
         except json.JSONDecodeError as error:
             raise ReplayFileError(path, f"no JSON: {error.msg}", number, error.colno) from error
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ReplayFileError(path, f"no JSON: {error}", number) from error
+        except RecursionError as error:
+            message = "nested far too deeply for an export (expected one JSON object a line)"
+            raise ReplayFileError(path, message, number) from error
         if not isinstance(line, dict):
             raise ReplayFileError(path, "expected one JSON object a line", number)
         if line.get("kind") == "meta":

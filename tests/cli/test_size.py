@@ -291,6 +291,7 @@ BASE = ("--ups", "APC SRT 6000VA")
         (("--ups", "x" * 5000), "is not known"),
         (("--ups", "\x1b[31m"), "is not known"),
         ((*BASE, "--table", "50:540"), "--ups and --table contradict each other"),
+        (("--table", "50:540", "--load-w", "3kW", "--models", "m.yaml"), "--models m.yaml says nothing without --ups"),
         (("--table", "50"), "is no point (write load in percent and seconds"),
         (("--table", ""), "is no point"),
         (("--table", "50:540,50:500"), "50 % stands there twice"),

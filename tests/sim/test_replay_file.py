@@ -328,6 +328,7 @@ WRONG_EXPORTS = [
     ([META, '{"kind":"reading","boot":0,"at_s":1e999}'], ":2: at_s: expected a time in seconds, found inf"),
     ([META, '{"a":' * 90_000], ":2: no JSON"),
     ([META, '{"at_s":' + "9" * 5000 + "}"], ":2: no JSON"),
+    ([META, '{"a":' * 100_000], ":2: nested far too deeply for an export"),
     ([META, "[1]"], ":2: expected one JSON object a line"),
     ([META, TOLD | {"boot": -1}], ":2: boot: expected a small whole number"),
     ([META, TOLD | {"at_s": "5"}], ":2: at_s: expected a time in seconds"),
