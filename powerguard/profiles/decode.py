@@ -353,9 +353,9 @@ def _silence(untrusted: frozenset[str], draft: Draft) -> None:
 
 
 def _graver(draft: Draft) -> BatteryStatus | None:
-    """What is said of the battery, unless an alarm says worse."""
+    """The gravest of what is said of the battery, by its status or by an alarm."""
     for status, state in reversed(STATE_OF_BATTERY.items()):
-        if state in draft.states and draft.battery_status not in STATE_OF_BATTERY:
+        if state in draft.states:
             draft.provenance["battery_status"] = draft.states[state]
             return status
     return draft.battery_status

@@ -115,13 +115,13 @@ FULL = (65535, 2**31 - 1, 2**32 - 1, -(2**31))
 @each_walk
 def test_one_object_less_makes_nothing_worse_than_unknown(path: Path) -> None:
     """Whatever a card leaves out, no calm is made an outage, and no number jumps."""
-    check_without(path, 8)
+    check_without(path, 4)
 
 
 @each_walk
 def test_a_full_counter_is_never_a_number(path: Path) -> None:
     """An object that answers what an unsigned -1 or a full counter looks like."""
-    check_full(path, 8)
+    check_full(path, 5)
 
 
 @pytest.mark.slow

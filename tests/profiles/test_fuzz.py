@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerguard.profiles.compiled import compiled
+from powerguard.profiles.compiled import _BUILT, compiled
 from powerguard.profiles.decode import Decoded, decode
 from powerguard.profiles.load import ProfileError, load_profiles, parse_profile
 from powerguard.profiles.probe import choose, partly
@@ -212,6 +212,13 @@ def test_a_million_walks_are_read(part: int) -> None:
             line[at : at + dice.randrange(3)] = dice.choice(letters) * dice.choice((1, 1, 1, 2, 40))
         good += bool(read("".join(line)))
     assert good > A_MILLION / PARTS / 5, "it must not be rubbish alone"
+
+
+def test_devices_that_come_and_go_are_forgotten() -> None:
+    """Each new set of profiles is made ready and remembered, and so are not more than a few."""
+    for _ in range(40):
+        decode(load_profiles(None).ranked()[-1:], {})
+    assert len(_BUILT) <= 16
 
 
 def test_a_device_of_endless_objects_is_forgotten() -> None:

@@ -7,8 +7,8 @@ import pytest
 import powerguard.profiles
 from powerguard.profiles.load import ProfileError, load_profiles, parse_profile
 from powerguard.profiles.probe import choose
-from powerguard.profiles.values import Answer, Oid
-from powerguard.profiles.walk import WalkError, parse_walk
+from powerguard.profiles.values import Answer, Missing, Oid
+from powerguard.profiles.walk import WalkError, parse_walk, read_walk
 
 GOOD = """\
 name: mini
@@ -122,3 +122,23 @@ def test_text_numbers_and_windows() -> None:
 def test_a_broken_walk_is_told_at_its_line(line: str) -> None:
     with pytest.raises(WalkError, match=r"^w:2: "):
         parse_walk(f"# a walk\n{line}\n", "w")
+
+
+def test_a_walk_in_another_editors_habits(tmp_path: Path) -> None:
+    """A byte-order mark, CRLF, leading dots, spaces, bytes that are no UTF-8, characters that only look like lines."""
+    path = tmp_path / "w"
+    text = b"\xef\xbb\xbf1.3.6.1|2| 7 \r\n\r\n.1.3.6.2|4|a\x85b\xe2\x80\xa8|c\xff\r\n1.3.6.3|4x|00Ff\r\n1.3.6.4|129|\n"
+    path.write_bytes(text)
+    found = read_walk(path)
+    assert found == {
+        "1.3.6.1": 7,
+        "1.3.6.2": b"a\x85b\xe2\x80\xa8|c\xff",
+        "1.3.6.3": b"\0\xff",
+        "1.3.6.4": Missing.NO_SUCH_INSTANCE,
+    }
+
+
+def test_a_walk_of_too_many_objects() -> None:
+    text = "\n".join(f"1.3.6.{number}|2|1" for number in range(100_001))
+    with pytest.raises(WalkError, match=r"^w:100001: more than 100000 objects"):
+        parse_walk(text, "w")

@@ -78,6 +78,8 @@ def test_the_graver_word_on_the_battery_counts() -> None:
         True,
         "flat",
     )
+    both = told(profile, {".2.0": 1, ".3.0": 1})
+    assert (both.battery_status, both.alarms) == ("depleted", ("battery_depleted", "low_battery"))
     missing = told(profile, {".2.0": 3})
     assert (missing.battery_status, missing.replace_battery) == ("missing", True)
 
@@ -167,6 +169,25 @@ def test_lines_of_three_phases() -> None:
     assert told(profile, {**rows, ".8.2.2": Missing.NULL}).watts == 2000
     negative = told(profile, {**rows, ".8.2.2": -13})
     assert (negative.watts, negative.load_pct) == (None, 30)
+
+
+def test_lines_that_count_from_0() -> None:
+    """The first line of some tables is row 0; the number of lines means as many."""
+    profile = mini(LINES)
+    rows = {f".8.1.{line}": 100 + line for line in (0, 1, 2)}
+    assert told(profile, {**rows, ".8.0": 2}).load_lines == (10.0, 10.1)
+    without_the_first = {oid: raw for oid, raw in rows.items() if oid != ".8.1.0"}
+    assert told(profile, {**without_the_first, ".8.0": 1}).load_lines == (10.1,)
+
+
+def test_two_objects_of_one_family_do_not_contradict_each_other() -> None:
+    """A profile's list is an order of preference; only another family's word can be the cautious one."""
+    text = (
+        "numbers:\n  runtime_s:\n    - {object: fine, oid: .6.0, unit: s}\n    - {object: coarse, oid: .6.1, unit: s}\n"
+    )
+    decoded = told(mini(text), {".6.0": 4000, ".6.1": 400})
+    assert (decoded.runtime_s, decoded.warnings) == (4000, ())
+    assert told(mini(text), {".6.1": 400}).runtime_s == 400
 
 
 def test_watts_that_no_three_phase_ups_could_have() -> None:
