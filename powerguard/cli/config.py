@@ -111,7 +111,8 @@ def _validate(args: argparse.Namespace) -> int:
     for warning in told:
         print(f"warning: {warning}", file=sys.stderr)
     settings = loaded.settings
-    print(f"{_path(args)}: valid; mode {settings.mode}, fed by {' and '.join(settings.feeding)}, {_count(len(settings.trainers))}")
+    fed_by = " and ".join(settings.feeding)
+    print(f"{_path(args)}: valid; mode {settings.mode}, fed by {fed_by}, {_count(len(settings.trainers))}")
     return 0
 
 
