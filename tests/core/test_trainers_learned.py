@@ -11,8 +11,8 @@ from play import make_policy
 
 from powerguard.core import needs, trainers
 from powerguard.core.events import Conduct, Done, Grade, Scalar, TrainerSeen, TriggerCheckpoint
-from powerguard.core.learned import Learned
-from powerguard.core.model import Battery, Feed, OnBattery, Online, Outage, State, Supply, Trainer
+from powerguard.core.learned import Drop, Learned
+from powerguard.core.model import Battery, Feed, Holding, OnBattery, Online, Outage, State, Supply, Trainer
 from powerguard.core.turn import Turn
 
 POLICY = make_policy(["table=50:2000,100:1000", "trainer=a:pause:20:x:5", "trainer=b:continue:10:y"])
@@ -163,3 +163,78 @@ def test_online_a_trainer_of_nobody_s_settings_is_forgotten_when_it_goes() -> No
     event = TrainerSeen(at_s=1000.0, trainer="job-1", alive=False, conduct=Conduct.PAUSE)
     trainers.take_in(at, event)
     assert at.state.trainers == ()
+
+
+# --- One disk ---------------------------------------------------------------------------------------------------------
+
+FLAT = make_policy(["table=50:1000,100:1000"])
+"""1000 s at any load, 600 s of them effective: 470 s are left beside a stop in 110 s and its small reserve of 20 s."""
+
+
+def asked(*known: Trainer, left: float | None = 0.75) -> dict[str, str]:
+    """Who is asked for what when the emergency begins."""
+    at = turn(*known)
+    at.policy = FLAT if left is not None else make_policy([])
+    at.update(battery=replace(at.state.battery, left=left))
+    trainers.order_emergency(at, by_s=1200.0)
+    return {getattr(order, "trainer", ""): type(order).__name__ for order in at.actions}
+
+
+def test_those_on_one_disk_come_together_while_there_is_time_for_all() -> None:
+    """To the second: 469.6 s are enough for both, 470.4 s are not, and then the smaller one comes first."""
+    a, c = replace(A, priority=0), replace(A, name="c", checkpoint_s=235.0, priority=0)
+    both = {"a": "TriggerCheckpoint", "c": "TriggerCheckpoint"}
+    assert asked(replace(a, checkpoint_s=234.6), c) == both
+    assert asked(replace(a, checkpoint_s=235.4), c) == {"a": "PauseTrainer", "c": "TriggerCheckpoint"}
+    assert asked(replace(a, checkpoint_s=235.4, disk="other"), c) == both
+    assert asked(replace(a, checkpoint_s=900.0), c, left=None) == both, "nobody knows how much time there is"
+
+
+def test_who_has_a_checkpoint_or_has_given_up_holds_nobody_up() -> None:
+    """Neither is asked again, and neither takes the other's time, whatever its priority."""
+    for settled in ({"durable": True}, {"failed": "disk full"}):
+        first = replace(A, name="first", priority=9, checkpoint_s=300.0, **settled)  # type: ignore[arg-type]
+        assert asked(first, replace(A, checkpoint_s=300.0)) == {"a": "TriggerCheckpoint"}
+
+
+# --- What a hold shows ------------------------------------------------------------------------------------------------
+
+HOLD = Holding(
+    outage=Outage(id="o", since_s=900.0, grade=Grade.FULL, load_at_start=0.75), began_s=950.0, settle_by_s=980.0
+)
+PAUSED = replace(A, told_pause=True, paused=True)
+DROP = Drop(before=0.75, after=0.4, at_s=1000.0)
+
+
+def shown(*known: Trainer, now_s: float = 1000.0, load: float = 0.4, before: Drop | None = None) -> Drop | None:
+    """What is known of the drop of `a` after a look at this hold."""
+    learned = Learned() if before is None else needs.with_drop(Learned(), "a", before)
+    at = turn(*known, now_s=now_s, learned=learned)
+    at.update(battery=replace(at.state.battery, load=load))
+    trainers.learn_drop(at, HOLD)
+    return needs.drop_of(at.state.learned, "a")
+
+
+def test_a_hold_shows_what_a_pause_brings() -> None:
+    """Of the one that paused, once the load has settled; an older outage's drop is replaced by it."""
+    training_on = replace(A, name="b", conduct=Conduct.CONTINUE)
+    dead = replace(PAUSED, name="dead", alive=False)
+    assert shown(PAUSED) == shown(PAUSED, training_on) == shown(PAUSED, dead) == DROP
+    assert shown(PAUSED, before=replace(DROP, at_s=899.0)) == DROP
+    assert shown(PAUSED, now_s=980.0) == replace(DROP, at_s=980.0)
+
+
+def test_a_hold_shows_nothing_of_a_load_that_may_have_other_reasons() -> None:
+    """Not settled, not paused, two at once, no fall at all, or a gauge that is silent."""
+    assert shown(PAUSED, now_s=979.9) is None
+    assert shown(replace(PAUSED, paused=False)) is None
+    assert shown(PAUSED, replace(PAUSED, name="c")) is None
+    assert shown(PAUSED, load=0.75) is None
+    assert shown(PAUSED, load=0.0) is None
+
+
+@pytest.mark.parametrize("at_s", [900.0, 990.0])
+def test_an_outage_shows_a_drop_once(at_s: float) -> None:
+    """What was learned in it stands, be the load what it may afterwards."""
+    known = Drop(before=0.7, after=0.3, at_s=at_s)
+    assert shown(PAUSED, before=known) == known
