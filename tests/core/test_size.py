@@ -113,6 +113,10 @@ def test_the_example_by_hand() -> None:
         ("reserve", 275.6, 60.0),
         ("margin", 335.6, 59.5),
     ]
+    assert [round(stage.load, 2) for stage in told.course.stages] == [0.75] + 5 * [0.45]
+    lefts = [round(stage.left, 4) for stage in told.course.stages]
+    assert lefts == [0.75, 0.5321, 0.4985, 0.3857, 0.2008, 0.1]
+    assert [round(stage.left_after, 4) for stage in told.course.stages] == [*lefts[1:], 0.0]
 
 
 def test_a_checkpoint_that_the_commit_overtakes_leaves_nothing_to_hold() -> None:
@@ -279,6 +283,23 @@ def test_the_commit_keeps_its_dwell() -> None:
     course = size(tiny).course
     assert course is not None
     assert (course.training_s, course.commit_s) == (4.0, 8.0)
+    _commits_when_due(tiny)
+
+
+def test_a_dwell_that_would_cost_the_last_stop_is_not_kept() -> None:
+    """A battery of 20 s, 12 of them effective: a bare stop in 10 s fits until 2.5 s, and 5.6 are left at 8 s."""
+    tiny = site(
+        load=1.0,
+        paused=1.0,
+        checkpoint_s=0.5,
+        runtime_table=((1.0, 20.0),),
+        stop_q95_s=10.0,
+        stop_median_s=10.0,
+        reserve_s=12.0,
+    )
+    course = size(tiny).course
+    assert course is not None
+    assert (course.training_s, course.commit_s) == (0.0, pytest.approx(2.5))
     _commits_when_due(tiny)
 
 
