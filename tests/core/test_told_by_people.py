@@ -91,3 +91,15 @@ def test_a_power_off_that_was_refused_is_ordered_again_after_five_seconds() -> N
     assert len(told.ordered(PowerOff)) == before, "not yet"
     told = player.play("175.5 tick")
     assert len(told.ordered(PowerOff)) == before + 1
+
+
+def test_over_a_reboot_what_was_learned_keeps_its_age() -> None:
+    """The clock begins anew: a health of 305 s ago is still one of 305 s ago, and so is a drop."""
+    player = Player()
+    told = player.play(f"{READY}\n5 learned llm=75:30\n6 tick")
+    health = Health(share=0.7, error=0.05, depth=0.4, at_s=5.0, how="fall of the charge")
+    model = replace(told.state.battery.model, health=health)
+    told.state = replace(told.state, battery=replace(told.state.battery, model=model))
+    told = player.play("10 reboot gap=300")
+    assert told.state.battery.model.health == replace(health, at_s=5.0 - 6.0 - 300.0 + 10.0)
+    assert dict(told.state.learned.pauses)["llm"].at_s == 5.0 - 6.0 - 300.0 + 10.0
