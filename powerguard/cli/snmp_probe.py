@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,9 +18,9 @@ from powerguard.cli.snmp_save import roots, walk_file
 from powerguard.options import SecretError
 from powerguard.profiles.load import Profiles, load_profiles
 from powerguard.profiles.schema import Profile
-from powerguard.profiles.values import Answer, parts
+from powerguard.profiles.values import Answer, Oid, parts
 from powerguard.sources.snmp import ProbeReport, probe
-from powerguard.sources.snmp_discovery import SYS_DESCR
+from powerguard.sources.snmp_discovery import SYS_DESCR, SYS_OBJECT_ID
 from powerguard.sources.snmp_engine import close_engines
 from powerguard.sources.snmp_options import SnmpOptions
 from powerguard.sources.snmp_port import PysnmpPort, SnmpError
@@ -40,18 +41,19 @@ def run_probe(args: argparse.Namespace) -> int:
     if args.save is not None and Path(args.save).exists():
         return fail(args, verb, f"{args.save}: is there already; name a file that is not", EX_USAGE)
     try:
-        report, profiles, walked = asyncio.run(_look(options, args))
+        look = asyncio.run(_look(options, args))
     except (SnmpError, SecretError) as error:
         return fail(args, verb, str(error), EX_NOTHING)
-    chosen = [profiles.by_name[name] for name in report.profiles]
-    told = _shape(report, chosen, args.host)
-    if walked is not None:
+    if args.save is not None:
         try:
             with Path(args.save).open("x", encoding="utf-8") as file:
-                file.write(walk_file({**walked, **report.raw}, profiles.every()))
+                file.write(walk_file(look.walked, look.profiles.every()))
         except OSError as error:
             return fail(args, verb, f"{args.save}: {error.strerror}", EX_NOTHING)
-        told["saved"] = args.save
+    if look.report is None:
+        return fail(args, verb, f"{look.because}; what it says is saved as {args.save}", EX_NOTHING)
+    told = _shape(look.report, [look.profiles.by_name[name] for name in look.report.profiles], args.host)
+    told["saved"] = args.save
     print(json.dumps(told, indent=2) if args.json else "\n".join(_lines(told)))
     return 0
 
@@ -82,28 +84,44 @@ def _told(problem: Any) -> str:  # noqa: ANN401 - pydantic's own
     return f"{where + ': ' if where else ''}{problem['msg'].removeprefix('Value error, ')}"
 
 
-async def _look(
-    options: SnmpOptions, args: argparse.Namespace
-) -> tuple[ProbeReport, Profiles, dict[str, Answer] | None]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """What was found. report None: no family fits, because; then there is only the walk."""
+
+    report: ProbeReport | None
+    because: str
+    profiles: Profiles
+    walked: dict[str, Answer]
+
+
+async def _look(options: SnmpOptions, args: argparse.Namespace) -> _Look:
     profiles = await asyncio.to_thread(load_profiles, Path(args.site))
+    report, because = None, ""
+    walked: dict[str, Answer] = {}
     try:
-        report = await probe(options, profiles=profiles, with_pdus=True)
-        walked = None
+        try:
+            report = await probe(options, profiles=profiles, with_pdus=True)
+        except SnmpError as error:
+            if error.unanswered or args.save is None:
+                raise
+            because = str(error)  # A card of no family that is known is the one whose walk is wanted most.
         if args.save is not None:
-            chosen = [profiles.by_name[name] for name in report.profiles]
-            walked = await _walk(options, chosen, report.identity.sys_object_id, quiet=args.json)
+            chosen = [] if report is None else [profiles.by_name[name] for name in report.profiles]
+            walked = await _walk(options, chosen, quiet=args.json)
+            walked |= {} if report is None else report.raw
     finally:
         close_engines()
-    return report, profiles, walked
+    return _Look(report=report, because=because, profiles=profiles, walked=walked)
 
 
-async def _walk(options: SnmpOptions, profiles: list[Profile], sys_object_id: str, *, quiet: bool) -> dict[str, Answer]:
+async def _walk(options: SnmpOptions, profiles: list[Profile], *, quiet: bool) -> dict[str, Answer]:
     """Walk all that is the power supply's, as far as MOST_OBJECTS and WALK_S reach."""
     port = PysnmpPort(options)
     found: dict[str, Answer] = {}
     try:
         async with asyncio.timeout(WALK_S):
-            for root in roots(profiles, sys_object_id):
+            told = (await port.get([SYS_OBJECT_ID]))[SYS_OBJECT_ID]
+            for root in roots(profiles, told if isinstance(told, Oid) else ""):
                 after: str | None = None
                 while len(found) < MOST_OBJECTS:
                     rows = await port.walk(root, after)

@@ -40,11 +40,15 @@ def enterprise(oid: str) -> str | None:
 
 
 def roots(profiles: Iterable[Profile], sys_object_id: str) -> list[str]:
-    """Return the subtrees worth walking: who it is, RFC 1628, and the makers' that profiles and the device name."""
+    """Return the subtrees worth walking: who it is, RFC 1628, and the makers' that profiles and the device name.
+
+    Where neither names one, all makers'.
+    """
     named = [profile.base for profile in profiles if profile.base is not None]
     makers = [maker for oid in (*named, sys_object_id) if (maker := enterprise(oid)) is not None]
     # net-snmp's own node holds the agent's statistics, not a power supply.
-    return [one for one in dict.fromkeys((_SYSTEM, "1.3.6.1.2.1.33", *makers)) if one != "1.3.6.1.4.1.8072"]
+    makers = [one for one in dict.fromkeys(makers) if one != "1.3.6.1.4.1.8072"]
+    return [_SYSTEM, "1.3.6.1.2.1.33", *(makers or ["1.3.6.1.4.1"])]
 
 
 def anonymous(answers: Mapping[str, Answer], profiles: Iterable[Profile]) -> tuple[dict[str, Answer], int]:

@@ -265,6 +265,27 @@ async def test_probe_of_a_silent_card_and_of_no_ups() -> None:
         assert (ended.code, "fits no profile" in ended.err) == (1, True)
 
 
+async def test_a_card_of_no_known_family_is_saved_all_the_same(tmp_path: Path) -> None:
+    """It is the one whose walk is wanted most: to write its family."""
+    saved = tmp_path / "saved.walk"
+    maker = "1.3.6.1.4.1.99999"
+    values = {
+        "1.3.6.1.2.1.1.1.0": ber.octets(b"Acme card"),
+        "1.3.6.1.2.1.1.2.0": ber.oid(maker),
+        f"{maker}.1.1.0": ber.integer(7),
+        f"{maker}.1.2.0": ber.octets(b"rack of jane"),
+        "1.3.6.1.4.1.88888.1.0": ber.integer(1),
+    }
+    async with card(values) as agent:
+        ended = await snmp(*at(agent, "--save", str(saved)))
+    assert ended.code == 1
+    assert "fits no profile" in ended.err
+    assert f"what it says is saved as {saved}" in ended.err
+    kept = read_walk(saved)
+    assert (kept[f"{maker}.1.1.0"], kept[f"{maker}.1.2.0"], kept["1.3.6.1.2.1.1.2.0"]) == (7, b"<removed>", Oid(maker))
+    assert "1.3.6.1.4.1.88888.1.0" not in kept, "another maker's"
+
+
 async def test_probe_of_a_pdu() -> None:
     base = "1.3.6.1.4.1.318.1.1.12"
     values = {
