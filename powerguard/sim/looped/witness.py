@@ -190,9 +190,9 @@ class Witness:
                 self.broke("unprepared", f"the power-off was ordered, and no {kind.__name__} ever was")
         now_s = self._world.now_s
         had_time = now_s >= phase.prepare_by_s - self._offset_s - 0.01
-        waiting = [
-            other for other in mine if other.id not in self._answered and self._asked_s[other.id] >= self._life_s
-        ]
+        # One of before the latch may still be on its way: the one at the latch has asked the same thing after it.
+        since_s = max(self._life_s, phase.latched_s - self._offset_s - 0.01)
+        waiting = [other for other in mine if other.id not in self._answered and self._asked_s[other.id] >= since_s]
         if waiting and not had_time:
             kinds = ", ".join(type(other).__name__ for other in waiting)
             self.broke("power_off_too_early", f"the power-off was ordered before {kinds} had ended")

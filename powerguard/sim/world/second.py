@@ -41,6 +41,10 @@ class SecondFacts:
     at_s: float = 0.0
     lasts_s: float = 0.0
 
+    def hides_the_dark(self, at_s: float) -> bool:
+        """Say whether it tells of utility that is not there: to whoever hears nothing else, that is the truth."""
+        return self.ill in (Ill.STUCK_UTILITY, Ill.FROZEN) and 0.0 <= at_s - self.at_s < self.lasts_s
+
 
 def draw_second(seed: int, faults: FaultSite) -> SecondFacts | None:
     """Draw whether there is one, and how it is."""
