@@ -290,14 +290,19 @@ def _begin(turn: Turn, stage: str, limit_s: float) -> None:
     if drill is None:
         return
     if stage == "checkpoint":
-        for trainer in turn.state.trainers:
-            if trainer.alive:
-                _order_checkpoint(turn, trainer, pausing="pause" in drill.stages)
+        alive = [trainer for trainer in turn.state.trainers if trainer.alive]
+        for trainer in alive:
+            _order_checkpoint(turn, trainer, pausing="pause" in drill.stages)
+        if not alive:
+            _fail(turn, "no trainer is there any more: nobody took part")
     elif stage == "pause":
-        for trainer in drill_checks.pausing(turn.state):
+        pausing = drill_checks.pausing(turn.state)
+        for trainer in pausing:
             if trainer.name not in drill.told:
                 _will_pause(turn, trainer)
                 order(turn, PauseTrainer, "pause", limit_s=limit_s, trainer=trainer.name)
+        if not pausing and not drill.told:
+            _fail(turn, "no trainer that pauses is there any more: nobody took part")
     elif stage == "resume":
         for name in drill.paused:
             resume(turn, name)
