@@ -1,7 +1,11 @@
 """Cross-checks: the same for every family, between the fields of one answer."""
 
+from powerguard.core.events import OutputSource
 from powerguard.profiles.draft import Draft
+from powerguard.profiles.vocabulary import State
 
+_FED_BY_INPUT = frozenset((OutputSource.UTILITY, OutputSource.BOOST, OutputSource.TRIM, OutputSource.ECO))
+"""Not bypass: its line may be another one than the rectifier's, whose volts are told."""
 _SHORTEST_ON_UTILITY_S = 30.0
 _RUNTIME_ZERO_CHARGE_PCT = 20.0
 _APART_SHARE = 0.25
@@ -15,9 +19,26 @@ _REAL_LOAD_PCT = 5.0
 
 def cross_check(draft: Draft) -> None:
     """Drop what contradicts the rest, and of two runtimes keep the cautious one."""
+    _check_input(draft)
     _check_charge(draft)
     _check_runtime(draft)
     _check_watts(draft)
+
+
+def _check_input(draft: Draft) -> None:
+    """No volts at the input of a UPS that runs on it are no volts measured, unless something else says "battery".
+
+    Cards answer 0 for an input that they do not measure (upsAdvInputLineVoltage of a three-phase APC). Believed, a
+    self-test would be an outage: "battery" with the input gone.
+    """
+    if draft.input_present is not False or draft.output_source not in _FED_BY_INPUT:
+        return
+    if {State.INPUT_BAD, State.ON_BATTERY} & draft.states.keys() or draft.numbers.get("on_battery_s", 0) > 0:
+        return
+    draft.input_present = None
+    draft.provenance.pop("input_present", None)
+    if "input_v" in draft.numbers:
+        draft.drop("input_v", "no volts at an input that feeds the output: not measured")
 
 
 def _check_runtime(draft: Draft) -> None:

@@ -36,6 +36,8 @@ _COMBINED: Mapping[Combine, Callable[[list[float]], float]] = {
     Combine.FIRST: lambda lines: lines[0],
 }
 _MOST_OUTLETS = 256
+_ALIVE = {"input_v": 80.0, "load_pct": 0.1}
+"""From where on a line is alive. Cards answer 0 for a single object of these where their lines stand in a table."""
 _INPUT_THERE_V = 80.0
 _INPUT_GONE_V = 25.0
 """A UPS on battery shows some volts of ghost at its input; 100 V grids sag to 80 V before it transfers."""
@@ -135,9 +137,9 @@ def decode(profiles: Sequence[Profile], answers: Answers) -> Decoded:
     _decode_states(device, answers, rows, draft)
     _decode_outlets(device, answers, rows, draft)
     _decode_input(draft)
-    cross_check(draft)
     if profiles:
         _silence(frozenset(WITNESSES) - frozenset(profiles[0].on_battery.confirm_by), draft)
+    cross_check(draft)
     return _finish(draft, profiles[0].kind if profiles else "ups")
 
 
@@ -156,7 +158,9 @@ def redundant(profiles: Sequence[Profile], answers: Answers) -> frozenset[str]:
             for source in sources:
                 places = source.places(rows)
                 (spare if told else needed).update(places)
-                told = told or _number(source, answers, rows, Draft()) is not None
+                if not told:
+                    value = _number(source, answers, rows, Draft())
+                    told = value is not None and not _is_doubtful(source, value)
     return frozenset(spare - needed)
 
 
@@ -212,15 +216,37 @@ def _decode_number(
 ) -> None:
     found = draft.candidates.setdefault(name, [])
     for sources in families:
-        for source in sources:
-            value = _number(source, answers, rows, draft)
-            if value is not None:
-                found.append((value, source.object))
-                break  # One answer for each profile; the next profile may contradict it.
+        told = _first_told(sources, answers, rows, draft)
+        if told is not None:
+            found.append(told)  # One answer for each profile; the next profile may contradict it.
         if found and name not in _CONTESTED:
             break
     if found:
         draft.numbers[name], draft.provenance[name] = found[0]
+
+
+def _first_told(sources: Sequence[NumberAt], answers: Answers, rows: Rows, draft: Draft) -> tuple[float, str] | None:
+    """Return what the first object says that says something; a 0 of a single one counts less than lines that live."""
+    doubtful: NumberAt | None = None
+    for source in sources:
+        value = _number(source, answers, rows, draft)
+        if value is None:
+            continue
+        if doubtful is None:
+            if not _is_doubtful(source, value):
+                return value, source.object
+            doubtful = source
+        elif max(draft.lines.get(source.field, (value,))) >= _ALIVE[source.field]:
+            why = f"0 beside what {source.object} says: not measured"
+            draft.reject(source.field, doubtful.oid, answers[doubtful.oid], why)
+            return value, source.object
+        else:
+            draft.lines.pop(source.field, None)
+    return None if doubtful is None else (0.0, doubtful.object)
+
+
+def _is_doubtful(source: NumberAt, value: float) -> bool:
+    return value == 0 and len(source.scalars) == 1 and source.field in _ALIVE
 
 
 def _number(source: NumberAt, answers: Answers, rows: Rows, draft: Draft) -> float | None:

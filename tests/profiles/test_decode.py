@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from powerguard.core.events import OutputSource
-from powerguard.profiles.decode import Decoded, decode
+from powerguard.profiles.decode import Decoded, decode, redundant
 from powerguard.profiles.load import load_profiles
 from powerguard.profiles.schema import OnBattery
 from powerguard.profiles.values import Answer, Missing, Oid
@@ -257,3 +257,67 @@ def test_nothing_answered_is_no_reading() -> None:
     decoded = decode(PROFILES, {})
     assert decoded.output_source is None
     assert decoded.reading(at_s=1, ups="a", source="snmp", feed="a", authenticated=False).output_source == "unknown"
+
+
+# --- A 0 for what is not measured -----------------------------------------------------------------------------------
+
+THREE = {f"{A}.9.2.3.1.3.1.1.{line}": 232 - line for line in (1, 2, 3)} | {
+    f"{A}.9.3.3.1.10.1.1.{line}": load for line, load in ((1, 40), (2, 55), (3, 70))
+}
+UNSUPPORTED = {f"{A}.3.3.1.0": None, f"{A}.3.2.1.0": 0, f"{A}.4.3.3.0": 0, f"{A}.4.2.3.0": 0}
+"""What a three-phase APC answers for the objects of one phase."""
+
+
+def test_a_three_phase_apc_is_read_by_its_phases() -> None:
+    """Its single objects answer 0: believed, the input would be gone and the load nothing."""
+    decoded = told("apc", {**UNSUPPORTED, **THREE})
+    assert (decoded.input_v, decoded.input_present) == (231, True)
+    assert (decoded.load_pct, decoded.load_lines) == (70, (40, 55, 70))
+    assert dict(decoded.provenance)["input_v"] == "upsPhaseInputVoltage"
+    assert "not measured" in why(decoded, "input_v")
+    assert "not measured" in why(decoded, "load_pct")
+
+
+@pytest.mark.parametrize("status", [15, 24])
+def test_a_test_of_a_three_phase_apc_is_no_outage(status: int) -> None:
+    """The battery carries the load with utility there: with the input gone it would be one."""
+    decoded = told("apc", {**UNSUPPORTED, **THREE, f"{A}.4.1.1.0": status, f"{A}.2.1.2.0": 500})
+    assert (decoded.output_source, decoded.input_present) == (OutputSource.BATTERY, True)
+
+
+def test_an_outage_of_a_three_phase_apc_has_its_input_gone() -> None:
+    """All lines at 0, or at the volts of a ghost, agree with the single object."""
+    for volts in (0, 4):
+        dead = {f"{A}.9.2.3.1.3.1.1.{line}": volts for line in (1, 2, 3)}
+        decoded = told("apc", {**UNSUPPORTED, **THREE, **dead, f"{A}.4.1.1.0": 3, f"{A}.2.1.2.0": 500})
+        assert (decoded.input_v, decoded.input_present, decoded.load_pct) == (0, False, 70)
+    single = told("apc", {**UNSUPPORTED, f"{A}.4.1.1.0": 3, f"{A}.2.1.2.0": 500})
+    assert (single.input_v, single.input_present, single.load_pct) == (0, False, 0)
+
+
+def test_the_phases_are_asked_every_time_where_the_single_object_says_0() -> None:
+    """On utility what a more trusted object tells is asked for more rarely; a doubtful 0 tells nothing."""
+    answers = walk("apc", {**UNSUPPORTED, **THREE})
+    assert redundant(PROFILES, answers).isdisjoint({*THREE, f"{A}.3.2.1.0", f"{A}.4.2.3.0"})
+    assert set(THREE) <= redundant(PROFILES, walk("apc", THREE))
+
+
+@pytest.mark.parametrize("family", ["apc", "rfc1628"])
+def test_no_volts_on_utility_say_nothing_of_the_input(family: str) -> None:
+    """A card that does not measure its input; with one more witness, a status that lags behind an outage."""
+    volts, since, seconds = {
+        "apc": ({f"{A}.3.3.1.0": None, f"{A}.3.2.1.0": 0}, f"{A}.2.1.2.0", 500),
+        "rfc1628": ({f"{U}.3.3.1.3.1": 0}, f"{U}.2.2.0", 5),
+    }[family]
+    quiet = told(family, volts)
+    assert (quiet.output_source, quiet.input_v, quiet.input_present) == (OutputSource.UTILITY, None, None)
+    assert "not measured" in why(quiet, "input_v")
+    lagging = told(family, {**volts, since: seconds})
+    assert (lagging.output_source, lagging.input_v, lagging.input_present) == (OutputSource.UTILITY, 0, False)
+
+
+def test_an_alarm_is_a_second_witness_of_no_volts() -> None:
+    alarm = {f"{U}.6.1.0": 1, f"{U}.6.2.1.2.1": Oid(f"{U}.6.3.2"), f"{U}.3.3.1.3.1": 0}
+    assert told("rfc1628", alarm).input_present is False
+    bad = {**alarm, f"{U}.6.2.1.2.1": Oid(f"{U}.6.3.6")}
+    assert told("rfc1628", bad).input_present is False

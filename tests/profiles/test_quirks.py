@@ -108,9 +108,9 @@ def test_on_battery_takes_a_witness() -> None:
     ("raw", "volts"), [(230, 230), (2313, 231.3), (1222, 122.2), (0, 0), (600, 600), (601, 60.1), (60_000, None)]
 )
 def test_another_unit_where_the_first_is_beyond_belief(raw: int, volts: float | None) -> None:
-    """2313 V is 231.3 V of a card that counts tenths against its MIB; 230 stays what it says."""
+    """2313 V is 231.3 V of a card that counts tenths against its MIB; 230 stays what it says, and 0 on battery is 0."""
     profile = mini("numbers:\n  input_v:\n    - {object: volts, oid: .6.0, unit: V, or_unit: V/10}\n")
-    assert told(profile, {".6.0": raw}).input_v == volts
+    assert told(profile, {".1.0": 1, ".6.0": raw}).input_v == volts
 
 
 @pytest.mark.parametrize("raw", [32767, 65535, 2147483647, 4294967295, -2147483648, -32768])
