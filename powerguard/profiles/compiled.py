@@ -22,6 +22,8 @@ Rows = Mapping[str, Sequence[str]]
 Word = TypeVar("Word", OutputSource, BatteryStatus)
 
 _DECIMAL = re.compile(rb"[+-]?[0-9]{1,18}(\.[0-9]{1,9})?")
+_THOUSANDS = re.compile(rb"[+-]?[0-9]{1,3}(,[0-9]{3})+")
+"""1,234 is a thousand to some makers and little more than 1 to others: neither is believed."""
 _PADDING = b" \t\r\n\0"
 """What devices fill their strings up with."""
 _BIGGEST_RAW = 2**64
@@ -108,7 +110,10 @@ class NumberAt:
         elif isinstance(raw, Missing):
             return None, raw.value if raw is Missing.NULL else ""
         elif self.text and isinstance(raw, bytes):
-            text = raw.strip(_PADDING).replace(b",", b".")
+            text = raw.strip(_PADDING)
+            if _THOUSANDS.fullmatch(text):
+                return None, "thousands, or a decimal comma: it cannot be told which"
+            text = text.replace(b",", b".")
             if not _DECIMAL.fullmatch(text):
                 return None, "no decimal number"
             number = float(text)

@@ -11,6 +11,8 @@ from powerguard.profiles.schema import Profile
 from powerguard.profiles.values import Answer, Missing, Oid, below
 
 _LONGEST_DESCR = 200
+_MOST_STATES = 255
+"""Makers count their states from 0 or 1; a 0, and what is larger, is as often a mark of "nothing there"."""
 
 
 def fits(profile: Profile, answers: Answers) -> bool:
@@ -21,6 +23,34 @@ def fits(profile: Profile, answers: Answers) -> bool:
     -1.
     """
     return not unmet(profile, answers)
+
+
+def fits_but_for_its_state(profile: Profile, answers: Answers, sys_object_id: str) -> bool:
+    """Whether a UPS is of this family, and only in a state that the profile does not list: 19 of a later firmware.
+
+    Refused, the device would be none at all for as long as the state lasts. So its sysObjectID must name the family,
+    and one of the numbers of `any_of` be believable and not 0: a maker's PDUs have the same OID, and zeros there.
+    """
+    named = "output_source" in profile.probe.all_of and _is_named(profile, sys_object_id)
+    if profile.kind != "ups" or not named:
+        return False
+    device = Compiled([profile])
+    rows = device.rows(answers)
+    states = [raw for source in device.output_source for _oid, raw in source.read(answers, rows)]
+    if not any(isinstance(raw, int) and 1 <= raw <= _MOST_STATES for raw in states):
+        return False
+    others = [name for name in profile.probe.all_of if name != "output_source"]
+    numbers = [name for name in profile.probe.any_of if name in device.numbers]
+    return (
+        all(_has_value(answers.get(profile.absolute(scalar.oid))) for scalar in profile.probe.present)
+        and all(_told(name, device, answers, rows) for name in others)
+        and any(_is_measured(name, device, answers, rows) for name in numbers)
+    )
+
+
+def _is_measured(name: str, device: Compiled, answers: Answers, rows: Rows) -> bool:
+    places = [(source, oid) for sources in device.numbers[name] for source in sources for oid in source.places(rows)]
+    return any(source.convert(answers.get(oid, Missing.NO_ANSWER))[0] for source, oid in places)
 
 
 def unmet(profile: Profile, answers: Answers) -> list[str]:
@@ -87,18 +117,29 @@ def _means_something(source: "Enumeration[Any]", answers: Answers, rows: Rows) -
 
 def hinted(profile: Profile, sys_object_id: str, sys_descr: str) -> bool:
     """Whether the card says that it is of this family. Of use only to choose between two that fit equally well."""
+    return _is_named(profile, sys_object_id) or any(
+        text.casefold() in sys_descr.casefold() for text in profile.match.sys_descr
+    )
+
+
+def _is_named(profile: Profile, sys_object_id: str) -> bool:
     ids = [profile.absolute(oid) for oid in profile.match.sys_object_ids]
-    if any(sys_object_id == oid or below(sys_object_id, oid) for oid in ids):
-        return True
-    return any(text.casefold() in sys_descr.casefold() for text in profile.match.sys_descr)
+    return any(sys_object_id == oid or below(sys_object_id, oid) for oid in ids)
 
 
 def choose(profiles: Sequence[Profile], answers: Answers, *, sys_object_id: str, sys_descr: str) -> tuple[Profile, ...]:
     """Return every family that fits, the most trusted first: rank, then what the card says it is.
 
-    All of one kind: a UPS whose card has outlets as well is a UPS.
+    All of one kind: a UPS whose card has outlets as well is a UPS. One that is in a state which its family does not
+    list is one as well, unless a PDU fits: what it says is then decoded as `unknown`, and rejected by name.
     """
     fitting = [profile for profile in profiles if fits(profile, answers)]
+    if not fitting or any(profile.kind == "ups" for profile in fitting):
+        fitting = [
+            profile
+            for profile in profiles
+            if profile in fitting or fits_but_for_its_state(profile, answers, sys_object_id)
+        ]
     kind = "ups" if any(profile.kind == "ups" for profile in fitting) else "pdu"
     fitting = [profile for profile in fitting if profile.kind == kind]
     return tuple(

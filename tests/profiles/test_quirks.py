@@ -1,5 +1,6 @@
 """What profiles can say of devices that say it badly, on a made family: each means has its case, and its limit."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from powerguard.profiles.load import load_profiles, parse_profile
 from powerguard.profiles.probe import choose, identity, partly, unmet
 from powerguard.profiles.schema import Profile
 from powerguard.profiles.values import Answer, Missing, Oid
+from powerguard.profiles.walk import parse_walk
 
 B = "1.3.6.1.4.1.99999.1"
 U = "1.3.6.1.2.1.33.1"
@@ -129,6 +131,11 @@ def test_counters_at_their_end_are_no_measurement_anywhere(raw: int) -> None:
         (b" 74.5\0\0", 74.5),
         (b"74,5", 74.5),
         (b"7,4,5", None),
+        (b"12,34", 12.34),
+        (b"1234,5", 1234.5),
+        (b"1,234", None),
+        (b" -1,234\0", None),
+        (b"1,234,567", None),
         (b"74 min", None),
         (b"1e3", None),
         (b"", None),
@@ -256,3 +263,67 @@ def test_identity_is_made_fit_to_be_shown() -> None:
     object_id, descr = identity(answers)
     assert (object_id, descr[:8], len(descr)) == ("1.3.6.1.4.1.99999", "Card[2Jx", 200)
     assert identity({}) == ("", "")
+
+
+PROFILES = load_profiles(None)
+APC, CPS = "1.3.6.1.4.1.318.1.1.1", "1.3.6.1.4.1.3808.1.1.1"
+CARDS: dict[str, tuple[str, str, dict[str, Answer]]] = {
+    "apc-powernet": ("1.3.6.1.4.1.318.1.3.27", f"{APC}.4.1.1.0", {f"{APC}.2.2.1.0": 100, f"{APC}.2.2.3.0": 120_000}),
+    "cps": ("1.3.6.1.4.1.3808.1.1.1", f"{CPS}.4.1.1.0", {f"{CPS}.2.2.1.0": 100, f"{CPS}.2.2.4.0": 234_000}),
+}
+
+
+def families(answers: dict[str, Answer], sys_object_id: str) -> list[str]:
+    found = choose(PROFILES.every(), answers, sys_object_id=sys_object_id, sys_descr="")
+    return [profile.name for profile in found]
+
+
+@pytest.mark.parametrize(("family", "state"), [("apc-powernet", 19), ("apc-powernet", 40), ("cps", 12)])
+def test_a_state_of_a_later_firmware_is_unknown_and_no_reason_to_lose_the_device(family: str, state: int) -> None:
+    """At the daemon's start it would be no UPS, for as long as the state lasts."""
+    object_id, place, numbers = CARDS[family]
+    answers: dict[str, Answer] = {place: state, **numbers}
+    assert families(answers, object_id) == [family]
+    decoded = decode([PROFILES.by_name[family]], answers)
+    assert (decoded.output_source, decoded.charge_pct) == (OutputSource.UNKNOWN, 100)
+    assert [f"has no such value in profile {family}" in told for told in why(decoded, "output_source")] == [True]
+
+
+@pytest.mark.parametrize(
+    ("changed", "object_id"),
+    [
+        ({}, "1.3.6.1.4.1.9.1.1208"),
+        ({}, ""),
+        ({}, "1.3.6.1.4.1.3180.1"),
+        ({f"{APC}.4.1.1.0": 0}, "1.3.6.1.4.1.318.1.3.32"),
+        ({f"{APC}.4.1.1.0": -1}, "1.3.6.1.4.1.318.1.3.32"),
+        ({f"{APC}.4.1.1.0": 2**31 - 1}, "1.3.6.1.4.1.318.1.3.32"),
+        ({f"{APC}.4.1.1.0": b"19"}, "1.3.6.1.4.1.318.1.3.32"),
+        ({f"{APC}.2.2.1.0": 0, f"{APC}.2.2.3.0": 0}, "1.3.6.1.4.1.318.1.3.32"),
+        ({f"{APC}.2.2.1.0": 255, f"{APC}.2.2.3.0": Missing.NULL}, "1.3.6.1.4.1.318.1.3.32"),
+    ],
+)
+def test_what_is_no_ups_does_not_become_one_by_a_state_that_is_not_listed(
+    changed: dict[str, Answer], object_id: str
+) -> None:
+    """Another maker's device, and a maker's switch that fills the UPS's objects with zeros."""
+    _, place, numbers = CARDS["apc-powernet"]
+    assert families({place: 19, **numbers, **changed}, object_id) == []
+
+
+def test_a_pdu_stays_one_beside_a_state_that_is_not_listed() -> None:
+    """A rack PDU's card may answer its maker's UPS objects."""
+    path = Path(__file__).parent / "walks" / "pdus" / "apc-rpdu2.walk"
+    _, place, numbers = CARDS["apc-powernet"]
+    answers = {**parse_walk(path.read_text(encoding="utf-8"), path.name), Oid(place): 19, **numbers}
+    assert families(answers, "1.3.6.1.4.1.318.1.3.4.6") == ["apc-rpdu2", "apc-rpdu"]
+
+
+def test_the_standard_does_not_hide_the_family_whose_state_is_not_listed() -> None:
+    """A card that speaks both is of both: `profile: apc-powernet` in the settings must hold."""
+    object_id, place, numbers = CARDS["apc-powernet"]
+    standard = {f"{U}.4.1.0": 5, f"{U}.2.4.0": 90, f"{U}.2.2.0": 7}
+    answers: dict[str, Answer] = {place: 19, **numbers, **standard}
+    assert families(answers, object_id) == ["apc-powernet", "rfc1628"]
+    decoded = decode(choose(PROFILES.every(), answers, sys_object_id=object_id, sys_descr=""), answers)
+    assert (decoded.output_source, decoded.on_battery) == (OutputSource.BATTERY, True)
