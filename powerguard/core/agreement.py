@@ -18,6 +18,8 @@ from powerguard.core.model import Feed, Heard, Policy
 
 LAG_S = 30.0
 """Two that disagree for less may both be right: one of them lags (NUT snmp-ups 12 to 30 s, apcupsd 32 to 48 s)."""
+COMMIT_LAG_S = 60.0
+"""So long nothing is latched after the first one has seen utility again: the slowest of them needs 48 s to follow."""
 LAST_WORD_S = 60.0
 """So long the battery of a source that has fallen silent counts against others that say utility."""
 DOUBT_S = 180.0
@@ -73,9 +75,10 @@ def supports_battery(reading: Reading) -> str:
 
 
 def contradicts_itself(reading: Reading) -> bool:
-    """Say whether the output is called utility while the input is gone and the seconds on battery are counted."""
+    """Say whether the output is called utility, or unknown, with the input gone and the seconds on battery counted."""
     counts = reading.on_battery_s is not None and reading.on_battery_s > 0.0
-    return counts and reading.input_present is False and reading.output_source in ON_UTILITY
+    word = reading.output_source
+    return counts and reading.input_present is False and (word in ON_UTILITY or word is OutputSource.UNKNOWN)
 
 
 def corrected(before: Reading | None, reading: Reading) -> Reading:
@@ -128,12 +131,12 @@ def lost_since_s(feed: Feed, source: str) -> float | None:
 def contradicts_commit(policy: Policy, feed: Feed, now_s: float) -> bool:
     """Say whether a source has news of utility, or one that cannot be forged says utility: no moment to latch.
 
-    One that told the battery and tells utility now is ahead of the others, not wrong: they have LAG_S to follow.
+    One that told the battery and tells utility now is ahead of the others, not wrong: they have COMMIT_LAG_S to follow.
     """
     for each in feed.heard:
         if each.reading is None or not _is_fresh(policy, each, now_s) or each.reading.output_source not in ON_UTILITY:
             continue
-        if each.reading.authenticated or (each.back_at_s is not None and now_s - each.back_at_s < LAG_S):
+        if each.reading.authenticated or (each.back_at_s is not None and now_s - each.back_at_s < COMMIT_LAG_S):
             return True
     return False
 
@@ -163,15 +166,27 @@ def _listened(old: Heard, reading: Reading) -> Heard:
     back_at_s = None if says_battery else old.back_at_s
     if says_utility and old.battery_at_s is not None and _has_told_battery(old):
         back_at_s = reading.at_s
+    gauges = old.gauges if goes_on else (reading.charge_pct, reading.runtime_s)
     return Heard(
         source=old.source,
         reading=reading,
         previous=old.reading,
         utility_seen=old.utility_seen or says_utility,
         battery_at_s=(old.battery_at_s if goes_on else reading.at_s) if says_battery else None,
-        gauges=old.gauges if goes_on else (reading.charge_pct, reading.runtime_s),
+        gauges=gauges,
         back_at_s=back_at_s,
-        doubted=old.doubted and says_battery,
+        doubted=old.doubted and says_battery and not _is_supported(reading, gauges),
+    )
+
+
+def _is_supported(reading: Reading, gauges: tuple[float | None, float | None]) -> bool:
+    """Say whether anything but its word says that the battery carries the load: another object, or what empties."""
+    charge_pct, runtime_s = gauges
+    return (
+        bool(supports_battery(reading))
+        or reading.low_battery
+        or _has_fallen(charge_pct, reading.charge_pct, _LEAST_FALL_PCT)
+        or _has_fallen(runtime_s, reading.runtime_s, _LEAST_FALL_S)
     )
 
 
@@ -231,13 +246,9 @@ def _judged(each: Heard, votes: list[_Vote], now_s: float, disagree_since_s: flo
     reading = each.reading
     if reading is None or each.battery_at_s is None or disagree_since_s is None or each.doubted:
         return each
-    if now_s - max(each.battery_at_s, disagree_since_s) < DOUBT_S or supports_battery(reading) or reading.low_battery:
+    if now_s - max(each.battery_at_s, disagree_since_s) < DOUBT_S or _is_supported(reading, each.gauges):
         return each
     charge_pct, runtime_s = each.gauges
-    if _has_fallen(charge_pct, reading.charge_pct, _LEAST_FALL_PCT):
-        return each
-    if _has_fallen(runtime_s, reading.runtime_s, _LEAST_FALL_S):
-        return each
     if (charge_pct is None or reading.charge_pct is None) and (runtime_s is None or reading.runtime_s is None):
         return each
     seen = any(word in ON_UTILITY and other.input_present is True for _, other, word in votes)
@@ -249,9 +260,14 @@ def _has_fallen(then: float | None, now: float | None, by: float) -> bool:
 
 
 def _output_source(votes: list[_Vote], reading: Reading, disagree_since_s: float | None) -> OutputSource:
-    """Return the cautious word. After LAG_S of disagreement those decide whose answers cannot be forged."""
+    """Return the cautious word. After LAG_S of disagreement those decide whose answers cannot be forged.
+
+    But a battery that carries its own witness counts on, for they may be frozen: it pauses training, and `commit` asks
+    them (`contradicts_commit`).
+    """
     words = {word for _, _, word in votes}
-    if disagree_since_s is not None and reading.at_s - disagree_since_s >= LAG_S:
+    proven = any(word is OutputSource.BATTERY and supports_battery(told) for _, told, word in votes)
+    if disagree_since_s is not None and reading.at_s - disagree_since_s >= LAG_S and not proven:
         words = {word for _, told, word in votes if told.authenticated} or words
     if not words:
         return reading.output_source

@@ -226,10 +226,11 @@ class ForeignStop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatteryReplaced:
-    """A person has put in a new battery: what was learned of the old one is forgotten."""
+    """A person has put in a new battery: what was learned of the old one is forgotten. ups: ""; else one of several."""
 
     at_s: float
     who: str
+    ups: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,20 +9,16 @@ endless; one that fell silent within 30 s of another's transfer is presumed to b
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from powerguard.core import agreement, fusion
 from powerguard.core import budget as sums
 from powerguard.core.events import OutputSource, Reading, SourceFailed
 from powerguard.core.frozen import replace
 from powerguard.core.model import Battery, Feed, FeedPolicy, Policy, State, Supplied, Supply
+from powerguard.core.outlast import FACTORS, OVERLOADED, Leg, play, stepped
 
 PRESUMED_S = 30.0
 """A feed that falls silent this close to another's transfer lost its network with the power."""
-OVERLOADED = 1.0
-"""A UPS that takes over another's load and then has more than this share of its rating switches off."""
-_FACTORS = (0.3, 0.45, 0.6, 0.8, 1.0, 1.25)
-"""Loads, as shares of the one of now, at which the runtime of all together is played."""
 _LEAST_S = 0.1
 _ALARMING_FIRST = (
     OutputSource.UNKNOWN,
@@ -33,22 +29,6 @@ _ALARMING_FIRST = (
     OutputSource.TRIM,
     OutputSource.UTILITY,
 )
-
-
-@dataclass(slots=True)
-class _Leg:
-    """One feed while its end is played. left: usable energy; inf: utility. cut_at_s: its UPS cuts its output then."""
-
-    supplies: int
-    left: float
-    load: float
-    tau_s: Callable[[float], float]
-    cut_at_s: float
-
-    def ends_s(self, now_s: float) -> float:
-        """When it ends, if its load stays."""
-        lasts_s = math.inf if math.isinf(self.left) else self.left * self.tau_s(self.load)
-        return min(now_s + lasts_s, self.cut_at_s)
 
 
 def take(policy: Policy, feed: Feed, battery: Battery, reading: Reading) -> tuple[Feed, Battery]:
@@ -126,6 +106,20 @@ def adopt(policy: Policy, state: State, now_s: float) -> State:
     return _together(policy, state, upses, now_s, None)
 
 
+def with_battery(
+    policy: Policy, state: State, ups: str, change: Callable[[Policy, Battery], Battery], now_s: float
+) -> State:
+    """Change what is known of the battery of one UPS, or with ups "" of every one."""
+    if not policy.feeds:
+        return replace(state, battery=change(policy, state.battery))
+    changed = []
+    for each in state.upses:
+        mine = _policy_of(policy, each.ups)
+        named = mine is not None and ups in ("", each.ups)
+        changed.append(replace(each, battery=change(mine.policy, each.battery)) if mine and named else each)
+    return _together(policy, state, tuple(changed), now_s, None)
+
+
 def rebooted(policy: Policy, state: State, upses: tuple[Supplied, ...], carried: Callable[[Battery], Battery]) -> State:
     """Return the state of the next boot with every UPS in it: no feed yet, and its battery as `carried` over."""
     if not policy.feeds:
@@ -150,6 +144,21 @@ def each_alone(policy: Policy, state: State) -> list[tuple[Policy, State]]:
         for mine, each in known
         if each is not None
     ]
+
+
+def contradicts_commit(policy: Policy, state: State, now_s: float) -> bool:
+    """Say whether the host would have the power supplies that it needs, by news of utility or a word beyond forgery."""
+    if not policy.feeds:
+        return agreement.contradicts_commit(policy, state.feed, now_s)
+    supplies = 0
+    for mine in policy.feeds:
+        each = of(state, mine.policy.ups)
+        if each is None:
+            continue
+        carries = _word(state.upses, each) is Supply.UTILITY
+        if carries or agreement.contradicts_commit(mine.policy, each.feed, now_s):
+            supplies += mine.supplies
+    return supplies >= policy.minimum_supplies
 
 
 def redundancy_lost(state: State) -> str:
@@ -190,31 +199,61 @@ def _advanced(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, now_s
     return replace(each, battery=sums.advance(mine.policy, each.battery, now_s, draining=True))
 
 
-def _is_presumed(upses: tuple[Supplied, ...], each: Supplied) -> bool:
+def _presumed(upses: tuple[Supplied, ...], each: Supplied) -> Supplied:
+    """Presume battery of a feed that fell silent with another's transfer, until it answers again."""
     lost_s = each.feed.lost_since_s
-    if lost_s is None or each.feed.supply is Supply.BATTERY:
-        return False
-    return any(
-        other.feed.supply is Supply.BATTERY and abs(other.feed.since_s - lost_s) <= PRESUMED_S for other in upses
+    presumed = lost_s is not None and (
+        each.presumed
+        or any(
+            other.feed.supply is Supply.BATTERY and abs(other.feed.since_s - lost_s) <= PRESUMED_S for other in upses
+        )
     )
+    return each if presumed is each.presumed else replace(each, presumed=presumed)
+
+
+def _is_off(each: Supplied) -> bool:
+    """Say whether its output is off, told twice: it carries nothing, whatever is in its battery."""
+    told = (each.feed.reading, each.feed.previous)
+    return all(reading is not None and reading.output_source is OutputSource.OFF for reading in told)
+
+
+def _tests_blindly(feed: Feed) -> bool:
+    """Say whether it tests its battery, and nobody knows whether it could stop doing so."""
+    reading = feed.reading
+    is_test = reading is not None and (reading.testing or reading.calibrating) and reading.input_present is not True
+    return is_test and fusion.is_draining(feed)
 
 
 def _word(upses: tuple[Supplied, ...], each: Supplied) -> Supply:
     """What counts of one feed beside the others: utility that cannot be seen or relied on is none, in an outage."""
     feed = each.feed
-    if feed.supply is Supply.BATTERY or _is_presumed(upses, each):
+    if _is_off(each):
+        return Supply.UNKNOWN
+    if feed.supply is Supply.BATTERY or each.presumed:
         return Supply.BATTERY
     if feed.supply is not Supply.UTILITY:
         return Supply.UNKNOWN
+    if not any(other.feed.supply is Supply.BATTERY for other in upses):
+        return Supply.UTILITY
+    if _tests_blindly(feed):
+        return Supply.BATTERY
     bypassed = feed.reading is not None and feed.reading.output_source is OutputSource.BYPASS
-    doubtful = bypassed or feed.lost_since_s is not None
-    outage = any(other.feed.supply is Supply.BATTERY for other in upses)
-    return Supply.UNKNOWN if doubtful and outage else Supply.UTILITY
+    return Supply.UNKNOWN if bypassed or feed.lost_since_s is not None else Supply.UTILITY
+
+
+def _is_overloaded_next(policy: Policy, upses: tuple[Supplied, ...], each: Supplied) -> bool:
+    """Say whether it takes over more than it can carry when those on battery end; unknown loads say nothing."""
+    if each.battery.load is None:
+        return False
+    going = [other for other in upses if _word(upses, other) is Supply.BATTERY and other.battery.load is not None]
+    rest = sum(_supplies(policy, other) for other in upses if _word(upses, other) is Supply.UTILITY)
+    taken = sum(other.battery.load or 0.0 for other in going) * _supplies(policy, each) / max(1, rest)
+    return bool(going) and each.battery.load + taken > OVERLOADED
 
 
 def _why(upses: tuple[Supplied, ...], each: Supplied) -> str:
     if _word(upses, each) is Supply.BATTERY:
-        return "on battery" if each.feed.supply is Supply.BATTERY else "silent since another went to battery"
+        return "silent since another went to battery" if each.presumed else "on battery"
     if each.feed.lost_since_s is not None:
         return "silent"
     return "unknown" if each.feed.reading is None else str(each.feed.reading.output_source)
@@ -225,6 +264,7 @@ def _why(upses: tuple[Supplied, ...], each: Supplied) -> str:
 
 def _together(policy: Policy, state: State, upses: tuple[Supplied, ...], now_s: float, arrived: Feed | None) -> State:
     """Return the state with what all feeds are together. arrived: the feed whose reading has just come."""
+    upses = tuple(_presumed(upses, each) for each in upses)
     upses = tuple(_advanced(policy, upses, each, now_s) for each in upses)
     feed = _feed(policy, state.feed, upses, now_s, arrived)
     battery = _battery(policy, state.battery, upses, feed, now_s)
@@ -250,7 +290,10 @@ def _falls_short_s(policy: Policy, upses: Iterable[Supplied], at_s: Callable[[Su
 
 def _feed(policy: Policy, before: Feed, upses: tuple[Supplied, ...], now_s: float, arrived: Feed | None) -> Feed:
     words = {each.ups: _word(upses, each) for each in upses}
-    on_utility = sum(_supplies(policy, each) for each in upses if words[each.ups] is Supply.UTILITY)
+    lasting = [
+        each for each in upses if words[each.ups] is Supply.UTILITY and not _is_overloaded_next(policy, upses, each)
+    ]
+    on_utility = sum(_supplies(policy, each) for each in lasting)
     on_battery = [each for each in upses if words[each.ups] is Supply.BATTERY]
     supply = Supply.UNKNOWN
     if on_utility >= policy.minimum_supplies:
@@ -262,10 +305,11 @@ def _feed(policy: Policy, before: Feed, upses: tuple[Supplied, ...], now_s: floa
     short = [each for each in upses if words[each.ups] is not Supply.UNKNOWN]
     lost = [feed.lost_since_s for feed in feeds if feed.lost_since_s is not None]
     tested = [feed for feed in feeds if feed.test_since_s is not None]
-    enough = on_utility - sum(
-        _supplies(policy, each) for each in upses if fusion.is_draining(each.feed) and words[each.ups] is Supply.UTILITY
-    )
-    is_tested = bool(tested) and enough < policy.minimum_supplies
+    tested_supplies = sum(_supplies(policy, each) for each in lasting if fusion.is_draining(each.feed))
+    is_short = on_utility - tested_supplies < policy.minimum_supplies
+    if supply is Supply.UTILITY and is_short:
+        since_s = now_s  # Utility is there, but a battery carries the host: a test, a calibration, a bare suspicion.
+    is_tested = bool(tested) and is_short
     return Feed(
         supply=supply,
         since_s=since_s,
@@ -349,13 +393,14 @@ def _battery(policy: Policy, before: Battery, upses: tuple[Supplied, ...], feed:
         return sum(supplies * value for supplies, value in known) / weight if weight else None
 
     left = mean(lambda each: each.left, counted)
-    # A UPS that has nothing to carry any more is not there; what it carried is on the others.
-    load = mean(lambda each: each.load, upses)
+    # A UPS whose output is off is not there; what it carried is on the others.
+    load = mean(lambda each: each.load, (each for each in upses if not _is_off(each)))
     usable = 0.0 if left is None else sums.usable(policy, left)
     composed = before.composed
     if usable > 0.0 and load is not None and load > 0.0:
+        lasts = [max(_LEAST_S, _lasts_s(policy, upses, feed, factor, now_s)) for factor in FACTORS]
         composed = tuple(
-            (factor * load, max(_LEAST_S, _lasts_s(policy, upses, feed, factor, now_s)) / usable) for factor in _FACTORS
+            (factor * load, lasts_s / usable) for factor, lasts_s in zip(FACTORS, stepped(lasts), strict=True)
         )
     steps = [each.battery.step_at_s for each in upses if each.battery.step_at_s is not None]
     return Battery(
@@ -371,19 +416,23 @@ def _battery(policy: Policy, before: Battery, upses: tuple[Supplied, ...], feed:
 
 def _lasts_s(policy: Policy, upses: tuple[Supplied, ...], feed: Feed, factor: float, now_s: float) -> float:
     """Seconds until too few power supplies live, at `factor` times the load of now: played to the end."""
-    legs = []
+    legs: list[Leg] = []
+    orphaned = 0.0
     for each in upses:
         mine, word = _policy_of(policy, each.ups), _word(upses, each)
         points = () if mine is None else sums.table(mine.policy, each.battery)
-        if mine is None or word is Supply.UNKNOWN:
+        if mine is None or _is_off(each):
             continue
         endless = word is Supply.UTILITY and feed.supply is Supply.BATTERY
-        if not endless and (not points or each.battery.left is None):
-            continue  # Blind: nobody knows how long, so it counts for nothing.
+        blind = not endless and (not points or each.battery.left is None)
+        if word is Supply.UNKNOWN or blind:
+            # Nobody knows how long, so it counts for nothing, but what it carries is there.
+            orphaned += factor * (each.battery.load or 0.0)
+            continue
         left = math.inf if endless else sums.usable(policy, each.battery.left or 0.0)
         cut_at_s = sums.power_off_at_s(each.feed)
         legs.append(
-            _Leg(
+            Leg(
                 supplies=mine.supplies,
                 left=left,
                 load=factor * sums.load_of(each.battery),
@@ -391,35 +440,11 @@ def _lasts_s(policy: Policy, upses: tuple[Supplied, ...], feed: Feed, factor: fl
                 cut_at_s=math.inf if cut_at_s is None else cut_at_s,
             )
         )
-    return _play(legs, policy.minimum_supplies, now_s) - now_s
+    supplies = sum(leg.supplies for leg in legs)
+    for leg in legs:
+        leg.load += orphaned * leg.supplies / supplies
+    return play(legs, policy.minimum_supplies, now_s) - now_s
 
 
 def _reader(points: tuple[tuple[float, float], ...]) -> Callable[[float], float]:
     return lambda load: sums.tau_s(points, load) if points else math.inf
-
-
-def _play(legs: list[_Leg], minimum: int, now_s: float) -> float:
-    """Let the legs end one after the other; return when fewer than `minimum` power supplies are left."""
-    at_s = now_s
-    while sum(leg.supplies for leg in legs) >= minimum:
-        first = min(legs, key=lambda leg: leg.ends_s(at_s))
-        ends_s = first.ends_s(at_s)
-        if math.isinf(ends_s):
-            return at_s + 1e7
-        for leg in legs:
-            if not math.isinf(leg.left):
-                leg.left = max(0.0, leg.left - (ends_s - at_s) / leg.tau_s(leg.load))
-        at_s = max(at_s, ends_s)
-        legs = _without(legs, first)
-        while any(leg.load > OVERLOADED for leg in legs):
-            legs = _without(legs, next(leg for leg in legs if leg.load > OVERLOADED))
-    return at_s
-
-
-def _without(legs: list[_Leg], dead: _Leg) -> list[_Leg]:
-    """Move the load of a dead leg to the others, by their power supplies."""
-    rest = [leg for leg in legs if leg is not dead]
-    supplies = sum(leg.supplies for leg in rest)
-    for leg in rest:
-        leg.load += dead.load * leg.supplies / supplies
-    return rest

@@ -155,7 +155,7 @@ def _supply(feed: Feed, reading: Reading, together: Together | None = None) -> F
             witness = together.witness
         elif not witness and utility_seen:
             witness = _repeats(feed, reading)
-        elif not witness and first_charge_pct is not None and reading.charge_pct is not None:
+        if not witness and not utility_seen and first_charge_pct is not None and reading.charge_pct is not None:
             witness = "charge_pct" if first_charge_pct - reading.charge_pct >= _CHARGE_FALL_PCT else ""
         if witness:
             seen_s = None if together is None else together.battery_since_s

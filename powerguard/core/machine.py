@@ -44,6 +44,7 @@ from powerguard.core.events import (
 from powerguard.core.frozen import replace
 from powerguard.core.learned import BatteryModel
 from powerguard.core.model import (
+    Battery,
     EmergencyCheckpoint,
     Holding,
     Maintenance,
@@ -198,7 +199,8 @@ def _take_in_reading(turn: Turn, reading: Reading) -> None:
     if feed.supply is Supply.BATTERY and old.supply is not Supply.BATTERY:
         turn.count_transfer()
     if came_back is not None:
-        turn.note("source_recovered", f"{reading.source} answers", lost_s=turn.now_s - came_back)
+        lost_s = turn.now_s - came_back
+        turn.note("source_recovered", f"{reading.source} answers", lost_s=lost_s, **_which(turn, reading.ups))
     if feed.suspect:
         # The only thing that one unconfirmed reading may cause.
         turn.order(PollNow, limit_s=2.0, ups=reading.ups)
@@ -214,10 +216,14 @@ def _take_in_reading(turn: Turn, reading: Reading) -> None:
 
 def _take_in_battery(turn: Turn, event: BatteryReplaced) -> None:
     """A new battery: what the old one has taught is not true of it. How full it is, the gauge says."""
-    battery = turn.state.battery
-    model = BatteryModel(recharge_s=battery.model.recharge_s, replaced_at_s=turn.now_s)
-    turn.update(battery=replace(battery, model=model, health=turn.policy.health, tau_point=None))
-    turn.note("battery_replaced", "told by the operator", who=event.who)
+
+    def renewed(policy: Policy, battery: Battery) -> Battery:
+        model = BatteryModel(recharge_s=battery.model.recharge_s, replaced_at_s=turn.now_s)
+        return replace(battery, model=model, health=policy.health, tau_point=None)
+
+    turn.state = feeds.with_battery(turn.policy, turn.state, event.ups, renewed, turn.now_s)
+    which = {"ups": event.ups} if event.ups else {}
+    turn.note("battery_replaced", "told by the operator", who=event.who, **which)
 
 
 def _take_in_failure(turn: Turn, failure: SourceFailed) -> None:
@@ -230,7 +236,13 @@ def _take_in_failure(turn: Turn, failure: SourceFailed) -> None:
         conduct = "alarm; the other sources go on"
     elif feed.supply is Supply.BATTERY:
         conduct = "dead reckoning from the last reading"
-    turn.note("source_lost", failure.reason, Level.ERROR, source=failure.source, conduct=conduct)
+    which = _which(turn, failure.ups)
+    turn.note("source_lost", failure.reason, Level.ERROR, source=failure.source, conduct=conduct, **which)
+
+
+def _which(turn: Turn, ups: str) -> dict[str, str]:
+    """Name the UPS in a note where there are several."""
+    return {"ups": ups} if turn.policy.feeds else {}
 
 
 def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:

@@ -209,11 +209,15 @@ class Battery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supplied:
-    """One of several UPSes that feed the host, as far as it is known by itself."""
+    """One of several UPSes that feed the host, as far as it is known by itself.
+
+    presumed: it fell silent as another one went to battery, and counts as on battery until it answers.
+    """
 
     ups: str
     feed: Feed
     battery: Battery
+    presumed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -291,7 +291,9 @@ def _resume(turn: Turn, phase: Recovery) -> None:
     elif state.feed.supply is Supply.UNKNOWN or not fusion.is_fresh(policy, state.feed, turn.now_s):
         held_s = turn.now_s - max(phase.began_s, state.feed.lost_since_s or phase.began_s)
         if state.feed.supply is not Supply.BATTERY and held_s >= policy.unknown_hold_s:
-            because = "the UPS has not answered for long; a blind gate must not stop training for ever"
+            silent = not fusion.is_fresh(policy, state.feed, turn.now_s)
+            what = "has not answered for long" if silent else "has not said for long whether utility is there"
+            because = f"the UPS {what}; a blind gate must not stop training for ever"
             turn.note("gate_forced", because, Level.ERROR)
     if not because:
         return

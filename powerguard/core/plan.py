@@ -8,9 +8,9 @@ machine will do.
 from dataclasses import dataclass
 
 from powerguard.core import budget as sums
-from powerguard.core.agreement import contradicts_commit
 from powerguard.core.budget import Budget
 from powerguard.core.events import Conduct, Grade, OutputSource
+from powerguard.core.feeds import contradicts_commit
 from powerguard.core.fusion import is_fresh
 from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Policy, Recovery, Shutdown, State, Supply
 
@@ -167,7 +167,7 @@ def may_latch(policy: Policy, state: State, plan: Budget, due_at_s: float, now_s
         return False
     if cut:
         return True
-    if contradicts_commit(policy, feed, now_s):
+    if contradicts_commit(policy, state, now_s):
         return False
     if reading.output_source is not OutputSource.BATTERY:
         # Off or unknown on battery is no proof of either; it may not hold up a commit that our own account demands.

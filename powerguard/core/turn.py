@@ -23,11 +23,15 @@ from powerguard.core.model import (
     Shutdown,
     State,
     Step,
+    Supply,
 )
 
 
 def _words(feed: Feed) -> str:
-    return ", ".join(f"{each.source} says {each.reading.output_source}" for each in feed.heard if each.reading)
+    """What each source of one UPS says, and what counts of it."""
+    words = ", ".join(f"{each.source} says {each.reading.output_source}" for each in feed.heard if each.reading)
+    cautious = feed.reading is not None and feed.reading.output_source is OutputSource.BATTERY
+    return f"{words}: " + ("the cautious word counts" if cautious else "those count that cannot be forged")
 
 
 class Turn:
@@ -141,29 +145,35 @@ class Turn:
             holds=feed.fsd_at_first,
         )
 
+    def _disagrees(self, feed: Feed) -> bool:
+        return feed.disagree_since_s is not None and self.now_s - feed.disagree_since_s >= LAG_S
+
     def _alarms_of_several(self) -> None:
         """Say what several sources or feeds have against each other."""
-        feed = self.state.feed
-        doubted = ", ".join(each.source for each in feed.heard if each.doubted)
+        known = [each.feed for each in self.state.upses] or [self.state.feed]
+        doubted = ", ".join(each.source for feed in known for each in feed.heard if each.doubted)
         self.tell_once(
             "source_doubted",
             f"{doubted} says battery, nothing empties, and another source sees the input there: not believed any more"
             if doubted
-            else "it says something else again",
+            else "it says something else again, or something speaks for it",
             holds=bool(doubted),
             level=Level.ERROR,
         )
+        told = [feed for feed in known if self._disagrees(feed)]
         self.tell_once(
             "sources_disagree",
-            _words(feed) + ("" if feed.disagree_since_s is None else ": the cautious word counts"),
-            holds=feed.disagree_since_s is not None and self.now_s - feed.disagree_since_s >= LAG_S,
+            "; ".join(_words(feed) for feed in told) or "they say the same again",
+            holds=bool(told),
         )
-        gone = feeds.redundancy_lost(self.state)
+        gone, feed = feeds.redundancy_lost(self.state), self.state.feed
         self.tell_once(
             "redundancy_lost",
             f"not on utility: {gone}; the host still has the power supplies that it needs"
             if gone
-            else "every feed is on utility again, or fewer than needed are",
+            else "every feed is on utility again"
+            if feed.supply is Supply.UTILITY
+            else "too few power supplies are left: that is an outage",
             holds=bool(gone),
         )
 

@@ -182,15 +182,20 @@ class Admin:
         if installed and not _MONTH.fullmatch(installed):
             msg = f"installed: {installed!r} is no year and month (write it as 2026-11)"
             raise _BadRequestError(msg)
-        if ups not in ("", policy.ups):
-            return error_json(f"ups: {ups} is not known here: {policy.ups} feeds this host", 409)
+        known = [mine.policy.ups for mine in policy.feeds] or [policy.ups]
+        if ups not in ("", *known):
+            feed = "feeds" if len(known) == 1 else "feed"
+            return error_json(f"ups: {ups} is not known here: {' and '.join(known)} {feed} this host", 409)
         if not isinstance(state.phase, Online) or state.feed.supply is Supply.BATTERY:
             return error_json(f"phase {phase_name(state.phase)}, on battery: ask again when that is over", 409)
         if state.drill is not None:
             return error_json("a drill runs, and measures the battery that is in: ask again when it is over", 409)
-        self._daemon.submit(BatteryReplaced(at_s=self._daemon.clock(), who=who.name))
+        one = ups if policy.feeds else ""
+        self._daemon.submit(BatteryReplaced(at_s=self._daemon.clock(), who=who.name, ups=one))
         presumed: Json = {"health": policy.health, "origin": policy.health_from}
-        return self._accepted("battery-replaced", who, ups=policy.ups, installed=installed, presumed=presumed)
+        return self._accepted(
+            "battery-replaced", who, ups=ups or " + ".join(known), installed=installed, presumed=presumed
+        )
 
     def drill(self, who: Peer, body: Mapping[str, object]) -> Answer:
         """Begin a drill; refused, with the reason, where that would not be safe."""

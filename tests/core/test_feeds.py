@@ -147,7 +147,10 @@ def test_the_feed_is_lost_when_all_are() -> None:
     assert after(ONE_OF_TWO, lost(7.0, "b"), state=state) == state
     back = step(ONE_OF_TWO, state, says(8.0, "a", "utility"))
     assert back.state.feed.lost_since_s is None
-    assert next((note.event, dict(note.numbers)) for note in back.notes) == ("source_recovered", {"lost_s": 3.0})
+    assert next((note.event, dict(note.numbers)) for note in back.notes) == (
+        "source_recovered",
+        {"lost_s": 3.0, "ups": "a"},
+    )
 
 
 def test_a_ups_that_does_not_feed_this_host_changes_nothing() -> None:
@@ -180,6 +183,77 @@ def test_the_least_full_battery_is_told() -> None:
     state = after(ONE_OF_TWO, *CALM, low, says(2.25, "b", "utility", charge_pct=90.0, runtime_s=500.0))
     assert state.feed.reading is not None
     assert (state.feed.reading.charge_pct, state.feed.reading.runtime_s) == (40.0, 200.0)
+
+
+def heavy(at_s: float, ups: str, word: str) -> Reading:
+    return says(at_s, ups, word, load_pct=60.0)
+
+
+def test_one_that_would_be_overloaded_carries_nobody() -> None:
+    """60 % and 60 %: when the first battery ends, the other UPS switches off under 120 %."""
+    calm = (heavy(0.0, "a", "utility"), heavy(0.25, "b", "utility"))
+    state = after(
+        ONE_OF_TWO, *calm, *(heavy(2.0 + n / 2, "ab"[n % 2], ("battery", "utility")[n % 2]) for n in range(6))
+    )
+    assert (state.feed.supply, feeds.redundancy_lost(state)) == (BATTERY, "")
+    now = sums.budget(ONE_OF_TWO, state.battery, state.feed, (), state.battery.at_s)
+    a = feeds.of(state, "a")
+    assert a is not None
+    assert now.reff_now_s == pytest.approx(alone(a.battery.left or 0.0, 0.6), rel=0.01)
+
+
+def test_a_pause_that_keeps_the_rest_from_overload_is_not_counted_on_before_it_is_seen() -> None:
+    """At 60 % of the load the other UPS would carry all of it; at all of it not. In between nobody knows."""
+    calm = (heavy(0.0, "a", "utility"), heavy(0.25, "b", "utility"))
+    cut = [heavy(2.0 + n / 2, "ab"[n % 2], ("battery", "utility")[n % 2]) for n in range(6)]
+    state = after(ONE_OF_TWO, *calm, *cut)
+    ends_s = [lasts_s for _, lasts_s in sums.table(ONE_OF_TWO, state.battery)][2:5]
+    assert ends_s[0] > 1e6
+    assert ends_s[1] == pytest.approx(ends_s[2] * 1.0 / 0.8)
+
+
+def test_one_whose_output_is_off_is_not_there() -> None:
+    """It may hold 85 %: nobody is fed by it, and its load is on the other one already."""
+    off = [says(4.0 + n, "a", "off", load_pct=0.0) for n in range(3)]
+    loaded = [says(4.25 + n, "b", "battery", load_pct=90.0) for n in range(3)]
+    state = after(ONE_OF_TWO, *CALM, *ALL_OUT, *off, *loaded[2:])
+    b = feeds.of(state, "b")
+    assert b is not None
+    now = sums.budget(ONE_OF_TWO, state.battery, state.feed, (), state.battery.at_s)
+    assert state.battery.load == b.battery.load == 0.9
+    assert now.reff_now_s == pytest.approx(alone(b.battery.left or 0.0, 0.9), rel=0.01)
+
+
+def test_one_that_was_presumed_on_battery_is_so_until_it_answers() -> None:
+    """The other one's return says nothing of it."""
+    dark = (says(2.0, "a", "battery"), says(3.0, "a", "battery"), lost(5.0, "b"))
+    state = after(BOTH, *CALM, *dark, *(says(10.0 + n, "a", "utility") for n in range(5)))
+    assert state.feed.supply is BATTERY
+    state = after(BOTH, says(20.0, "b", "utility"), state=state)
+    assert state.feed.supply is UTILITY
+
+
+def test_a_calibration_of_the_one_that_is_needed_interrupts_utility() -> None:
+    """Else utility is stable for minutes the moment that training pauses, and it goes on, and pauses, and goes on."""
+    calibrating = [says(2.0 + n, "a", "battery", calibrating=True, input_present=True) for n in range(30)]
+    assert after(BOTH, *CALM, *calibrating).feed.since_s == 31.0
+    assert after(ONE_OF_TWO, *CALM, *calibrating).feed.since_s == 0.0, "the other one carries the host"
+
+
+def test_a_test_that_may_not_be_able_to_end_counts_as_battery_in_an_outage() -> None:
+    testing = says(2.0, "a", "battery", calibrating=True)
+    state = after(
+        BOTH,
+        *CALM,
+        testing,
+        says(2.5, "b", "battery"),
+        says(3.0, "a", "battery", calibrating=True),
+        says(3.5, "b", "battery"),
+    )
+    assert state.feed.supply is BATTERY
+    a = feeds.of(state, "a")
+    assert a is not None
+    assert (a.battery.used or 0.0) > 0.0
 
 
 # --- Orders ---------------------------------------------------------------------------------------------------------
@@ -298,7 +372,7 @@ def test_a_blind_one_counts_for_nothing_and_all_blind_is_blind() -> None:
     )
     one = feeds.advance(ONE_OF_TWO, State(upses=(seen, blind)), 0.0)
     now = sums.budget(ONE_OF_TWO, one.battery, one.feed, (), 0.0)
-    assert now.reff_now_s == pytest.approx(alone(0.8, 0.4))
+    assert now.reff_now_s == pytest.approx(alone(0.8, 0.8)), "what it carries is there all the same"
     none = feeds.advance(ONE_OF_TWO, State(upses=(blind,)), 0.0)
     assert none.battery.left is None
 

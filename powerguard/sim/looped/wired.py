@@ -23,7 +23,7 @@ from powerguard.daemon.journal import JournalError, Line, history, read_only, re
 from powerguard.sim.bmc import Faults, SimBmc
 from powerguard.sim.demo import LiveStage, free_port, until, verified_step, watches, write_secret
 from powerguard.sim.snmp_agent import Fault, SnmpAgent
-from powerguard.sim.story import StoryError
+from powerguard.sim.story import StoryError, numbers
 from powerguard.sim.ups import Battery, SimUps
 from powerguard.sim.world.many import Tell
 from powerguard.sim.world.report import Options, Sample
@@ -284,8 +284,10 @@ class Outage:
         if is_long and not self._was_hindered() and not any(line.event == "outage_began" for line in notes):
             self._broke("unnoticed", "utility was gone, and no outage began")
         for line in notes:
-            if line.event == "power_off_ordered" and self._utility_for_s(line.at_s - self.began_s) > _NEWS_S:
-                self._broke("latched_on_utility", f"powered off {line.at_s - self.began_s:.1f} s after the first cut")
+            # The latch, not its order: a dead BMC takes its five seconds in between, and nothing undoes a latch.
+            latched = line.event == "phase_changed" and numbers(line)["new"] == "shutdown"
+            if latched and self._utility_for_s(line.at_s - self.began_s) > _NEWS_S:
+                self._broke("latched_on_utility", f"latched {line.at_s - self.began_s:.1f} s after the first cut")
             if line.event == "outage_began" and line.at_s < self.began_s:
                 self._broke("outage_without_cut", "an outage began before utility was gone")
         self._look_at_checkpoints(notes, await asyncio.to_thread(verified_step, self.folder / "checkpoints"))

@@ -1,0 +1,63 @@
+"""Several feeds with several sources each, and what people say of one of them."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_feeds import BATTERY, BOTH, CALM, ONE_OF_TWO, after, both, says
+
+from powerguard.core import feeds
+from powerguard.core.events import BatteryReplaced, Reading
+from powerguard.core.machine import step
+from powerguard.core.model import Policy
+
+
+def test_a_source_that_cannot_be_forged_holds_up_the_commit_of_its_feed() -> None:
+    """And of the host, where its feed would be enough."""
+
+    def sourced(made: Policy) -> Policy:
+        return replace(made, feeds=tuple(replace(each, policy=replace(each.policy, sources=2)) for each in made.feeds))
+
+    def word(at_s: float, ups: str, source: str, text: str, **told: Any) -> Reading:  # noqa: ANN401 - as in says
+        return replace(says(at_s, ups, text, **told), source=source)
+
+    told = []
+    for at_s in (2.0, 3.0, 4.0):
+        told += [
+            word(at_s, "a", "snmp", "battery", on_battery_s=at_s),
+            word(at_s + 0.1, "a", "nut", "utility", authenticated=True),
+        ]
+        told += [word(at_s + 0.2, "b", "snmp", "battery", on_battery_s=at_s)]
+    first = [word(1.0, ups, source, "utility") for ups in "ab" for source in ("snmp", "nut")]
+    one = after(sourced(ONE_OF_TWO), *first, *told)
+    assert one.feed.supply is BATTERY
+    assert feeds.contradicts_commit(sourced(ONE_OF_TWO), one, 4.5)
+    both_needed = after(sourced(BOTH), *first, *told)
+    assert not feeds.contradicts_commit(sourced(BOTH), both_needed, 4.5), (
+        "the other feed is dark whatever is said of this one"
+    )
+
+
+def test_sources_of_each_feed_have_their_alarms() -> None:
+    """One of rack-b's two lags for half a minute; the alarm names it."""
+    made = replace(BOTH, feeds=tuple(replace(each, policy=replace(each.policy, sources=2)) for each in BOTH.feeds))
+    told = [replace(says(1.0, ups, "utility"), source=source) for ups in "ab" for source in ("snmp", "nut")]
+    for at_s in range(2, 40):
+        told.append(replace(says(float(at_s), "b", "battery", on_battery_s=float(at_s)), source="snmp"))
+        told += [replace(says(at_s + 0.2, ups, "utility"), source="nut") for ups in "ab"]
+    assert "sources_disagree" in after(made, *told).told
+
+
+def test_a_new_battery_of_one_ups_leaves_the_other_its_own() -> None:
+    state = after(ONE_OF_TWO, *CALM)
+    state = replace(
+        state, upses=tuple(replace(each, battery=replace(each.battery, tau_point=(0.5, 99.0))) for each in state.upses)
+    )
+    for named, expected in (("b", [(0.5, 99.0), None]), ("", [None, None])):
+        answer = step(ONE_OF_TWO, state, BatteryReplaced(at_s=5.0, who="alice", ups=named))
+        assert [each.battery.tau_point for each in answer.state.upses] == expected
+        assert [each.battery.model.replaced_at_s for each in answer.state.upses][1] == 5.0
+        later = after(ONE_OF_TWO, *both(6.0, "utility", "utility"), state=answer.state)
+        assert [each.battery.model.replaced_at_s for each in later.upses][1] == 5.0
