@@ -7,6 +7,7 @@ is wrong and what would be right.
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 
 from powerguard.options import Options
 from powerguard.settings.explain import Explainer, Mistake
-from powerguard.settings.schema import Settings, json_schema
+from powerguard.settings.schema import Settings, SourceOptions, json_schema
 from powerguard.strictyaml import Document, KeyPath, Problem, StrictYamlError, load_file
 
 DEFAULT_PATH: Final = Path("/etc/powerguard/powerguard.yaml")
@@ -216,11 +217,7 @@ def cross_checks(settings: Settings) -> list[Mistake]:
                 mistakes.append(
                     Mistake(("feeds", "supplies", place), f"no UPS of this name under ups (known: {names})")
                 )
-    for name, ups in settings.ups.items():
-        for place, source in enumerate(ups.sources):
-            if source in ups.sources[:place]:
-                what = f"sources[{ups.sources.index(source)}] is the same; a second witness must be another one"
-                mistakes.append(Mistake(("ups", name, "sources", place), what))
+    mistakes += _same_twice(settings)
     if settings.traps is not None:
         unknown = sorted(settings.traps.names - set(settings.ups))
         mistakes += [Mistake(("traps",), f"no UPS {name} under ups (known: {names})") for name in unknown]
@@ -231,3 +228,46 @@ def cross_checks(settings: Settings) -> list[Mistake]:
             mistakes.append(Mistake(("trainers", place, "name"), what))
         seen.setdefault(trainer.name, place)
     return mistakes
+
+
+_PEER: Final = {"snmp": "card", "nut": "UPS of the same upsd", "apcupsd": "apcupsd"}
+
+
+def _same_twice(settings: Settings) -> list[Mistake]:
+    """Return the sources that ask whom another one asks, whatever else they say: one peer is one witness.
+
+    Within each UPS, and among those that feed this host: a card that counts as two UPSes hides the loss of one.
+    """
+    feeding = set(settings.ups if settings.feeds is None else settings.feeds.supplies)
+    mistakes: list[Mistake] = []
+    seen: list[tuple[str, int, SourceOptions]] = []
+    for ups, its in settings.ups.items():
+        for place, source in enumerate(its.sources):
+            for other_ups, at, other in seen:
+                if (other_ups == ups or {ups, other_ups} <= feeding) and _is_same_peer(source, other):
+                    own = "a second witness must be another one" if other_ups == ups else "each UPS has its own"
+                    what = f"the same {_PEER[source.kind]} as ups.{other_ups}.sources[{at}]; {own}"
+                    mistakes.append(Mistake(("ups", ups, "sources", place), what))
+                    break
+            seen.append((ups, place, source))
+    return mistakes
+
+
+def _is_same_peer(one: SourceOptions, other: SourceOptions) -> bool:
+    if (one.kind, _host(one.host), one.port) != (other.kind, _host(other.host), other.port):
+        return False
+    if one.kind == "snmp" or other.kind == "snmp":
+        return True
+    return one.name == other.name or one.name is None or other.name is None
+
+
+def _host(text: str) -> str:
+    """Return a host as it is compared: two spellings of one address or name are one host. Nothing is looked up."""
+    name = text.strip("[]").rstrip(".").casefold()
+    try:
+        address = ip_address(name)
+    except ValueError:
+        return "localhost" if name in {"localhost.localdomain", "ip6-localhost"} else name
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return "localhost" if str(address) in {"127.0.0.1", "::1"} else str(address)

@@ -114,7 +114,7 @@ def test_a_runtime_table_that_cannot_be(tmp_path: Path, table: str, problem: str
         ),
         (
             "      - {kind: snmp, host: 10.0.0.5}",
-            "6:9: ups.rack-a.sources[1]: sources[0] is the same; a second witness must be another one",
+            "6:9: ups.rack-a.sources[1]: the same card as ups.rack-a.sources[0]; a second witness must be another one",
         ),
         (
             "trainers: [{name: a, url: 'unix:/a'}, {name: a, url: 'unix:/b'}]",
@@ -125,6 +125,72 @@ def test_a_runtime_table_that_cannot_be(tmp_path: Path, table: str, problem: str
 def test_names_must_agree(tmp_path: Path, more: str, problem: str) -> None:
     (told,) = mistakes(tmp_path, f"{LEAST}{more}\n")
     assert told.startswith(f"powerguard.yaml:{problem}")
+
+
+def two(first: str, second: str, *, feeds: str = "rack-a, rack-b") -> str:
+    return (
+        f"mode: dry-run\nups:\n  rack-a: {{sources: [{first}]}}\n  rack-b: {{sources: [{second}]}}\n"
+        f"feeds: {{supplies: [{feeds}]}}\n"
+    )
+
+
+CARD = "{kind: snmp, host: 10.0.0.5}"
+NUT = "{kind: nut, host: 10.0.0.9, name: a}"
+APCUPSD = "{kind: apcupsd, host: localhost}"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (CARD, CARD),
+        (CARD, "{kind: snmp, host: 10.0.0.5, poll_s: 2, timeout_s: 1}"),
+        (CARD, "{kind: snmp, host: 10.0.0.5, port: 161, community: {file: /c}}"),
+        (CARD, "{kind: snmp, host: 10.0.0.5, version: 3, user: x, auth: {file: /a}}"),
+        ("{kind: snmp, host: Card.Example.}", "{kind: snmp, host: card.example}"),
+        ("{kind: snmp, host: '2001:db8::5'}", "{kind: snmp, host: '2001:db8:0::5'}"),
+        ("{kind: snmp, host: '::ffff:10.0.0.5'}", CARD),
+        (NUT, NUT),
+        (NUT, "{kind: nut, host: 10.0.0.9, port: 3493, name: a, user: x, password: {file: /p}}"),
+        (APCUPSD, "{kind: apcupsd, host: 127.0.0.1, poll_s: 3}"),
+        (APCUPSD, "{kind: apcupsd, host: '::1', name: a}"),
+    ],
+)
+def test_one_peer_is_no_second_witness(tmp_path: Path, first: str, second: str) -> None:
+    """Whatever else is written: within one UPS it is no witness, and as two UPSes it hides the loss of one."""
+    kind = {"s": "card", "n": "UPS of the same upsd", "a": "apcupsd"}[first[7]]
+    (told,) = mistakes(tmp_path, f"mode: dry-run\nups:\n  rack-a:\n    sources: [{first}, {second}]\n")
+    assert told.startswith("powerguard.yaml:4:")
+    assert told.endswith(
+        f": ups.rack-a.sources[1]: the same {kind} as ups.rack-a.sources[0]; a second witness must be another one"
+    )
+    (told,) = mistakes(tmp_path, two(first, second))
+    assert told.startswith("powerguard.yaml:4:")
+    assert told.endswith(f": ups.rack-b.sources[0]: the same {kind} as ups.rack-a.sources[0]; each UPS has its own")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (CARD, "{kind: snmp, host: 10.0.0.6}"),
+        (CARD, "{kind: snmp, host: 10.0.0.5, port: 1161}"),
+        (CARD, "{kind: nut, host: 10.0.0.5, name: a}"),
+        (NUT, "{kind: nut, host: 10.0.0.9, name: b}"),
+        (NUT, "{kind: nut, host: 10.0.0.9, name: A}"),
+        (NUT, "{kind: nut, host: 10.0.0.9, port: 3494, name: a}"),
+        (APCUPSD, "{kind: apcupsd, host: localhost, port: 3552}"),
+        ("{kind: apcupsd, host: h, name: a}", "{kind: apcupsd, host: h, name: b}"),
+        ("{kind: snmp, host: 127.0.0.1}", "{kind: snmp, host: 127.0.0.2}"),
+    ],
+)
+def test_peers_that_differ_are_two(tmp_path: Path, first: str, second: str) -> None:
+    """One upsd serves many UPSes, each by its name; one address may have several daemons."""
+    read(tmp_path, two(first, second))
+    read(tmp_path, f"mode: dry-run\nups:\n  rack-a:\n    sources: [{first}, {second}]\n")
+
+
+def test_a_ups_that_feeds_another_host_may_be_written_twice(tmp_path: Path) -> None:
+    """It is only looked at: nothing of this host depends on it."""
+    read(tmp_path, two(CARD, CARD, feeds="rack-a"))
 
 
 def test_conf_d_comes_on_top_in_the_order_of_names(tmp_path: Path) -> None:
