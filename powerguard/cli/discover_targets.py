@@ -2,6 +2,7 @@
 
 import asyncio
 import ipaddress
+import re
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from powerguard.sources.snmp_options import SnmpOptions
 
 SMALLEST_PREFIX: Final = {4: 22, 6: 118}
 """1024 addresses: more is a scan, which is another tool's work, and another person's decision."""
+_WITH_PORT: Final = re.compile(r"([^\[\]:]+|\[[^\[\]]*\]):[0-9]{1,5}")
 _RESOLVE_S: Final = 3.0
 _LOOPBACK: Final = "127.0.0.1"
 
@@ -66,6 +68,9 @@ async def _host(word: str) -> list[str]:
         return [str(ipaddress.ip_address(word.strip("[]")))]
     except ValueError:
         pass
+    if _WITH_PORT.fullmatch(word):
+        msg = f"{word}: write the address alone, and the port as --snmp-port, --nut-port or --nis-port"
+        raise TargetError(msg)
     try:
         async with asyncio.timeout(_RESOLVE_S):
             found = await asyncio.get_running_loop().getaddrinfo(word, None, type=socket.SOCK_STREAM)

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 EX_USAGE: Final = 64
 """sysexits.h: wrong options."""
@@ -41,6 +41,16 @@ VERBS: Final = {
     "version": "print the version",
 }
 _VALUED: Final = ("--config", "--socket")
+_SECRETS: Final = {
+    "-c": "--community-file",
+    "--comm": "--community-file",
+    "-A": "--auth-file",
+    "--auth": "--auth-file",
+    "-X": "--priv-file",
+    "--priv": "--priv-file",
+}
+"""What net-snmp and NUT call their secrets, which the command line here does not take: all users can read it."""
+_WITH_SECRETS: Final = frozenset(("snmp", "discover"))
 _ASKS_DAEMON: Final = frozenset(("status", "plan", "battery", "doctor", "abort", "maintenance", "checkpoint", "drill"))
 """Verbs that ask the daemon of the named settings. `event` reads no settings: a hook has no time for it."""
 EX_CONFIG: Final = 78
@@ -51,7 +61,14 @@ _SHARED: Final = (
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that exits as sysexits.h says, and tells in one line what would be right."""
+    """argparse that exits as sysexits.h says, and tells in one line what would be right.
+
+    Options are written out: what is close to one may be another program's, with a value that is not ours to show.
+    """
+
+    def __init__(self, **keywords: Any) -> None:  # noqa: ANN401 - argparse's own
+        """Make it without abbreviations; its verbs are made by the same class."""
+        super().__init__(**{"allow_abbrev": False, **keywords})
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and where to read what is right."""
@@ -123,6 +140,21 @@ def _unknown(parser: Parser, verb: str) -> NoReturn:
     parser.error(f"unknown verb {verb!r}{hint}; the verbs are {', '.join(VERBS)}")
 
 
+def _refuse_secrets(parser: Parser, words: Sequence[str]) -> None:
+    """Refuse a secret that stands on the command line, before anything repeats it."""
+    for word in words:
+        option = word.partition("=")[0]
+        known = "--comm" if "--community".startswith(option) and len(option) >= len("--comm") else option
+        if known in _SECRETS:
+            parser.error(f"{option}: put it into a file: {_SECRETS[known]} FILE (chmod 0400)")
+
+
+def _names(unknown: Sequence[str]) -> str:
+    """Return the options that are not known, without their values; words alone where there is no option."""
+    options = [word.partition("=")[0] if word.startswith("--") else word[:2] for word in unknown if word[:1] == "-"]
+    return " ".join(options or unknown)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -132,6 +164,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         cut = words.index("--")
         words, command = words[:cut], words[cut + 1 :]
     verbs = Verbs()
+    if verb in _WITH_SECRETS or (verb is not None and verb not in VERBS):
+        _refuse_secrets(verbs.parser, words)
     if verb is None:
         verbs.list_all()
     elif verb not in VERBS:
@@ -142,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         # argparse would blame the whole program; it is the verb that does not know the option.
         parser = verbs.subparsers.choices[verb] if verb is not None else verbs.parser
-        parser.error(f"unknown option {' '.join(unknown)}")
+        parser.error(f"unknown option {_names(unknown)}")
     if args.version and verb is None:
         args = _with(verbs, "version", args)
     elif verb is None:

@@ -31,9 +31,9 @@ def has_colour(stream: TextIO) -> bool:
 class Paint:
     """Colours, or none."""
 
-    def __init__(self, stream: TextIO = sys.stdout) -> None:
-        """Find out whether this stream wants colours."""
-        self._on = has_colour(stream)
+    def __init__(self, stream: TextIO | None = None) -> None:
+        """Find out whether this stream wants colours. None: what is standard output now, not when this was imported."""
+        self._on = has_colour(sys.stdout if stream is None else stream)
 
     def __call__(self, text: str, colour: str) -> str:
         """Return text in that colour, or as it is."""

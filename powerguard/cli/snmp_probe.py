@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ from powerguard.sources.snmp_options import SnmpOptions
 from powerguard.sources.snmp_port import PysnmpPort, SnmpError
 
 MOST_OBJECTS: Final = 5000
+_WITH_PORT: Final = re.compile(r"([^\[\]:]+|\[[^\[\]]*\]):([0-9]{1,5})")
+"""host:port; a bare IPv6 address has more colons."""
 WALK_S: Final = 180.0
 """A slow card answers 5 objects a second; whoever waits wants to know when it ends."""
 
@@ -33,6 +36,8 @@ WALK_S: Final = 180.0
 def run_probe(args: argparse.Namespace) -> int:
     """Carry out the verb."""
     verb = "snmp probe"
+    if (with_port := _WITH_PORT.fullmatch(args.host)) is not None:
+        return fail(args, verb, f"{args.host}: write {with_port[1]} --port {with_port[2]}", EX_USAGE)
     try:
         options = options_of(args)
     except ValidationError as error:

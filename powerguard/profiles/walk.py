@@ -17,6 +17,8 @@ _MAX_VALUE: Final = 65_535
 """Characters of one value: no UDP packet carries more."""
 _OID: Final = re.compile(r"[012](\.(0|[1-9][0-9]{0,9})){1,127}")
 """RFC 2578 section 3.5: at most 128 numbers of 32 bits."""
+_NET_SNMP: Final = re.compile(r"[0-9A-Za-z.:_-]{1,1024} = [^|]")
+"""snmpwalk's `.1.3.6.1.2.1.33.1.4.1.0 = INTEGER: 5`: its words differ by version, options and MIBs that are there."""
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,40}")
 _NUMBERS: Final = frozenset({"2", "65", "66", "67", "70"})
 _STRINGS: Final = frozenset({"4", "64", "68"})
@@ -61,6 +63,8 @@ def parse_walk(text: str, name: str) -> dict[str, Answer]:
         tag, bar, value = rest.partition("|")
         oid = oid.strip().removeprefix(".")
         try:
+            if _NET_SNMP.match(line):
+                _refuse("net-snmp's own output; record a walk with `powerguard snmp probe HOST --save FILE`")
             _check_oid(oid)
             if not bar:
                 _refuse("no value; a line is OID|tag|value")

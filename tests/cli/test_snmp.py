@@ -326,6 +326,84 @@ async def test_probe_with_version_3_reads_its_secrets_from_files(tmp_path: Path)
     assert "authauth" not in ended.out + ended.err + refused.out + refused.err
 
 
+@pytest.mark.parametrize(
+    ("words", "right"),
+    [
+        (
+            "snmp probe 127.0.0.1 --community hunter2",
+            "--community: put it into a file: --community-file FILE (chmod 0400)",
+        ),
+        ("snmp probe 127.0.0.1 --community=hunter2", "--community: put it into a file: --community-file FILE"),
+        ("snmp probe 127.0.0.1 -c hunter2", "-c: put it into a file: --community-file FILE"),
+        ("snmp --community hunter2 probe 127.0.0.1", "--community: put it into a file"),
+        ("--community hunter2 snmp probe 127.0.0.1", "--community: put it into a file"),
+        ("discover --comm hunter2", "--comm: put it into a file: --community-file FILE"),
+        ("discover 10.0.0.5 --user pg --auth hunter2", "--auth: put it into a file: --auth-file FILE"),
+        ("snmp probe 127.0.0.1 --user pg -X hunter2", "-X: put it into a file: --priv-file FILE"),
+        ("snmp probe 127.0.0.1 --password hunter2", "unknown option --password"),
+        ("snmp probe 127.0.0.1 --passphrase=hunter2", "unknown option --passphrase"),
+        ("snmp probe 127.0.0.1 -phunter2", "unknown option -p"),
+        ("snmp probe 127.0.0.1 --auth-f hunter2 --user pg", "unknown option --auth-f"),
+        ("discover --community-fil hunter2", "--community-fil"),
+    ],
+)
+def test_a_secret_on_the_command_line_is_refused_and_not_repeated(words: str, right: str) -> None:
+    """What NUT's and net-snmp's users type; an abbreviation of --community-file would take it for a file's name."""
+    err = io.StringIO()
+    with redirect_stderr(err), pytest.raises(SystemExit) as ended:
+        main(words.split())
+    assert (ended.value.code, right in err.getvalue(), "hunter2" in err.getvalue()) == (64, True, False), err.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("host", "right"),
+    [
+        ("10.0.0.5:161", "10.0.0.5:161: write 10.0.0.5 --port 161"),
+        ("ups-a.example:1161", "write ups-a.example --port 1161"),
+        ("[2001:db8::5]:161", "write [2001:db8::5] --port 161"),
+    ],
+)
+def test_a_port_is_an_option(host: str, right: str) -> None:
+    ended = said("probe", host)
+    assert (ended.code, right in ended.err) == (64, True), ended.err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ".1.3.6.1.2.1.33.1.4.1.0 = INTEGER: 5",
+        '1.3.6.1.2.1.33.1.1.5.0 = ""',
+        "UPS-MIB::upsOutputSource.0 = INTEGER: battery(5)",
+        "iso.3.6.1.2.1.1.3.0 = Timeticks: (12345) 0:02:03.45",
+    ],
+)
+def test_what_snmpwalk_prints_is_no_walk_and_it_is_said_what_makes_one(tmp_path: Path, line: str) -> None:
+    """Its words depend on its version, its options and the MIBs that are installed."""
+    file = tmp_path / "net-snmp.walk"
+    file.write_text(f"# ours\n{line}\n", encoding="utf-8")
+    ended = said("decode", str(file))
+    assert ended.code == 65
+    assert f"{file}:2: net-snmp's own output; record a walk with `powerguard snmp probe HOST --save FILE`" in ended.err
+
+
+async def test_a_card_in_a_state_that_its_family_does_not_list(tmp_path: Path) -> None:
+    """The device is found all the same, its state is unknown, and the value is told as rejected."""
+    apc = "1.3.6.1.4.1.318.1.1.1"
+    values = {
+        "1.3.6.1.2.1.1.2.0": ber.oid("1.3.6.1.4.1.318.1.3.27"),
+        f"{apc}.4.1.1.0": ber.integer(40),
+        f"{apc}.2.2.1.0": ber.integer(97),
+        f"{apc}.2.2.3.0": ber.integer(120_000),
+    }
+    async with card(values) as agent:
+        ended = await snmp(*at(agent, "--json"))
+        source = await probe(options(agent.port))
+    close_engines()
+    assert (ended.code, ended.object["output_source"], ended.object["charge_pct"]) == (0, "unknown", 97), ended.err
+    assert [one["field"] for one in ended.object["rejected"]] == ["output_source"]
+    assert (source.profiles, source.decoded.output_source) == (("apc-powernet",), "unknown")
+
+
 def test_wrong_options_of_probe() -> None:
     for words, what in (
         (("--version", "3"), "version 3 needs a user"),
