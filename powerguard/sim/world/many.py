@@ -56,10 +56,11 @@ class _Worker:
 
     @classmethod
     def play(cls, play: Play, site: Site, options: Options, seeds: range) -> list[Sample]:
-        """Play a chunk, unless nobody waits for it any more."""
+        """Play a chunk, unless nobody waits for it any more: told so, or because whoever began it was killed."""
         samples = []
+        parent = multiprocessing.parent_process()
         for seed in seeds:
-            if cls.stop is not None and cls.stop.is_set():
+            if (cls.stop is not None and cls.stop.is_set()) or (parent is not None and not parent.is_alive()):
                 break
             samples.append(play(site, options, seed))
         return samples
