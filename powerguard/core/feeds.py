@@ -241,14 +241,16 @@ def _word(upses: tuple[Supplied, ...], each: Supplied) -> Supply:
     return Supply.UNKNOWN if bypassed or feed.lost_since_s is not None else Supply.UTILITY
 
 
-def _is_overloaded_next(policy: Policy, upses: tuple[Supplied, ...], each: Supplied) -> bool:
-    """Say whether it takes over more than it can carry when those on battery end; unknown loads say nothing."""
-    if each.battery.load is None:
-        return False
-    going = [other for other in upses if _word(upses, other) is Supply.BATTERY and other.battery.load is not None]
-    rest = sum(_supplies(policy, other) for other in upses if _word(upses, other) is Supply.UTILITY)
-    taken = sum(other.battery.load or 0.0 for other in going) * _supplies(policy, each) / max(1, rest)
-    return bool(going) and each.battery.load + taken > OVERLOADED
+def _overloaded(policy: Policy, upses: tuple[Supplied, ...], each: Supplied) -> Supplied:
+    """Find out whether it takes over more than it can carry when those on battery end; unknown loads say nothing."""
+    going = [other for other in upses if _word(upses, other) is Supply.BATTERY]
+    load = each.battery.load
+    overloaded = bool(going) and each.overloaded
+    if going and not overloaded and load is not None:
+        rest = sum(_supplies(policy, other) for other in upses if _word(upses, other) is Supply.UTILITY)
+        taken = sum(other.battery.load or 0.0 for other in going) * _supplies(policy, each) / max(1, rest)
+        overloaded = load + taken > OVERLOADED
+    return each if overloaded is each.overloaded else replace(each, overloaded=overloaded)
 
 
 def _why(upses: tuple[Supplied, ...], each: Supplied) -> str:
@@ -265,6 +267,7 @@ def _why(upses: tuple[Supplied, ...], each: Supplied) -> str:
 def _together(policy: Policy, state: State, upses: tuple[Supplied, ...], now_s: float, arrived: Feed | None) -> State:
     """Return the state with what all feeds are together. arrived: the feed whose reading has just come."""
     upses = tuple(_presumed(upses, each) for each in upses)
+    upses = tuple(_overloaded(policy, upses, each) for each in upses)
     upses = tuple(_advanced(policy, upses, each, now_s) for each in upses)
     feed = _feed(policy, state.feed, upses, now_s, arrived)
     battery = _battery(policy, state.battery, upses, feed, now_s)
@@ -290,9 +293,7 @@ def _falls_short_s(policy: Policy, upses: Iterable[Supplied], at_s: Callable[[Su
 
 def _feed(policy: Policy, before: Feed, upses: tuple[Supplied, ...], now_s: float, arrived: Feed | None) -> Feed:
     words = {each.ups: _word(upses, each) for each in upses}
-    lasting = [
-        each for each in upses if words[each.ups] is Supply.UTILITY and not _is_overloaded_next(policy, upses, each)
-    ]
+    lasting = [each for each in upses if words[each.ups] is Supply.UTILITY and not each.overloaded]
     on_utility = sum(_supplies(policy, each) for each in lasting)
     on_battery = [each for each in upses if words[each.ups] is Supply.BATTERY]
     supply = Supply.UNKNOWN

@@ -212,12 +212,15 @@ class Supplied:
     """One of several UPSes that feed the host, as far as it is known by itself.
 
     presumed: it fell silent as another one went to battery, and counts as on battery until it answers.
+    overloaded: it would be, once those on battery end; a pause that cures it must not bring training back, so it stays
+        so until none is on battery.
     """
 
     ups: str
     feed: Feed
     battery: Battery
     presumed: bool = False
+    overloaded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -202,6 +202,16 @@ def test_one_that_would_be_overloaded_carries_nobody() -> None:
     assert now.reff_now_s == pytest.approx(alone(a.battery.left or 0.0, 0.6), rel=0.01)
 
 
+def test_a_pause_that_cures_an_overload_does_not_bring_training_back() -> None:
+    """Else it would train, be overloaded, pause, be cured, train again, for as long as the first battery lasts."""
+    calm = (heavy(0.0, "a", "utility"), heavy(0.25, "b", "utility"))
+    cut = [heavy(2.0 + n / 2, "ab"[n % 2], ("battery", "utility")[n % 2]) for n in range(6)]
+    paused = [says(6.0 + n / 2, "ab"[n % 2], ("battery", "utility")[n % 2], load_pct=20.0) for n in range(40)]
+    state = after(ONE_OF_TWO, *calm, *cut, *paused)
+    assert state.feed.supply is BATTERY
+    assert after(ONE_OF_TWO, says(30.0, "a", "utility"), state=state).feed.supply is UTILITY
+
+
 def test_a_pause_that_keeps_the_rest_from_overload_is_not_counted_on_before_it_is_seen() -> None:
     """At 60 % of the load the other UPS would carry all of it; at all of it not. In between nobody knows."""
     calm = (heavy(0.0, "a", "utility"), heavy(0.25, "b", "utility"))

@@ -16,9 +16,9 @@ pytestmark = pytest.mark.xdist_group("several")
 
 @contextlib.asynccontextmanager
 async def second_feed(world: Rig, runtime: tuple[tuple[float, float], ...], *, needed: int) -> AsyncIterator[SimUps]:
-    """Another UPS of the same size, with a power supply of the host on it."""
+    """Another UPS of the same size, with a power supply of the host on it, and room for what the first one carries."""
     battery = Battery(runtime=runtime, health=0.5, recharge_s=36.0)
-    ups = SimUps(battery, clock=boottime_s, load=lambda: world.load, low_battery_s=0.1)
+    ups = SimUps(battery, clock=boottime_s, load=lambda: 0.5 * world.load, low_battery_s=0.1)
     async with SnmpAgent(ups.apc_table) as agent:
         source = {"kind": "snmp", "host": "127.0.0.1", "port": agent.port, "poll_s": 0.5, "timeout_s": 0.5}
         table = world.settings["ups"]["rack-a"]["runtime_table"]
