@@ -57,7 +57,7 @@ def enter(policy: Policy, state: State, reading: Reading) -> State | None:
     feed, battery = take(mine.policy, known.feed, known.battery, reading)
     if feed is known.feed:
         return None
-    upses = _with(state.upses, Supplied(ups=reading.ups, feed=feed, battery=battery))
+    upses = _with(state.upses, replace(known, feed=feed, battery=battery))
     return _together(policy, state, upses, reading.at_s, feed)
 
 
@@ -246,7 +246,7 @@ def _overloaded(policy: Policy, upses: tuple[Supplied, ...], each: Supplied) -> 
     going = [other for other in upses if _word(upses, other) is Supply.BATTERY]
     load = each.battery.load
     overloaded = bool(going) and each.overloaded
-    if going and not overloaded and load is not None:
+    if going and not overloaded and load is not None and _word(upses, each) is Supply.UTILITY:
         rest = sum(_supplies(policy, other) for other in upses if _word(upses, other) is Supply.UTILITY)
         taken = sum(other.battery.load or 0.0 for other in going) * _supplies(policy, each) / max(1, rest)
         overloaded = load + taken > OVERLOADED
