@@ -17,6 +17,12 @@ _BLIND: dict[str, Any] = {
     "host": {"stop_stuck_share": 1.0},
     "faults": {"silent_field_share": 1.0},
 }
+_DEAF: dict[str, Any] = {
+    "ups": {"health": [0.6, 0.62], "bad_cell_share": 0.0, "gauge_error": 0.0},
+    "host": {"stop_stuck_share": 1.0},
+    "faults": {"silent_field_share": 1.0, "source_lost_share": 1.0, "source_gone_share": 1.0},
+}
+"""A gauge that is heard hastens a stop that began too late, and hides what was wrong before: here nobody hears it."""
 _CAPPED: dict[str, Any] = {"drill": {"done": True, "cap": True}}
 
 
@@ -55,13 +61,16 @@ PLANTS: tuple[Plant, ...] = (
         name="margin_dropped",
         module="powerguard.core.budget",
         swaps=(("min((1.0 - policy.margin) * left, left - policy.floor)", "left"),),
-        site=_WORN,
+        within=400,
+        hint=141,
+        site=_DEAF,
     ),
     Plant(
         name="seconds_taken_for_minutes",
         module="powerguard.core.budget",
         swaps=(("    drain = gone_s / tau_s(", "    drain = gone_s / 60.0 / tau_s("),),
-        within=150,
+        within=600,
+        hint=187,
         site=_BLIND,
     ),
     Plant(
@@ -73,19 +82,22 @@ PLANTS: tuple[Plant, ...] = (
                 "    gone_s = now_s - battery.at_s\n    if True:",
             ),
         ),
-        within=150,
+        within=600,
+        hint=187,
         site=_BLIND,
     ),
     Plant(
         name="health_believed_to_be_new",
         module="powerguard.core.battery",
         swaps=(("        return presumed\n", "        return 1.0\n"),),
-        site=_WORN,
+        within=300,
+        hint=89,
+        site=_DEAF,
     ),
     Plant(
         name="used_forgotten_at_boot",
         module="powerguard.core.recovery",
-        swaps=(("        used=old.battery.used,\n", "        used=None,\n"),),
+        swaps=(("            used=battery.used,\n", "            used=None,\n"),),
         level="loop",
         within=20,
     ),
@@ -94,8 +106,8 @@ PLANTS: tuple[Plant, ...] = (
         module="powerguard.core.recovery",
         swaps=(
             (
-                "state = replace(stored.state, trainers=_known(policy, stored.state))",
-                "state = replace(stored.state, trainers=_known(policy, stored.state), battery=Battery(at_s=now_s))",
+                "turn = Turn(policy, replace(state, trainers=_known(policy, state)), now_s)",
+                "turn = Turn(policy, replace(state, battery=Battery(at_s=now_s), trainers=_known(policy, state)), now_s)",
             ),
         ),
         level="loop",
@@ -196,15 +208,13 @@ PLANTS: tuple[Plant, ...] = (
         site=_CAPPED,
     ),
     Plant(
-        name="wrong_grade",
+        name="bare_stop_never_forced",
         module="powerguard.core.budget",
         swaps=(
-            (
-                "return next((grade for grade in grades[grades.index(at_most) :] if is_possible(grade)), Grade.BARE)",
-                "return at_most",
-            ),
+            ("            return min(_BARE_FORCE_S, policy.force_after_s)", "            return policy.force_after_s"),
         ),
-        site={"host": {"stop_stuck_share": 1.0}, "ups": {"health": [0.6, 0.65], "charge": [0.12, 0.25]}},
+        within=40,
+        site=_FORCED,
     ),
     Plant(
         name="power_off_not_repeated_when_refused",
@@ -257,8 +267,8 @@ PLANTS: tuple[Plant, ...] = (
         module="powerguard.core.recovery",
         swaps=(
             (
-                "state = replace(stored.state, trainers=_known(policy, stored.state))",
-                "state = replace(stored.state, trainers=_known(policy, stored.state), phase=Online())",
+                "turn = Turn(policy, replace(state, trainers=_known(policy, state)), now_s)",
+                "turn = Turn(policy, replace(state, trainers=_known(policy, state), phase=Online()), now_s)",
             ),
         ),
         level="loop",
@@ -268,7 +278,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="latch_holds_in_the_next_boot",
         module="powerguard.core.recovery",
-        swaps=(("    if stored.boot_id == policy.boot_id and stored.at_s <= now_s:", "    if True:"),),
+        swaps=(("    same = stored.boot_id == policy.boot_id and stored.at_s <= now_s\n", "    same = True\n"),),
         level="loop",
         within=40,
     ),
