@@ -107,7 +107,7 @@ PLANTS: tuple[Plant, ...] = (
         swaps=(
             (
                 "turn = Turn(policy, replace(state, trainers=_known(policy, state)), now_s)",
-                "turn = Turn(policy, replace(state, battery=Battery(at_s=now_s), trainers=_known(policy, state)), now_s)",
+                "turn = Turn(policy, replace(state, battery=Battery(at_s=now_s)), now_s)",
             ),
         ),
         level="loop",
