@@ -215,7 +215,10 @@ def after_restart(turn: Turn, in_flight: tuple[Action, ...]) -> tuple[Action, ..
     cap = turn.state.cap
     if cap is not None and cap.order in own:
         turn.update(cap=replace(cap, order=None))
-    change(turn, waiting=())
+    # One that was gone meanwhile, and was given up, is back, and the word to pause may have reached it all the same.
+    reached = [each.trainer for each in drill.waiting if each.what in PAUSING and each.trainer in drill.told]
+    standing = [name for name in reached if (found := find(turn, name)) is not None and found.alive]
+    change(turn, waiting=(), paused=tuple(dict.fromkeys((*drill.paused, *standing))))
     if drill.stage not in ("outage", "handed_over"):
         change(turn, result="")
         undo(turn, drill.result or "interrupted", drill.because or "the daemon was restarted in the middle of it")
