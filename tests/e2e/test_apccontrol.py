@@ -6,6 +6,7 @@ Whoever is wrong, hung or gone: exactly one of the two shuts the host down, and 
 import asyncio
 import contextlib
 import os
+import shlex
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -54,14 +55,14 @@ def install(made: Scripts, kind: str) -> None:
         text = made.tame((HOOKS / "apccontrol").read_text(encoding="utf-8"))
         own = "HOOK=/usr/lib/powerguard/apcupsd/powerguard-event"
         assert own in text
-        made.add("apccontrol", text.replace(own, f"HOOK={HOOKS}/powerguard-event"))
+        made.add("apccontrol", text.replace(own, f"HOOK={shlex.quote(str(HOOKS / 'powerguard-event'))}"))
 
 
 def environment(made: Scripts, world: Rig) -> dict[str, str]:
     """Return what leads the scripts to this test's daemon."""
     path = made.folder / "powerguard"
     if not path.exists():
-        own = f'exec {sys.executable} -P -m powerguard --socket "{world.socket}" "$@"'
+        own = f'exec {shlex.quote(sys.executable)} -P -m powerguard --socket "{world.socket}" "$@"'
         made.add("powerguard", f"#!/bin/sh\n{own}\n")
     return {"POWERGUARD": str(path)}
 
@@ -121,6 +122,8 @@ async def test_a_return_in_time_is_no_shutdown_at_all(kind: str) -> None:
             await world.start()
             world.ups.utility = False
             await committed(running)
+            # Asked after the return, the daemon owns nothing, and apcupsd's own shutdown goes on.
+            await world.until(lambda: world.logged("hint_received", hint="doshutdown"), "apcupsd to ask", 15.0)
             world.ups.utility = True
             await world.until(lambda: bool(world.notes("phase_changed", new="online")), "online", 30.0)
             assert not shut_down(made)

@@ -48,6 +48,8 @@ class Nut:
     def __init__(self, folder: Path, world: Rig) -> None:
         """folder: without a space in its name, which NUT 2.8.0 cannot have in a NOTIFYCMD."""
         self.folder = folder
+        self.hooks = folder / "hooks"
+        self.hooks.symlink_to(HOOKS)  # which may lie in a folder whose name has a space
         self.world = world
         self.port = free_tcp_port()
         self.marker = folder / "shut"
@@ -59,8 +61,8 @@ class Nut:
             "NUT_ALTPIDPATH": str(folder),
             "POWERGUARD": str(folder / "powerguard"),
         }
-        own = f'{sys.executable} -P -m powerguard --socket "{world.socket}"'
-        self.write("powerguard", f'#!/bin/sh\nexec {own} "$@"\n')
+        own = f'exec {shlex.quote(sys.executable)} -P -m powerguard --socket "{world.socket}"'
+        self.write("powerguard", f'#!/bin/sh\n{own} "$@"\n')
         self.write("shut.sh", f'#!/bin/sh\necho "$@" >>{self.marker}\n')
         self.write("nut.conf", "MODE=standalone\n")
         self.write(
@@ -131,7 +133,7 @@ class Nut:
 
     async def upsmon(self, *lines: str, user: str = "root", shutdown: str = "") -> None:
         """Start upsmon with these lines beside the usual ones. shutdown: SHUTDOWNCMD; ours by default."""
-        ours = f"{HOOKS}/powerguard-shutdown {self.folder}/shut.sh the default"
+        ours = f"{self.hooks}/powerguard-shutdown {self.folder}/shut.sh the default"
         flags = [f"NOTIFYFLAG {kind} SYSLOG+EXEC" for kind in TYPES]
         told = [
             f"RUN_AS_USER {user}",
@@ -206,11 +208,13 @@ async def test_upsmon_and_upssched_give_their_hints() -> None:
         await world.start()
         nut.write(
             "upssched.conf",
-            f"CMDSCRIPT {HOOKS}/powerguard-notify\nPIPEFN {nut.folder}/pipe\nLOCKFN {nut.folder}/lock\n"
+            f"CMDSCRIPT {nut.hooks}/powerguard-notify\nPIPEFN {nut.folder}/pipe\nLOCKFN {nut.folder}/lock\n"
             "AT ONBATT * START-TIMER on-for-a-second 1\nAT ONLINE * CANCEL-TIMER on-for-a-second\n"
             "AT ONLINE * EXECUTE back\n",
         )
-        nut.write("both.sh", f'#!/bin/sh\n{HOOKS}/powerguard-notify "$@" && {require("upssched")} "$@"\n')
+        nut.write(
+            "both.sh", f'#!/bin/sh\n{nut.hooks}/powerguard-notify "$@" && {shlex.quote(require("upssched"))} "$@"\n'
+        )
         await nut.upsmon(f"NOTIFYCMD {nut.folder}/both.sh")
         await world.until(nut.is_watched, "upsmon to log in")
         await nut.becomes("OB")
@@ -231,9 +235,11 @@ async def test_a_user_who_may_not_hint_costs_nothing() -> None:
         world.folder.chmod(0o755)
         shutil.copytree(Path(powerguard.__file__).parent, nut.folder / "lib" / "powerguard")  # which that user can read
         python = await python_of_anybody()
-        own = f'PYTHONPATH="{nut.folder}/lib" {python} -P -m powerguard --socket "{world.socket}"'
+        own = f'PYTHONPATH="{nut.folder}/lib" {shlex.quote(python)} -P -m powerguard --socket "{world.socket}"'
         nut.write("powerguard", f'#!/bin/sh\n{own} "$@"\n')
-        nut.write("seen.sh", f'#!/bin/sh\n{HOOKS}/powerguard-notify "$@"\necho "$? $NOTIFYTYPE" >>{nut.folder}/seen\n')
+        nut.write(
+            "seen.sh", f'#!/bin/sh\n{nut.hooks}/powerguard-notify "$@"\necho "$? $NOTIFYTYPE" >>{nut.folder}/seen\n'
+        )
         nut.write("seen", "")
         (nut.folder / "seen").chmod(0o666)
         await nut.upsmon(f"NOTIFYCMD {nut.folder}/seen.sh", user="nobody")
@@ -252,7 +258,7 @@ async def python_of_anybody() -> str:
     """Return a Python that every user may run; skip without one (a tool may have put ours into its owner's home)."""
     for python in (sys.executable, "/usr/bin/python3"):
         # By way of a shell: setpriv itself still has root's capabilities when it looks the program up.
-        ask = f"exec {python} -c 'import sys; assert sys.version_info >= (3, 11)'"
+        ask = f"exec {shlex.quote(python)} -c 'import sys; assert sys.version_info >= (3, 11)'"
         argv = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", ask)
         child = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.DEVNULL)
         if await child.wait() == 0:
@@ -276,7 +282,8 @@ async def test_hints_in_a_crowd_and_with_hostile_words() -> None:
     async with rig() as world:
         await world.start()
         wrapper = world.folder / "powerguard"
-        wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} -P -m powerguard --socket "{world.socket}" "$@"\n')
+        own = f'exec {shlex.quote(sys.executable)} -P -m powerguard --socket "{world.socket}"'
+        wrapper.write_text(f'#!/bin/sh\n{own} "$@"\n')
         wrapper.chmod(0o755)
 
         async def call(kind: str, ups: str, message: str) -> int:

@@ -25,8 +25,10 @@ from tests.e2e.rig import free_tcp_port
 from tests.peers import MISSING, UNPACKED, require
 
 _RECORD = """#!/bin/sh
-{{ printf '%s' {word}; printf ' <%s>' "$@"; printf '\\n'; }} >>{log}
+arguments=$(printf ' <%s>' "$@")
+printf '%s%s\\n' {word} "$arguments" >>{log}
 """
+"""One write for each line: wall is called in the background, and writes at the same time as shutdown."""
 
 
 def stock_apccontrol() -> str:
