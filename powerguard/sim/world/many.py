@@ -3,11 +3,13 @@
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.synchronize import Event
+from queue import SimpleQueue
 from typing import ClassVar
 
 from powerguard.sim.world.policies import one
@@ -80,14 +82,16 @@ def spread(play: Play, site: Site, options: Options, *, jobs: int, size: int, te
     # A fresh interpreter for each: nothing of whoever calls us (threads, event loops) is copied into it.
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
+    done: SimpleQueue[Future[list[Sample]]] = SimpleQueue()
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_Worker.begin, initargs=(stop,)) as pool:
-        with _uninterrupted():
-            running: list[Future[list[Sample]]] = [
-                pool.submit(_Worker.play, play, site, options, seeds) for seeds in _chunks(options, size)
-            ]
         try:
-            for done in as_completed(running):
-                samples += done.result()
+            with _uninterrupted():  # in this thread: another one of the caller's may take it all the same
+                running = 0
+                for seeds in _chunks(options, size):
+                    pool.submit(_Worker.play, play, site, options, seeds).add_done_callback(done.put)
+                    running += 1
+            for _ in range(running):  # as_completed would take every future's lock, and an interrupt leave some taken
+                samples += done.get().result()
                 tell(len(samples))
         except BaseException:
             stop.set()
@@ -99,13 +103,23 @@ def spread(play: Play, site: Site, options: Options, *, jobs: int, size: int, te
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Hold back Ctrl-C while processes are started, and let them inherit that.
+    """Hold back Ctrl-C while processes are started, and let them inherit that; it is raised behind the block.
 
-    Their first second goes by with imports, before any code of ours could tell them to leave interrupts to us.
+    Their first second goes by with imports, before any code of ours could tell them to leave interrupts to us. The mask
+    alone would not do: another thread of this process may take the signal, and Python raises it in this one.
     """
     resource_tracker.ensure_running()  # it would lift the block again when it is started
+    held: list[int] = []
+    handler = signal.getsignal(signal.SIGINT)
+    catches = callable(handler) and threading.current_thread() is threading.main_thread()
+    if catches:
+        signal.signal(signal.SIGINT, lambda number, _: held.append(number))
     old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, old)
+        if catches:
+            signal.signal(signal.SIGINT, handler)
+    if held:
+        raise KeyboardInterrupt
