@@ -26,6 +26,7 @@ DOUBT_S = 180.0
 """So long a battery that nothing empties and that another source contradicts is believed all the same."""
 SECOND_READING_S = 0.2
 """Two readings closer together than this are one observation."""
+_APART_S = 0.5
 CONTRADICTED = "supply_contradicted"
 """Alarm: the UPS says utility, and two objects of the same answer say battery."""
 _LEAST_FALL_PCT = 1.0
@@ -139,6 +140,22 @@ def contradicts_commit(policy: Policy, feed: Feed, now_s: float) -> bool:
         if each.reading.authenticated or (each.back_at_s is not None and now_s - each.back_at_s < COMMIT_LAG_S):
             return True
     return False
+
+
+def told_again(policy: Policy, feed: Feed, now_s: float) -> bool:
+    """Say whether two readings, half a second or more apart, say battery: of one source, whatever came in between."""
+    if not feed.heard:
+        newest, second = feed.reading, feed.previous
+        if newest is None or second is None or second.output_source is not OutputSource.BATTERY:
+            return False
+        return newest.at_s - second.at_s >= _APART_S
+    return any(
+        each.reading is not None
+        and each.battery_at_s is not None
+        and each.reading.at_s - each.battery_at_s >= _APART_S
+        and _is_fresh(policy, each, now_s)
+        for each in feed.heard
+    )
 
 
 # --- One source -------------------------------------------------------------------------------------------------
@@ -275,8 +292,7 @@ def _output_source(votes: list[_Vote], reading: Reading, disagree_since_s: float
 
 
 def _witness(heard: tuple[Heard, ...], claims: list[Heard], now_s: float) -> str:
-    says = [each for each in claims if each.reading is not None]
-    for each in says:
+    for each in claims:
         if each.utility_seen and each.battery_at_s is not None and now_s - each.battery_at_s >= SECOND_READING_S:
             return "second_reading"
     together = [

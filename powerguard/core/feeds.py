@@ -161,6 +161,17 @@ def contradicts_commit(policy: Policy, state: State, now_s: float) -> bool:
     return supplies >= policy.minimum_supplies
 
 
+def told_again(policy: Policy, state: State, now_s: float) -> bool:
+    """Say whether a second reading of the same UPS says battery as well as the newest."""
+    if not policy.feeds:
+        return agreement.told_again(policy, state.feed, now_s)
+    pairs = [(mine, of(state, mine.policy.ups)) for mine in policy.feeds]
+    return any(
+        each is not None and each.feed.supply is Supply.BATTERY and agreement.told_again(mine.policy, each.feed, now_s)
+        for mine, each in pairs
+    )
+
+
 def redundancy_lost(state: State) -> str:
     """Name the feeds without which the host still has what it needs, and that do not carry it; "" where none."""
     if state.feed.supply is not Supply.UTILITY:

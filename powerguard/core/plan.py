@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from powerguard.core import budget as sums
 from powerguard.core.budget import Budget
 from powerguard.core.events import Conduct, Grade, OutputSource
-from powerguard.core.feeds import contradicts_commit
+from powerguard.core.feeds import contradicts_commit, told_again
 from powerguard.core.fusion import is_fresh
 from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Policy, Recovery, Shutdown, State, Supply
 
 _SHORT_RUNTIME_S = 45.0
 _SHORT_RUNTIME_SHARE = 0.25
 _PROGRESS_RESERVE_S = 20.0
-_FIRST_READING_S = 1.0
 _FRESH_S = 2.0
 _BLIND_CHARGE_PCT = 40.0
 _CHARGED_PCT = 90.0
@@ -172,14 +171,8 @@ def may_latch(policy: Policy, state: State, plan: Budget, due_at_s: float, now_s
     if reading.output_source is not OutputSource.BATTERY:
         # Off or unknown on battery is no proof of either; it may not hold up a commit that our own account demands.
         return reading.output_source in (OutputSource.OFF, OutputSource.UNKNOWN) and _own_account_agrees(policy, plan)
-    second = feed.previous
-    repeated = (
-        second is not None
-        and second.output_source is OutputSource.BATTERY
-        and reading.at_s - second.at_s >= 0.5 * _FIRST_READING_S
-    )
     # Utility that comes and goes has told battery often enough; two readings in a row may never come.
-    return repeated or is_flapping(state, now_s) or _own_account_agrees(policy, plan)
+    return told_again(policy, state, now_s) or is_flapping(state, now_s) or _own_account_agrees(policy, plan)
 
 
 def _own_account_agrees(policy: Policy, plan: Budget) -> bool:

@@ -145,6 +145,27 @@ def test_the_latch_asks() -> None:
     assert not may_latch(POLICY, back, now, 3.5, 4.0)
 
 
+def test_the_second_witness_of_a_commit_is_an_older_reading_of_the_same_source() -> None:
+    """Two sources that arrive 0.4 s apart: the one before the newest is never half a second old."""
+    feed = after((2.0, "snmp", "battery"), (2.4, "nut", "battery"), feed=CALM)
+    assert not agreement.told_again(POLICY, feed, 2.4)
+    feed = after((2.8, "snmp", "battery"), (3.2, "nut", "battery"), feed=feed)
+    assert agreement.told_again(POLICY, feed, 3.2)
+    assert not agreement.told_again(POLICY, feed, 60.0), "of a source that is silent by now, no longer"
+    back = after((3.6, "snmp", "utility"), (4.0, "nut", "utility"), feed=feed)
+    assert not agreement.told_again(POLICY, back, 4.0)
+
+
+@pytest.mark.parametrize(("apart_s", "again"), [(0.4, False), (0.5, True)])
+def test_of_a_lone_source_the_one_before_counts(apart_s: float, *, again: bool) -> None:
+    alone = replace(POLICY, sources=1)
+    feed = Feed()
+    for at_s, word_ in ((1.0, "utility"), (2.0, "battery"), (2.0 + apart_s, "battery")):
+        feed = fusion.observe(alone, feed, says(at_s, "snmp", word_))
+    assert agreement.told_again(alone, feed, 2.5) is again
+    assert not agreement.told_again(alone, Feed(), 2.5)
+
+
 @pytest.mark.parametrize(("silent_s", "supply"), [(59.0, BATTERY), (61.0, UTILITY)])
 def test_the_last_word_of_a_silent_source_counts_for_a_minute(silent_s: float, supply: Supply) -> None:
     """The card dies with its switch; upsd says utility, for its driver hangs."""

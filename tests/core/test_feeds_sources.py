@@ -61,3 +61,12 @@ def test_a_new_battery_of_one_ups_leaves_the_other_its_own() -> None:
         assert [each.battery.model.replaced_at_s for each in answer.state.upses][1] == 5.0
         later = after(ONE_OF_TWO, *both(6.0, "utility", "utility"), state=answer.state)
         assert [each.battery.model.replaced_at_s for each in later.upses][1] == 5.0
+
+
+def test_the_second_witness_of_a_commit_is_of_one_ups() -> None:
+    """Readings of two UPSes follow each other closely; each is its own second."""
+    state = after(ONE_OF_TWO, *CALM, *both(2.0, "battery", "battery"))
+    assert not feeds.told_again(ONE_OF_TWO, state, 2.25)
+    state = after(ONE_OF_TWO, *both(3.0, "battery", "battery"), state=state)
+    assert feeds.told_again(ONE_OF_TWO, state, 3.25)
+    assert not feeds.told_again(ONE_OF_TWO, after(ONE_OF_TWO, *CALM), 3.25)
