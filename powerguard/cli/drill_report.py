@@ -67,11 +67,11 @@ _ROWS: Final[tuple[tuple[str, str, str, Callable[[object], str]], ...]] = (
 
 
 def because_of(text: str) -> str:
-    """Return a reason of the core in an operator's words: no name of a field, and the settings by their keys."""
+    """Return a reason of the core in an operator's words: no name of a field."""
     head, colon, witness = text.rpartition(": ")
     if head == "a real outage" and witness in WITNESSES:
         return f"{head}{colon}{WITNESSES[witness]}"
-    return text.replace("cap no GPU power: set it,", "cap no GPU power: set gpu.kind: nvml (and gpu.cap_share),")
+    return text
 
 
 def describe(report: dict[str, Any], paint: Paint) -> list[str]:

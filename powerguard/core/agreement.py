@@ -12,7 +12,7 @@ nothing empties, and another one sees the input there, is found out.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from powerguard.core.events import OutputSource, Reading, SourceFailed
+from powerguard.core.events import ON_UTILITY, OutputSource, Reading, SourceFailed
 from powerguard.core.frozen import replace
 from powerguard.core.model import Feed, Heard, Policy
 
@@ -33,9 +33,6 @@ _LEAST_FALL_PCT = 1.0
 _LEAST_FALL_S = 60.0
 _NEXT_S = 0.001
 
-ON_UTILITY = frozenset(
-    (OutputSource.UTILITY, OutputSource.BOOST, OutputSource.TRIM, OutputSource.ECO, OutputSource.BYPASS)
-)
 _LESS_PROTECTED_FIRST = (
     OutputSource.BATTERY,
     OutputSource.BYPASS,

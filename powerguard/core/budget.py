@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from powerguard.core import battery as learning
 from powerguard.core import needs
-from powerguard.core.events import Conduct, Grade, OutputSource, Reading
+from powerguard.core.events import ON_UTILITY, Conduct, Grade, OutputSource, Reading
 from powerguard.core.frozen import replace
 from powerguard.core.learned import Learned
 from powerguard.core.model import Battery, Feed, Policy, Supply, Trainer
@@ -37,7 +37,6 @@ UTILITY_ACCOUNT_S = 10.0
 CUT_GUARD_S = 30.0
 """The forced power-off lies at least this long before a UPS cuts its output by its own countdown."""
 _PHYSICS = 3.0
-_RECHARGING = (OutputSource.UTILITY, OutputSource.BOOST, OutputSource.TRIM, OutputSource.ECO, OutputSource.BYPASS)
 _GRAIN = 0.005
 _SHORT_RESERVE_S = 20.0
 _BARE_FORCE_S = 3.0
@@ -190,7 +189,7 @@ def _learned(
         model = learning.learn_on_battery(
             policy, battery.model, reading, used=used, gap_s=gap_s, steady=steady, low=low
         )
-    elif reading.output_source in _RECHARGING:
+    elif reading.output_source in ON_UTILITY:
         # What the charge has bounded already in this account is not what the discharge has taken.
         taken = used if before.used is None else max(used, before.used)
         model = learning.learn_on_utility(policy, battery.model, reading, load=battery.load, settled=steady, used=taken)

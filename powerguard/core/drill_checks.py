@@ -104,7 +104,7 @@ def _scope_unfit(policy: Policy, state: State, now_s: float, scopes: tuple[str, 
         names = ", ".join(trainer.name for trainer in alive)
         return f"{names}: goes on in an outage and cannot be paused: embed powerguard.trainer, or leave pause out"
     if "cap" in scopes and policy.cap_share is None:
-        return "the settings cap no GPU power: set it, or leave cap out"
+        return "the settings cap no GPU power: set gpu.kind: nvml (and gpu.cap_share), or leave cap out"
     touched = full or bool(set(_TOUCHING) & set(scopes))
     if touched:
         for trainer in alive:

@@ -27,6 +27,12 @@ class OutputSource(StrEnum):
     """Not told, or told in a way that we do not know. Never "fine"."""
 
 
+ON_UTILITY = frozenset(
+    (OutputSource.UTILITY, OutputSource.BOOST, OutputSource.TRIM, OutputSource.ECO, OutputSource.BYPASS)
+)
+"""Where the output comes from the grid, one way or another."""
+
+
 class Conduct(StrEnum):
     """What a trainer does after its emergency checkpoint. A dumb endpoint continues."""
 

@@ -10,14 +10,13 @@ Where a UPS has several sources, `agreement` makes one stream of readings of the
 
 from powerguard.core import agreement
 from powerguard.core.agreement import (
-    ON_UTILITY,
     SECOND_READING_S,
     Together,
     contradicts_itself,
     corrected,
     supports_battery,
 )
-from powerguard.core.events import OutputSource, Reading, SourceFailed
+from powerguard.core.events import ON_UTILITY, OutputSource, Reading, SourceFailed
 from powerguard.core.frozen import replace
 from powerguard.core.model import Feed, Policy, Supply
 

@@ -324,8 +324,7 @@ def _cause_on_battery(turn: Turn) -> tuple[Cause | None, str]:
     # A calibration drains the battery with utility there: what the operator has called off in it is not over yet.
     back = feed.supply is Supply.UTILITY and not fusion.is_draining(feed)
     if back and plan.is_flapping(state, now_s):
-        stable_s = FLAPPING_FACTOR * policy.utility_stable_s
-        back = fusion.is_stable(policy, feed, now_s, stable_s=stable_s)
+        back = _is_stable(turn)
     if back and sums.power_off_at_s(feed) is None and fusion.is_fresh(policy, feed, now_s):
         return Cause.UTILITY_BACK, "utility back before anything had to be done"
     if turn.outage is not None and turn.outage.aborted_by:
@@ -372,13 +371,19 @@ def _is_blind_for_long(turn: Turn) -> bool:
     return True
 
 
+def _is_stable(turn: Turn) -> bool:
+    """Utility is there to stay; where it comes and goes, that takes longer to say."""
+    factor = FLAPPING_FACTOR if plan.is_flapping(turn.state, turn.now_s) else 1.0
+    stable_s = factor * turn.policy.utility_stable_s
+    return fusion.is_stable(turn.policy, turn.state.feed, turn.now_s, stable_s=stable_s)
+
+
 def _may_return(turn: Turn) -> bool:
     """Utility has been stable long enough, no countdown stands, and no write is torn off."""
     state = turn.state
     if sums.power_off_at_s(state.feed) is not None:
         return False
-    stable_s = turn.policy.utility_stable_s * (FLAPPING_FACTOR if plan.is_flapping(state, turn.now_s) else 1.0)
-    if not fusion.is_stable(turn.policy, state.feed, turn.now_s, stable_s=stable_s):
+    if not _is_stable(turn):
         return _is_blind_for_long(turn)
     return not trainers.is_writing(state.trainers, turn.now_s)
 

@@ -134,7 +134,9 @@ class Turn:
         )
         self.tell_once(
             CONTRADICTED,
-            "the UPS calls its output utility, with its input gone and its seconds on battery running: not believed",
+            "the UPS does not call its output battery, with its input gone and its seconds on battery running: it is"
+            if CONTRADICTED in reading.alarms
+            else "what the UPS says of its output, input and seconds on battery fits together again",
             holds=CONTRADICTED in reading.alarms,
             level=Level.ERROR,
         )
@@ -166,14 +168,12 @@ class Turn:
             "; ".join(_words(feed) for feed in told) or "they say the same again",
             holds=bool(told),
         )
-        gone, feed = feeds.redundancy_lost(self.state), self.state.feed
+        gone = feeds.redundancy_lost(self.state)
+        back = self.state.feed.supply is Supply.UTILITY
+        ended = "every feed is on utility again" if back else "too few power supplies are left: that is an outage"
         self.tell_once(
             "redundancy_lost",
-            f"not on utility: {gone}; the host still has the power supplies that it needs"
-            if gone
-            else "every feed is on utility again"
-            if feed.supply is Supply.UTILITY
-            else "too few power supplies are left: that is an outage",
+            f"not on utility: {gone}; the host still has the power supplies that it needs" if gone else ended,
             holds=bool(gone),
         )
 

@@ -34,7 +34,7 @@ WARNINGS: Final = {
     "table_contradicted": "the UPS reports far less runtime than the runtime table says",
     "sources_disagree": "the sources of the UPS do not say the same: the cautious word counts",
     "source_doubted": "a source says battery for ever and is not believed any more",
-    "supply_contradicted": "the UPS calls its output utility while its input is gone: it counts as on battery",
+    "supply_contradicted": "the UPS calls its output something else, but its input is gone: it counts as on battery",
     "redundancy_lost": "a feed does not carry the host; the others do",
     "source_down": "a source does not answer",
     "policy_unverified": "the BMC's power restore policy is not verified: the host may stay off when power returns",

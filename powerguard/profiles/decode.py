@@ -15,6 +15,8 @@ from powerguard.profiles.draft import Draft, Rejected
 from powerguard.profiles.schema import Kind, Profile
 from powerguard.profiles.values import Missing, Oid
 from powerguard.profiles.vocabulary import (
+    INPUT_GONE_V,
+    INPUT_THERE_V,
     NUMBERS,
     REPLACE,
     STATE_OF_BATTERY,
@@ -36,11 +38,8 @@ _COMBINED: Mapping[Combine, Callable[[list[float]], float]] = {
     Combine.FIRST: lambda lines: lines[0],
 }
 _MOST_OUTLETS = 256
-_ALIVE = {"input_v": 80.0, "load_pct": 0.1}
+_ALIVE = {"input_v": INPUT_THERE_V, "load_pct": 0.1}
 """From where on a line is alive. Cards answer 0 for a single object of these where their lines stand in a table."""
-_INPUT_THERE_V = 80.0
-_INPUT_GONE_V = 25.0
-"""A UPS on battery shows some volts of ghost at its input; 100 V grids sag to 80 V before it transfers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,10 +357,10 @@ def _decode_input(draft: Draft) -> None:
     if "input_v" not in draft.numbers:
         return
     volts = draft.lines.get("input_v", (draft.numbers["input_v"],))
-    there = [volt >= _INPUT_THERE_V for volt in volts]
+    there = [volt >= INPUT_THERE_V for volt in volts]
     if all(there) or (any(there) and draft.output_source is not OutputSource.BATTERY):
         draft.input_present = True
-    elif all(volt < _INPUT_GONE_V for volt in volts):
+    elif all(volt < INPUT_GONE_V for volt in volts):
         draft.input_present = False
     if draft.input_present is not None:
         draft.provenance["input_present"] = draft.provenance["input_v"]

@@ -10,14 +10,11 @@ from typing import Final
 from powerguard.core.events import OutputSource, Reading
 from powerguard.profiles.checks import cross_check
 from powerguard.profiles.draft import Draft
-from powerguard.profiles.vocabulary import NUMBERS, REPLACE, State
+from powerguard.profiles.vocabulary import INPUT_GONE_V, INPUT_THERE_V, NUMBERS, REPLACE, State
 
 _DECIMAL: Final = re.compile(r"[-+]?[0-9]{1,18}(?:\.[0-9]{1,9})?")
 _SATURATED_S: Final = frozenset((65534.0, 65535.0))
 """A 16-bit RunTimeToEmpty that is full: USB UPSes at a small load, in seconds."""
-_INPUT_THERE_V: Final = 80.0
-_INPUT_GONE_V: Final = 25.0
-"""As for cards: on battery the input shows some volts of ghost; 100 V grids sag to 80 V before a UPS transfers."""
 
 
 def enter(draft: Draft, field: str, text: str, told_by: str, *, times: float = 1.0) -> float | None:
@@ -49,9 +46,9 @@ def is_input_there(volts: Sequence[float]) -> bool | None:
     """Whether utility is at the input by its volts, all lines alike; None where they tell neither."""
     if not volts:
         return None
-    if all(volt >= _INPUT_THERE_V for volt in volts):
+    if all(volt >= INPUT_THERE_V for volt in volts):
         return True
-    return False if all(volt < _INPUT_GONE_V for volt in volts) else None
+    return False if all(volt < INPUT_GONE_V for volt in volts) else None
 
 
 def reading(

@@ -4,6 +4,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+INPUT_THERE_V = 80.0
+INPUT_GONE_V = 25.0
+"""A UPS on battery shows some volts of ghost at its input; 100 V grids sag to 80 V before it transfers."""
+
 
 class State(StrEnum):
     """A yes-or-no thing that a device may tell. Any object that says yes is enough."""

@@ -15,7 +15,7 @@ from powerguard.profiles import told
 from powerguard.protocols.nis import PORT, Flag, NisError, Reply, Status, parse_status, request
 from powerguard.sources.apcupsd_options import ApcupsdOptions
 from powerguard.sources.apcupsd_status import draft_of
-from powerguard.sources.base import Publish
+from powerguard.sources.base import Bell, Publish
 
 log = structlog.get_logger(__name__)
 
@@ -193,7 +193,7 @@ class ApcupsdSource:
         self._clock = clock
         self._jitter = jitter
         self._client = NisClient(options)
-        self._asked = asyncio.Event()
+        self._bell = Bell(clock)
         self._news = News()
         self._reading: Reading | None = None
         self._misses = 0
@@ -204,7 +204,7 @@ class ApcupsdSource:
 
     def poll_now(self) -> None:
         """Poll at once; during a poll: once more after it, for the one in flight may have been asked too early."""
-        self._asked.set()
+        self._bell.ring()
 
     async def run(self, publish: Publish) -> None:
         """Poll until cancelled."""
@@ -222,7 +222,7 @@ class ApcupsdSource:
                     poll_s = min(poll_s, _BATTERY_POLL_S) if self._on_battery else poll_s
                     grid_s += (max(0.0, now_s - grid_s) // poll_s + 1) * poll_s
                     next_s = min(grid_s, now_s + poll_s)
-                await self._rest(until_s=next_s, earliest_s=began_s + _CLOSEST_S)
+                await self._bell.rest(until_s=next_s, earliest_s=began_s + _CLOSEST_S)
         finally:
             self._client.close()
 
@@ -242,15 +242,6 @@ class ApcupsdSource:
         longest_s = _BATTERY_POLL_S if self._on_battery else _LONGEST_BACKOFF_S
         wait_s = min(longest_s, self._options.poll_s * 2.0 ** min(self._misses, 8))
         return wait_s * (0.5 + 0.5 * self._jitter())
-
-    async def _rest(self, *, until_s: float, earliest_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, until_s - self._clock())):
-                await self._asked.wait()
-        too_early_s = earliest_s - self._clock()
-        if too_early_s > 0:
-            await asyncio.sleep(too_early_s)  # noqa: TID251 - the gap itself; whoever asks now gets the poll after it
-        self._asked.clear()
 
     # --- One poll -----------------------------------------------------------------------------------------------
 

@@ -1,11 +1,37 @@
-"""What the daemon asks of a source."""
+"""What the daemon asks of a source, and what sources share."""
 
+import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
+from powerguard.clock import Clock
 from powerguard.core.events import Reading, SourceFailed
 
 Publish = Callable[[Reading | SourceFailed], None]
+
+
+class Bell:
+    """Wakes a poller before its turn: whoever rings gets the poll after it."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Nobody has rung yet."""
+        self._clock = clock
+        self._rung = asyncio.Event()
+
+    def ring(self) -> None:
+        """Poll at once; during a poll: once more after it, for the one in flight may have been asked too early."""
+        self._rung.set()
+
+    async def rest(self, *, until_s: float, earliest_s: float) -> None:
+        """Wait until then, or until somebody rings, but in no case less than to earliest_s (times of the clock)."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, until_s - self._clock())):
+                await self._rung.wait()
+        too_early_s = earliest_s - self._clock()
+        if too_early_s > 0:
+            await asyncio.sleep(too_early_s)  # noqa: TID251 - the gap itself; whoever rings now gets the poll after it
+        self._rung.clear()
 
 
 class Source(Protocol):

@@ -13,7 +13,7 @@ from powerguard.profiles.decode import Decoded, decode, redundant
 from powerguard.profiles.load import Profiles, load_profiles
 from powerguard.profiles.values import Answer, Missing
 from powerguard.profiles.vocabulary import NUMBERS
-from powerguard.sources.base import Publish
+from powerguard.sources.base import Bell, Publish
 from powerguard.sources.snmp_discovery import SYS_UP_TIME, Identity, Plan, discover, scalars, worth_polling
 from powerguard.sources.snmp_options import SnmpOptions
 from powerguard.sources.snmp_port import MAX_BATCH, PysnmpPort, SnmpError, SnmpPort
@@ -75,7 +75,7 @@ class SnmpSource:
         self._port = PysnmpPort(options) if port is None else port
         self._profiles = profiles
         self._authenticated = options.version == 3 and options.auth is not None
-        self._asked = asyncio.Event()
+        self._bell = Bell(clock)
         self._plan: Plan | None = None
         self._refresh_at_s = 0.0
         self._misses = 0
@@ -93,7 +93,7 @@ class SnmpSource:
 
     def poll_now(self) -> None:
         """Poll at once; during a poll: once more after it, for the one in flight may have been asked too early."""
-        self._asked.set()
+        self._bell.ring()
 
     async def run(self, publish: Publish) -> None:
         """Poll until cancelled."""
@@ -106,7 +106,7 @@ class SnmpSource:
                 behind = max(0.0, now_s - grid_s) // self._options.poll_s
                 grid_s += (behind + 1) * self._options.poll_s
                 next_s = now_s if self._is_missed_on_battery() else max(grid_s, now_s + self._backoff_s())
-                await self._rest(until_s=next_s, earliest_s=began_s + _CLOSEST_S)
+                await self._bell.rest(until_s=next_s, earliest_s=began_s + _CLOSEST_S)
         finally:
             await self._port.close()
 
@@ -116,15 +116,6 @@ class SnmpSource:
     def _backoff_s(self) -> float:
         over = self._misses - _LOST_AFTER
         return 0.0 if over < 0 else min(_LONGEST_BACKOFF_S, self._options.poll_s * 2.0 ** min(over, 8))
-
-    async def _rest(self, *, until_s: float, earliest_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, until_s - self._clock())):
-                await self._asked.wait()
-        too_early_s = earliest_s - self._clock()
-        if too_early_s > 0:
-            await asyncio.sleep(too_early_s)  # noqa: TID251 - the gap itself; whoever asks now gets the poll after it
-        self._asked.clear()
 
     # --- One poll -----------------------------------------------------------------------------------------------
 

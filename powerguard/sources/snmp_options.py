@@ -6,6 +6,9 @@ from pydantic import Field, model_validator
 
 from powerguard.options import Options, Secret
 
+AuthProtocol = Literal["MD5", "SHA", "SHA-224", "SHA-256", "SHA-384", "SHA-512"]
+PrivProtocol = Literal["DES", "AES", "AES-192", "AES-256"]
+
 
 class SnmpOptions(Options):
     """A UPS network card that is polled over SNMP."""
@@ -24,13 +27,9 @@ class SnmpOptions(Options):
     auth: Secret | None = Field(
         default=None, description="Authentication passphrase of version 3, 8 characters or more."
     )
-    auth_protocol: Literal["MD5", "SHA", "SHA-224", "SHA-256", "SHA-384", "SHA-512"] = Field(
-        default="SHA", description="Authentication protocol of version 3."
-    )
+    auth_protocol: AuthProtocol = Field(default="SHA", description="Authentication protocol of version 3.")
     priv: Secret | None = Field(default=None, description="Privacy passphrase of version 3, 8 characters or more.")
-    priv_protocol: Literal["DES", "AES", "AES-192", "AES-256"] = Field(
-        default="AES", description="Privacy protocol of version 3."
-    )
+    priv_protocol: PrivProtocol = Field(default="AES", description="Privacy protocol of version 3.")
     poll_s: float = Field(default=1.0, ge=0.5, le=10.0, description="Seconds from one poll to the next.")
     timeout_s: float = Field(default=1.0, ge=0.5, le=5.0, description="Seconds to wait for an answer; asked twice.")
     profile: str | None = Field(

@@ -1,11 +1,12 @@
 """Settings of the trap port. Kept apart, so that reading the settings loads no SNMP library."""
 
 import ipaddress
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from powerguard.options import Options, Secret
+from powerguard.sources.snmp_options import AuthProtocol, PrivProtocol
 
 MAX_USERS: Final = 16
 MAX_ADDRESSES: Final = 16
@@ -27,11 +28,9 @@ class TrapUser(Options):
         description="Authentication passphrase, 8 characters or more.",
         examples=[{"file": "/etc/powerguard/secrets/trap-auth"}],
     )
-    auth_protocol: Literal["MD5", "SHA", "SHA-224", "SHA-256", "SHA-384", "SHA-512"] = Field(
-        default="SHA", description="Authentication protocol."
-    )
+    auth_protocol: AuthProtocol = Field(default="SHA", description="Authentication protocol.")
     priv: Secret | None = Field(default=None, description="Privacy passphrase, 8 characters or more.")
-    priv_protocol: Literal["DES", "AES", "AES-192", "AES-256"] = Field(default="AES", description="Privacy protocol.")
+    priv_protocol: PrivProtocol = Field(default="AES", description="Privacy protocol.")
     engines: dict[UpsName, EngineId] = Field(
         default_factory=dict,
         max_length=64,

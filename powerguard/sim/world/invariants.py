@@ -6,13 +6,19 @@ state space; these are the ones that mean something to whoever simulates his own
 
 from powerguard.core import budget as sums
 from powerguard.core import plan
-from powerguard.core.events import CapPower, Event, Grade, OutputSource, PollNow, PowerOff, Reading, TriggerCheckpoint
+from powerguard.core.events import (
+    ON_UTILITY,
+    CapPower,
+    Event,
+    Grade,
+    PollNow,
+    PowerOff,
+    Reading,
+    TriggerCheckpoint,
+)
 from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Policy, Recovery, Shutdown, State, Step, Supply
 from powerguard.core.table import TABLE, phase_name
 
-_ON_UTILITY = frozenset(
-    (OutputSource.UTILITY, OutputSource.BYPASS, OutputSource.ECO, OutputSource.BOOST, OutputSource.TRIM)
-)
 _MOVES = {(phase_name(old), cause.value, phase_name(new)) for (old, cause), new in TABLE.items()}
 _GRADES = tuple(Grade)
 _HAIR = 1e-6
@@ -94,7 +100,7 @@ def _check_latch(policy: Policy, before: State, state: State, phase: Shutdown) -
     hold(phase.boot_id == policy.boot_id, "a latch holds in its own boot only")
     if sums.power_off_at_s(state.feed) is not None:
         return
-    on_utility = reading is not None and reading.output_source in _ON_UTILITY
+    on_utility = reading is not None and reading.output_source in ON_UTILITY
     hold(not on_utility, "never shut down while the newest reading says utility")
     hold(state.feed.supply is Supply.BATTERY, "only a battery that is confirmed is a reason to power off")
     if state.battery.left is not None:

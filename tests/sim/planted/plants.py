@@ -155,16 +155,12 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="utility_ignored_before_the_latch",
         module="powerguard.core.machine",
-        swaps=(
-            ("    if not fusion.is_stable(turn.policy, state.feed, turn.now_s, stable_s=stable_s):", "    if True:"),
-        ),
+        swaps=(("    if not _is_stable(turn):", "    if True:"),),
     ),
     Plant(
         name="resume_while_on_battery",
         module="powerguard.core.machine",
-        swaps=(
-            ("    if not fusion.is_stable(turn.policy, state.feed, turn.now_s, stable_s=stable_s):", "    if False:"),
-        ),
+        swaps=(("    if not _is_stable(turn):", "    if False:"),),
         level="loop",
     ),
     Plant(
