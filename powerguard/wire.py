@@ -22,6 +22,7 @@ CHECKPOINTS_PATH = "/api/v1/checkpoints"
 STATUS_PATH = "/api/v1/status"
 PAUSE_PATH = "/api/v1/pause"
 RESUME_PATH = "/api/v1/resume"
+HOLD_UPLOADS_PATH = "/api/v1/hold_uploads"
 HEALTH_PATH = "/api/v1/healthz"
 METRICS_PATH = "/metrics"
 
@@ -106,6 +107,8 @@ class TriggerRequest:
 
     id: the asker's; the same id again is the same checkpoint. deadline_s: seconds from now; None: no hurry.
     event: the outage or drill that it belongs to, for people; "" for none.
+    lease_s: training that stands still for this goes on by itself when its asker was not heard for so many seconds;
+    None: it stands until it is told to go on, which is what an outage needs.
     """
 
     id: str
@@ -113,6 +116,7 @@ class TriggerRequest:
     deadline_s: float | None = None
     after: After = After.CONTINUE
     event: str = ""
+    lease_s: float | None = None
 
     def to_json(self) -> bytes:
         """Return the message as it goes over the wire."""
@@ -131,7 +135,27 @@ class TriggerRequest:
             deadline_s=obj.number("deadline_s", MAX_SECONDS),
             after=obj.word("after", After, After.CONTINUE),
             event=obj.text("event", 128),
+            lease_s=obj.number("lease_s", MAX_SECONDS),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRequest:
+    """The body of `pause` and of `hold_uploads`: how long the wish stands when the asker is not heard any more.
+
+    lease_s: seconds; None: a pause stands until it is told to go on, held uploads for as long as the trainer sees fit.
+    """
+
+    lease_s: float | None = None
+
+    def to_json(self) -> bytes:
+        """Return the message as it goes over the wire."""
+        return _dump(self)
+
+    @classmethod
+    def parse(cls, body: bytes) -> "LeaseRequest | WireError":
+        """Read a request; an empty body is one without a lease."""
+        return _parsed(body.strip() or b"{}", lambda obj: cls(lease_s=obj.number("lease_s", MAX_SECONDS)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +256,9 @@ class TrainerStatus:
     job: its name. step: the last one that ended; None before the first. last_step_age_s: since then.
     conduct: what it is able and willing to do after an emergency checkpoint.
     checkpoint: id of the checkpoint in flight; "" when there is none.
+    snapshot_step: step of the newest whole state that lies in host memory, written or not; None: there is none.
+    lease_s: seconds until training that stands still goes on by itself; None: it waits to be told, or does not stand.
+    uploads_held: copies to slower storage wait until the outage is over.
     """
 
     job: str
@@ -247,6 +274,9 @@ class TrainerStatus:
     checkpoint: str = ""
     last_committed: LastCommitted | None = None
     estimate: Estimate | None = None
+    snapshot_step: int | None = None
+    lease_s: float | None = None
+    uploads_held: bool = False
 
     def to_json(self) -> bytes:
         """Return the message as it goes over the wire."""
@@ -273,6 +303,9 @@ class TrainerStatus:
             checkpoint="" if obj.raw("checkpoint") in (None, "") else obj.identifier("checkpoint"),
             last_committed=cls._last_committed(obj.inner("last_committed")),
             estimate=cls._estimate(obj.inner("estimate")),
+            snapshot_step=obj.whole("snapshot_step", MAX_STEP),
+            lease_s=obj.number("lease_s", MAX_SECONDS),
+            uploads_held=obj.flag("uploads_held"),
         )
 
     @staticmethod
@@ -447,5 +480,5 @@ def _pruned(value: object) -> object:
     return value
 
 
-def _dump(message: TriggerRequest | CheckpointStatus | TrainerStatus) -> bytes:
+def _dump(message: TriggerRequest | LeaseRequest | CheckpointStatus | TrainerStatus) -> bytes:
     return json.dumps(_pruned({"schema": SCHEMA, **asdict(message)}), allow_nan=False).encode()

@@ -14,6 +14,7 @@ from powerguard.core.events import Conduct
 from powerguard.wire import (
     CHECKPOINTS_PATH,
     HEALTH_PATH,
+    HOLD_UPLOADS_PATH,
     MAX_BODY_BYTES,
     MAX_BYTES,
     MAX_SECONDS,
@@ -27,6 +28,7 @@ from powerguard.wire import (
     CheckpointStatus,
     Estimate,
     LastCommitted,
+    LeaseRequest,
     Loop,
     Phase,
     Reason,
@@ -39,10 +41,20 @@ from powerguard.wire import (
     wire_id,
 )
 
-Parser = type[TriggerRequest] | type[CheckpointStatus] | type[TrainerStatus]
-PARSERS: tuple[Parser, ...] = (TriggerRequest, CheckpointStatus, TrainerStatus)
+Parser = type[TriggerRequest] | type[LeaseRequest] | type[CheckpointStatus] | type[TrainerStatus]
+PARSERS: tuple[Parser, ...] = (TriggerRequest, LeaseRequest, CheckpointStatus, TrainerStatus)
 KEYS = sorted(
     {field.name for parser in PARSERS for field in fields(parser)} | {"age_s", "tier", "write_bw_p10", "seconds"}
+)
+ROUTES = (
+    TRIGGER_PATH,
+    CHECKPOINTS_PATH,
+    STATUS_PATH,
+    PAUSE_PATH,
+    RESUME_PATH,
+    HOLD_UPLOADS_PATH,
+    HEALTH_PATH,
+    METRICS_PATH,
 )
 WORDS = [*Reason, *After, *Phase, *Loop, "", "sha256:" + "0" * 64]
 
@@ -60,6 +72,7 @@ requests = st.builds(
     deadline_s=seconds,
     after=st.sampled_from(After),
     event=texts,
+    lease_s=seconds,
 )
 checkpoints = st.builds(
     CheckpointStatus,
@@ -100,7 +113,11 @@ statuses = st.builds(
         path=texts,
     ),
     estimate=st.none() | st.builds(Estimate, bytes=sizes, write_bw_p10=st.none() | st.floats(0, 1e15), seconds=seconds),
+    snapshot_step=steps,
+    lease_s=seconds,
+    uploads_held=st.booleans(),
 )
+leases = st.builds(LeaseRequest, lease_s=seconds)
 scalars = (
     st.none()
     | st.booleans()
@@ -120,8 +137,10 @@ hostile = st.dictionaries(
 )
 
 
-@given(message=requests | checkpoints | statuses)
-def test_what_is_sent_is_what_is_read(message: TriggerRequest | CheckpointStatus | TrainerStatus) -> None:
+@given(message=requests | leases | checkpoints | statuses)
+def test_what_is_sent_is_what_is_read(
+    message: TriggerRequest | LeaseRequest | CheckpointStatus | TrainerStatus,
+) -> None:
     assert type(message).parse(message.to_json()) == message
 
 
@@ -129,6 +148,8 @@ def test_what_is_sent_is_what_is_read(message: TriggerRequest | CheckpointStatus
 @pytest.mark.parametrize("parser", PARSERS)
 def test_any_bytes_get_an_answer(parser: Parser, body: bytes) -> None:
     answer = parser.parse(body)
+    if parser is LeaseRequest and answer == LeaseRequest():  # an empty body asks for no lease
+        return
     assert isinstance(answer, WireError)
     assert answer.reason.isprintable()
 
@@ -247,7 +268,7 @@ def test_any_action_id_can_stand_in_a_url(text: str) -> None:
 
 
 def test_the_reference_page_tells_the_truth() -> None:
-    """Its three examples are messages that we would take, with nothing in them that we do not know."""
+    """Its examples are messages that we would take, with nothing in them that we do not know."""
     page = (Path(__file__).parents[1] / "docs/reference/trainer-endpoint.md").read_text(encoding="utf-8")
     examples = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     for parser, example in zip(PARSERS, examples, strict=True):
@@ -255,7 +276,7 @@ def test_the_reference_page_tells_the_truth() -> None:
         assert not isinstance(message, WireError), message
         assert set(json.loads(example)) - {"schema"} <= {field.name for field in fields(parser)}
         assert json.loads(example).items() <= {**json.loads(message.to_json()), **_nested(example)}.items()
-    for route in (TRIGGER_PATH, CHECKPOINTS_PATH, STATUS_PATH, PAUSE_PATH, RESUME_PATH, HEALTH_PATH, METRICS_PATH):
+    for route in ROUTES:
         assert route in page
 
 
