@@ -20,6 +20,7 @@ WITNESSES: Final = {
     "input_present": "the UPS finds its input dead",
     "alarms": "an alarm of the UPS says so too",
     "charge_pct": "its charge falls",
+    "network": "it fell silent with this host's own network",
     "battery": "it stays so",
 }
 PHASES: Final = {

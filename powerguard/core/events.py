@@ -123,6 +123,20 @@ class SourceFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSeen:
+    """A part of this host's own network by which its sources answer went, or is there.
+
+    part: such as "link enp1s0" or "gateway 10.0.0.1". up: False when it went without anybody on this host wanting it.
+    heard_s: when it was last known to be there, where its end is noticed late; None: it went at at_s.
+    """
+
+    at_s: float
+    part: str
+    up: bool
+    heard_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time has passed. The loop sends one at least every second, and one when `Plan.next_at_s` is due."""
 
@@ -271,6 +285,7 @@ Outcome = Done | Failed
 Event = (
     Reading
     | SourceFailed
+    | NetworkSeen
     | Tick
     | TrainerSeen
     | CheckpointProgress

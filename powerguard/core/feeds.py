@@ -4,21 +4,19 @@ Each UPS is known by itself, with the same fusion and the same account as a lone
 one battery again, so that no rule notices: the host is on battery when fewer of its power supplies than it needs have
 utility, and its battery lasts until fewer than that live. That moment is played forward: the first battery dies, its
 load moves to the rest, a rest above 100 % dies as well. A feed that is unknown, off or on bypass is never counted as
-endless; one that fell silent within 30 s of another's transfer is presumed to be on battery, too.
+endless; one that fell silent with the power (`silence`) is presumed to be on battery, too.
 """
 
 import math
 from collections.abc import Callable, Iterable
 
-from powerguard.core import agreement, fusion
+from powerguard.core import agreement, fusion, silence
 from powerguard.core import budget as sums
 from powerguard.core.events import OutputSource, Reading, SourceFailed
 from powerguard.core.frozen import replace
 from powerguard.core.model import Battery, Feed, FeedPolicy, Policy, State, Supplied, Supply
 from powerguard.core.outlast import FACTORS, OVERLOADED, Leg, play, stepped
 
-PRESUMED_S = 30.0
-"""A feed that falls silent this close to another's transfer lost its network with the power."""
 _LEAST_S = 0.1
 _ALARMING_FIRST = (
     OutputSource.UNKNOWN,
@@ -75,6 +73,16 @@ def lose(policy: Policy, state: State, failure: SourceFailed) -> State | None:
         return None
     upses = _with(state.upses, replace(known, feed=feed))
     return _together(policy, state, upses, failure.at_s, None)
+
+
+def presume(policy: Policy, state: State, now_s: float) -> State:
+    """Presume battery of what fell silent with this host's own network; the same state where nothing did."""
+    if policy.feeds:
+        return _together(policy, state, state.upses, now_s, None) if state.upses else state
+    feed = silence.on_battery(state.gone, state.feed)
+    if feed is state.feed:
+        return state
+    return replace(state, feed=feed, battery=sums.advance(policy, state.battery, feed.since_s, draining=False))
 
 
 def lost_since_s(state: State, reading: Reading) -> float | None:
@@ -210,18 +218,6 @@ def _advanced(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, now_s
     return replace(each, battery=sums.advance(mine.policy, each.battery, now_s, draining=True))
 
 
-def _presumed(upses: tuple[Supplied, ...], each: Supplied) -> Supplied:
-    """Presume battery of a feed that fell silent with another's transfer, until it answers again."""
-    lost_s = each.feed.lost_since_s
-    presumed = lost_s is not None and (
-        each.presumed
-        or any(
-            other.feed.supply is Supply.BATTERY and abs(other.feed.since_s - lost_s) <= PRESUMED_S for other in upses
-        )
-    )
-    return each if presumed is each.presumed else replace(each, presumed=presumed)
-
-
 def _is_off(each: Supplied) -> bool:
     """Say whether its output is off, told twice: it carries nothing, whatever is in its battery."""
     told = (each.feed.reading, each.feed.previous)
@@ -266,7 +262,7 @@ def _overloaded(policy: Policy, upses: tuple[Supplied, ...], each: Supplied) -> 
 
 def _why(upses: tuple[Supplied, ...], each: Supplied) -> str:
     if _word(upses, each) is Supply.BATTERY:
-        return "silent since another went to battery" if each.presumed else "on battery"
+        return "silent since the power or the network went" if each.presumed else "on battery"
     if each.feed.lost_since_s is not None:
         return "silent"
     return "unknown" if each.feed.reading is None else str(each.feed.reading.output_source)
@@ -277,7 +273,7 @@ def _why(upses: tuple[Supplied, ...], each: Supplied) -> str:
 
 def _together(policy: Policy, state: State, upses: tuple[Supplied, ...], now_s: float, arrived: Feed | None) -> State:
     """Return the state with what all feeds are together. arrived: the feed whose reading has just come."""
-    upses = tuple(_presumed(upses, each) for each in upses)
+    upses = tuple(silence.presumed(state.gone, upses, each) for each in upses)
     upses = tuple(_overloaded(policy, upses, each) for each in upses)
     upses = tuple(_advanced(policy, upses, each, now_s) for each in upses)
     feed = _feed(policy, state.feed, upses, now_s, arrived)
@@ -325,7 +321,7 @@ def _feed(policy: Policy, before: Feed, upses: tuple[Supplied, ...], now_s: floa
     return Feed(
         supply=supply,
         since_s=since_s,
-        proven_by=next((each.feed.proven_by for each in on_battery if each.feed.proven_by), before.proven_by),
+        proven_by=_proven_by(before, on_battery),
         reading=_reading(before.reading, upses, supply, now_s, arrived, is_tested=is_tested),
         previous=before.previous if arrived is None else arrived.previous,
         suspect=any(feed.suspect for feed in feeds),
@@ -338,6 +334,11 @@ def _feed(policy: Policy, before: Feed, upses: tuple[Supplied, ...], now_s: floa
         countdown_at_s=_falls_short_s(policy, short, lambda each: sums.power_off_at_s(each.feed)),
         fsd_at_first=any(feed.fsd_at_first for feed in feeds),
     )
+
+
+def _proven_by(before: Feed, on_battery: list[Supplied]) -> str:
+    proven = [each.feed.proven_by for each in on_battery if each.feed.supply is Supply.BATTERY]
+    return next((witness for witness in proven if witness), silence.NETWORK if on_battery else before.proven_by)
 
 
 def _since_s(supply: Supply, on_battery: list[Supplied], now_s: float) -> float:

@@ -11,7 +11,7 @@ else changes the phase. The picture in docs/ARCHITECTURE.md is drawn from `TABLE
 """
 
 from powerguard.core import budget as sums
-from powerguard.core import cap, drill, feeds, fusion, needs, plan, trainers
+from powerguard.core import cap, drill, feeds, fusion, needs, plan, silence, trainers
 from powerguard.core.events import (
     Abort,
     BatteryReplaced,
@@ -25,6 +25,7 @@ from powerguard.core.events import (
     ForeignStop,
     Level,
     Measured,
+    NetworkSeen,
     OutputSource,
     PauseTrainer,
     PollNow,
@@ -93,7 +94,7 @@ def step(policy: Policy, state: State, event: Event) -> Step:
 def _is_idle(state: State) -> bool:
     if any(trainer.resume_at_s is not None for trainer in state.trainers):
         return False
-    if state.cap is not None or state.drill is not None:
+    if state.cap is not None or state.drill is not None or state.feed.lost_since_s is not None:
         return False
     return state.maintenance is None and state.guarded_since_s is None and state.feed.countdown_at_s is None
 
@@ -110,6 +111,7 @@ def _quick(policy: Policy, state: State, reading: Reading) -> Step | None:
         or state.told
         or state.cap is not None
         or state.drill is not None
+        or state.gone
         or battery.used is None
         or state.feed.disagree_since_s is not None
         or reading.output_source is not last.output_source
@@ -145,6 +147,8 @@ def _take_in(turn: Turn, event: Event) -> None:
             _take_in_reading(turn, event)
         case SourceFailed():
             _take_in_failure(turn, event)
+        case NetworkSeen():
+            _take_in_network(turn, event)
         case TrainerSeen() | CheckpointProgress():
             trainers.take_in(turn, event)
         case Done() | Failed():
@@ -230,7 +234,9 @@ def _take_in_failure(turn: Turn, failure: SourceFailed) -> None:
     entered = feeds.lose(turn.policy, turn.state, failure)
     if entered is None:
         return
-    turn.state, feed = entered, entered.feed
+    was = turn.state.feed.supply
+    turn.state = feeds.presume(turn.policy, entered, turn.now_s)
+    feed = turn.state.feed
     conduct = "alarm; no action on utility"
     if feed.lost_since_s is None:
         conduct = "alarm; the other sources go on"
@@ -238,6 +244,35 @@ def _take_in_failure(turn: Turn, failure: SourceFailed) -> None:
         conduct = "dead reckoning from the last reading"
     which = _which(turn, failure.ups)
     turn.note("source_lost", failure.reason, Level.ERROR, source=failure.source, conduct=conduct, **which)
+    _tell_presumed(turn, was)
+
+
+def _take_in_network(turn: Turn, event: NetworkSeen) -> None:
+    entered = silence.seen(turn.state, event)
+    if entered is None:
+        return
+    was = turn.state.feed.supply
+    turn.state = feeds.presume(turn.policy, entered, turn.now_s)
+    if event.up:
+        turn.note("network_back", f"{event.part} is back")
+    else:
+        turn.note("network_lost", f"{event.part} went, and nobody on this host took it down", Level.WARNING)
+    _tell_presumed(turn, was)
+
+
+def _tell_presumed(turn: Turn, was: Supply) -> None:
+    """Say that battery is presumed because something else went with a UPS that is silent."""
+    feed = turn.state.feed
+    if feed.supply is not Supply.BATTERY or was is Supply.BATTERY:
+        return
+    turn.count_transfer()
+    if feed.proven_by == silence.NETWORK:
+        turn.note(
+            "battery_presumed",
+            f"the UPS fell silent with {silence.parts(turn.state.gone)} of this host: power may have gone with both",
+            Level.ERROR,
+            silent_s=round(turn.now_s - feed.since_s, 3),
+        )
 
 
 def _which(turn: Turn, ups: str) -> dict[str, str]:

@@ -208,10 +208,20 @@ class Battery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """A part of this host's own network that went: between heard_s and at_s. part: as in `events.NetworkSeen`."""
+
+    part: str
+    heard_s: float
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Supplied:
     """One of several UPSes that feed the host, as far as it is known by itself.
 
-    presumed: it fell silent as another one went to battery, and counts as on battery until it answers.
+    presumed: it fell silent as another one went to battery, or with this host's own network, and counts as on battery
+        until it answers.
     overloaded: it would be, once those on battery end; a pause that cures it must not bring training back, so it stays
         so until none is on battery.
     """
@@ -426,6 +436,7 @@ class State:
     told: names of standing alarms that have been told, so that each is told once.
     learned: what has been measured here, the battery apart. cap: GPU power that is capped. drill: the one that runs.
     upses: where several UPSes feed the host, each by itself; feed and battery are then what they are together.
+    gone: parts of this host's own network that are not there any more, the newest last.
     """
 
     phase: Phase = field(default_factory=Online)
@@ -441,6 +452,7 @@ class State:
     cap: Cap | None = None
     drill: Drill | None = None
     upses: tuple[Supplied, ...] = ()
+    gone: tuple[Gone, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,10 @@ RETRY_S = 5.0
 GUARD_CHECKPOINT_S = 60.0
 """While a trainer trains on through a hold: a checkpoint this often."""
 GUARD_LEAST_S = 60.0
+DEADTIME_S = 15.0
+"""A UPS that said utility and is silent for so long may be on battery for all that is known (upsmon's DEADTIME)."""
+SILENCE_S = 3600.0
+"""Silent for longer, it is not on battery: no UPS of a GPU host lasts so long."""
 RESUME_TRIES = 3
 PAUSED_LOAD_GUARD = 1.25
 """With the source lost, a measured paused load counts as this much of it (DESIGN 4.2)."""
@@ -159,6 +163,7 @@ def duties(turn: Turn) -> None:
     match phase:
         case Online():
             _guard(turn)
+            _save_in_silence(turn)
             trainers.resume_again(turn)
             drill.tend(turn)
         case OnBattery() | EmergencyCheckpoint() | Holding():
@@ -207,6 +212,25 @@ def _load_unheard(turn: Turn, phase: OnBattery | EmergencyCheckpoint | Holding, 
     if all(t.paused and needs.drop_of(turn.state.learned, t.name) is not None for t in pausing):
         return min(told, PAUSED_LOAD_GUARD * phase.paused_load)
     return told
+
+
+def _save_in_silence(turn: Turn) -> None:
+    """Nobody answers, and nothing else speaks for a battery: a page, and a checkpoint whenever it is cheap."""
+    feed = turn.state.feed
+    lost_s = feed.lost_since_s if feed.supply is Supply.UTILITY else None
+    silent = lost_s is not None and turn.now_s - lost_s >= DEADTIME_S
+    turn.tell_once(
+        "ups_silent",
+        f"no source has answered for {DEADTIME_S:.0f} s: nobody sees an outage that begins now; checkpoints beside "
+        f"training for an hour, where they cost little"
+        if silent
+        else "a source answers again",
+        holds=silent,
+        level=Level.ERROR,
+    )
+    busy = turn.state.drill is not None or turn.state.guarded_since_s is not None
+    if silent and lost_s is not None and turn.now_s - lost_s <= SILENCE_S and not busy:
+        trainers.take_precautions(turn, since_s=lost_s)
 
 
 def _guard(turn: Turn) -> None:

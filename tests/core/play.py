@@ -32,6 +32,7 @@ from powerguard.core.events import (
     ForeignStop,
     Level,
     Measured,
+    NetworkSeen,
     Note,
     OutputSource,
     PauseTrainer,
@@ -229,20 +230,28 @@ class Player:
             return
         given = dict(w.partition("=")[::2] for w in words if "=" in w)
         plain = [w for w in words if "=" not in w]
-        if not self._world(at_s, verb, plain, given) and not self._operator(at_s, verb, plain, given):
+        players = (self._network, self._world, self._operator)
+        if not any(play(at_s, verb, plain, given) for play in players):
             msg = f"unknown word {verb!r}"
             raise AssertionError(msg)
 
+    def _network(self, at_s: float, verb: str, plain: list[str], given: dict[str, str]) -> bool:
+        """Play a source that is lost, and a part of the host's own network: `network link eth0 gone`, or `back`."""
+        if verb == "lost":
+            ups, name = given.get("ups", "ups"), given.get("source", "snmp")
+            self.send(SourceFailed(at_s=at_s, ups=ups, source=name, reason=" ".join(plain), lost=True))
+        elif verb == "network":
+            heard_s = float(given["heard"]) if "heard" in given else None
+            self.send(
+                NetworkSeen(at_s=at_s, part=" ".join(plain[:-1]), up=plain[-1] == "back", heard_s=heard_s),
+            )
+        return verb in ("lost", "network")
+
     def _world(self, at_s: float, verb: str, plain: list[str], given: dict[str, str]) -> bool:
-        """Play what the world does: sources, trainers, outcomes, time, boots."""
+        """Play what the world does: trainers, outcomes, time, boots."""
         match verb:
             case "tick":
                 self.send(Tick(at_s=at_s))
-            case "lost":
-                name = given.get("source", "snmp")
-                self.send(
-                    SourceFailed(at_s=at_s, ups=given.get("ups", "ups"), source=name, reason=" ".join(plain), lost=True)
-                )
             case "trainer":
                 self.send(self._seen(at_s, plain[0], given))
             case "progress":

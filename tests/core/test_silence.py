@@ -1,0 +1,134 @@
+"""What falls silent with the power, and what is only silent: the edges of the presumption, one by one."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from play import play
+
+from powerguard.core import silence
+from powerguard.core.events import NetworkSeen, OutputSource, Reading
+from powerguard.core.model import Feed, Gone, State, Supplied, Supply
+
+CALM = ("policy table=50:540,100:240", "0..5 utility load=75 charge=100 runtime=360")
+
+
+def _lost(lost_s: float | None, supply: Supply = Supply.UTILITY) -> Feed:
+    reading = Reading(at_s=90.0, ups="a", source="snmp", output_source=OutputSource.UTILITY)
+    return Feed(supply=supply, reading=reading, lost_since_s=lost_s)
+
+
+@pytest.mark.parametrize(
+    ("lost_s", "counts"), [(69.9, False), (70.0, True), (100.0, True), (130.0, True), (130.1, False), (None, False)]
+)
+def test_the_two_go_within_thirty_seconds_of_each_other(lost_s: float | None, counts: bool) -> None:
+    """Whichever is noticed first; a second more, and they have nothing to do with each other."""
+    gone = (Gone(part="link eth0", heard_s=100.0, at_s=100.0),)
+    assert bool(silence.gone_with(gone, _lost(lost_s))) is counts
+    assert (silence.on_battery(gone, _lost(lost_s)).supply is Supply.BATTERY) is counts
+
+
+@pytest.mark.parametrize(("lost_s", "counts"), [(69.9, False), (70.0, True), (180.0, True), (180.1, False)])
+def test_what_is_noticed_late_counts_from_when_it_was_last_heard(lost_s: float, counts: bool) -> None:
+    """A dead gateway is found out up to a minute late: it went at some time since it was last heard."""
+    gone = (Gone(part="gateway 10.0.0.1", heard_s=100.0, at_s=150.0),)
+    assert bool(silence.gone_with(gone, _lost(lost_s))) is counts
+
+
+@pytest.mark.parametrize("supply", [Supply.UNKNOWN, Supply.BATTERY])
+def test_only_a_ups_that_said_utility_is_presumed(supply: Supply) -> None:
+    """Unknown stays unknown: links come up late at boot. A battery needs no presumption."""
+    gone = (Gone(part="link eth0", heard_s=100.0, at_s=100.0),)
+    feed = _lost(101.0, supply)
+    assert silence.on_battery(gone, feed) is feed
+
+
+def test_battery_is_presumed_since_the_earlier_of_the_two_and_never_before_the_last_word_of_utility() -> None:
+    """What was said counts for as long as it was said."""
+    gone = (Gone(part="link eth0", heard_s=95.0, at_s=95.0),)
+    assert silence.on_battery(gone, _lost(101.0)).since_s == 95.0
+    early = (Gone(part="link eth0", heard_s=85.0, at_s=85.0),)
+    assert silence.on_battery(early, _lost(101.0)).since_s == 90.0
+    late = (Gone(part="link eth0", heard_s=110.0, at_s=110.0),)
+    assert silence.on_battery(late, _lost(101.0)).since_s == 101.0
+
+
+def test_what_is_known_to_be_gone_is_no_news_and_what_comes_back_is_forgotten() -> None:
+    """A netlink that repeats itself must not restart the 30 s."""
+    state = silence.seen(State(), NetworkSeen(at_s=5.0, part="link a", up=False))
+    assert state is not None
+    assert state.gone == (Gone(part="link a", heard_s=5.0, at_s=5.0),)
+    assert silence.seen(state, NetworkSeen(at_s=50.0, part="link a", up=False)) is None
+    assert silence.seen(state, NetworkSeen(at_s=50.0, part="link b", up=True)) is None
+    back = silence.seen(state, NetworkSeen(at_s=50.0, part="link a", up=True))
+    assert back is not None
+    assert back.gone == ()
+    later = silence.seen(state, NetworkSeen(at_s=7.0, part="link b", up=False, heard_s=9.0))
+    assert later is not None
+    assert [each.part for each in later.gone] == ["link a", "link b"]
+    assert later.gone[1].heard_s == 7.0, "never heard after it was gone"
+    assert silence.parts(later.gone) == "link a and link b"
+
+
+def test_however_many_interfaces_go_the_state_stays_small() -> None:
+    """A host of containers has thousands; the journal keeps the newest."""
+    state = State()
+    for number in range(100):
+        state = silence.seen(state, NetworkSeen(at_s=float(number), part=f"link veth{number}", up=False)) or state
+    assert len(state.gone) == 16
+    assert state.gone[-1].part == "link veth99"
+
+
+def test_a_presumed_feed_stays_presumed_until_it_answers() -> None:
+    """That the network is back says nothing of utility."""
+    gone = (Gone(part="link eth0", heard_s=100.0, at_s=100.0),)
+    battery = play(*CALM).state.battery
+    silent = Supplied(ups="b", feed=_lost(103.0), battery=battery)
+    presumed = silence.presumed(gone, (silent,), silent)
+    assert presumed.presumed
+    assert silence.presumed((), (presumed,), presumed).presumed
+    answers = Supplied(ups="b", feed=_lost(None), battery=battery, presumed=True)
+    assert not silence.presumed(gone, (answers,), answers).presumed
+
+
+def test_a_restart_of_the_daemon_goes_on_presuming() -> None:
+    """What went, and what was made of it, is in the journal."""
+    told = play(*CALM, "6 network link eth0 gone", "9 lost no answer", "10..15 tick", "20 restart", "21..30 tick")
+    assert told.phase == "on_battery"
+    assert told.state.gone
+    assert told.state.feed.proven_by == silence.NETWORK
+
+
+def test_another_source_that_answers_keeps_the_ups_from_being_presumed() -> None:
+    """apcupsd by USB goes on telling while the network is gone: nothing is presumed."""
+    told = play(
+        "policy table=50:540,100:240 sources=2",
+        "0..5 utility source=snmp load=75 | utility source=usb load=75",
+        "6 network link eth0 gone",
+        "7..8 utility source=usb load=75",
+        "9 lost source=snmp no answer",
+        "10..60 utility source=usb load=75",
+    )
+    assert told.phase == "online"
+    assert not [note for note in told.notes if note.event == "battery_presumed"]
+
+
+def test_battery_once_the_ups_answers_needs_no_second_witness() -> None:
+    """It was presumed already: the card's own word makes it certain at once."""
+    told = play(*CALM, "6 network link eth0 gone", "9 lost no answer", "10..12 tick", "13 battery load=75 charge=98")
+    assert told.phase == "on_battery"
+    assert told.state.feed.supply is Supply.BATTERY
+    assert told.state.feed.lost_since_s is None
+
+
+def test_the_battery_is_counted_from_the_last_reading_on() -> None:
+    """Not from when the gateway was found out: the minute until then was drawn from the battery as well."""
+    lines = (*CALM, "9 lost no answer", "55 network gateway 10.0.0.1 gone heard=2", "56 tick")
+    drained = play(*lines).state.battery.left
+    tau_s = 360.0
+    assert drained is not None
+    calm = play(*CALM).state.battery.left
+    assert calm is not None
+    assert calm - drained == pytest.approx(51.0 / tau_s, rel=0.1)
