@@ -1,0 +1,214 @@
+"""What the ranks of one training job have in common: a small shared store of keys, and nothing else.
+
+No collective is ever used: a rank that hangs in one could not be told anything. All that ranks say to each other goes
+through a store of short keys and small values that any of them may read at any time, from any thread with a
+connection of its own. Four kinds of store do: memory (one process), a folder, a socket, torch's own.
+
+A store need not offer locks or transactions. Its one strong operation is `claim`, which writes a key only once: who
+comes second reads what the first one wrote. All agreement is built on that (`powerguard.trainer.agreement`).
+"""
+
+import os
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, Protocol, Self
+
+MAX_KEY: Final = 200
+"""Characters of a key, of A-Z a-z 0-9 . _ - # and /."""
+MAX_VALUE_BYTES: Final = 1 << 20
+"""The largest value of a key: torch's store refuses 8 MiB, and our own server keeps them all in memory."""
+
+
+class RanksError(Exception):
+    """The store of the ranks cannot be had, or has gone: what, where, what would be right."""
+
+
+class Ranks(Protocol):
+    """One rank's connection to the store of its job. One thread at a time; another thread takes a `clone`.
+
+    rank: 0 to size - 1. local_rank: 0 to the ranks of this host - 1, in the order of `rank`.
+    host: 0 to hosts - 1, in the order of each host's first rank. Every call but `close` may raise RanksError.
+    """
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def local_rank(self) -> int: ...
+    @property
+    def host(self) -> int: ...
+    @property
+    def hosts(self) -> int: ...
+
+    def set(self, key: str, value: bytes) -> None:
+        """Write a key, whatever it was before. Each key has one writer."""
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """Return the key's value as soon as there is one. Raises TimeoutError after timeout_s (0: look once)."""
+
+    def check(self, key: str) -> bool:
+        """Is there such a key?"""
+
+    def claim(self, key: str, value: bytes) -> bytes:
+        """Write a key that does not exist. Returns what it holds afterwards: `value`, or what another wrote first.
+
+        The values are ASCII and not empty (torch's store takes them as text, and an empty one for none).
+        """
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter that begins at 0; return the sum. Where an answer was lost, it may have counted twice."""
+
+    def delete(self, key: str) -> None:
+        """Forget a key; none is needed."""
+
+    def clone(self) -> "Ranks":
+        """Return a connection of its own for another thread: one that waits must not hold another up."""
+
+    def close(self) -> None:
+        """Let go of this connection."""
+
+
+class Place:
+    """Where a rank stands among the others; every kind of store has these."""
+
+    def __init__(self, rank: int, size: int, hosts: Iterable[str] = ()) -> None:
+        """hosts: the name of each rank's host, by rank. None: all on one host."""
+        if not 0 <= rank < size:
+            msg = f"rank {rank} of {size}: must be 0 to {size - 1}"
+            raise RanksError(msg)
+        names = list(hosts) or [""] * size
+        distinct = list(dict.fromkeys(names))
+        self.rank = rank
+        self.size = size
+        self.local_rank = names[:rank].count(names[rank])
+        self.host = distinct.index(names[rank])
+        self.hosts = len(distinct)
+
+
+class Memory:
+    """A store in this process's memory, for as many ranks as share it: what one process needs, and simulations."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+        self._awaited: dict[str, threading.Condition] = {}
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def set(self, key: str, value: bytes) -> None:
+        with self._lock:
+            self._store(key, value)
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        with self._lock:
+            value = self._values.get(key)
+            if value is None and timeout_s > 0:
+                # One condition for each awaited key: a thousand waiters are not all woken for every key.
+                told = self._awaited.setdefault(key, threading.Condition(self._lock))
+                told.wait_for(lambda: key in self._values, timeout_s)
+                value = self._values.get(key)
+            if value is None:
+                raise TimeoutError(key)
+            return value
+
+    def check(self, key: str) -> bool:
+        return key in self._values
+
+    def claim(self, key: str, value: bytes) -> bytes:
+        with self._lock:
+            if key not in self._values:
+                self._store(key, value)
+            return self._values[key]
+
+    def add(self, key: str, amount: int) -> int:
+        with self._lock:
+            total = int(self._values.get(key, b"0")) + amount
+            self._store(key, b"%d" % total)
+            return total
+
+    def delete(self, key: str) -> None:
+        with self._lock:
+            self._values.pop(key, None)
+
+    def _store(self, key: str, value: bytes) -> None:
+        self._values[key] = value
+        told = self._awaited.pop(key, None)
+        if told is not None:
+            told.notify_all()
+
+
+class MemoryRanks(Place):
+    """Ranks that share a `Memory`: threads of one process."""
+
+    def __init__(self, memory: Memory, rank: int, size: int, hosts: Iterable[str] = ()) -> None:
+        super().__init__(rank, size, hosts)
+        self._memory = memory
+        self.set = memory.set
+        self.get = memory.get
+        self.check = memory.check
+        self.claim = memory.claim
+        self.add = memory.add
+        self.delete = memory.delete
+
+    def clone(self) -> Self:
+        return self
+
+    def close(self) -> None:
+        pass
+
+
+class Alone(MemoryRanks):
+    """A job of one process."""
+
+    def __init__(self) -> None:
+        super().__init__(Memory(), 0, 1)
+
+
+def host_name() -> str:
+    """Name this host, unlike any other: its node name and this boot. Each container is a host of its own."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        boot = "unknown"
+    return f"{os.uname().nodename}/{boot}"
+
+
+def meet(ranks: Ranks, rank: int, size: int, timeout_s: float) -> list[str]:
+    """Return the host of every rank, by rank, once all have come. Rank 0 collects, so that it costs each one look.
+
+    Raises RanksError that names who is missing.
+    """
+    ranks.set(f"hello/{rank}", host_name().encode("ascii", "replace"))
+    until_s = boottime_s() + timeout_s
+    if rank == 0:
+        names: list[str] = []
+        for other in range(size):
+            try:
+                names.append(ranks.get(f"hello/{other}", max(0.0, until_s - boottime_s())).decode())
+            except TimeoutError:
+                missing = [other for other in range(size) if not ranks.check(f"hello/{other}")]
+                raise RanksError(_missing(missing, timeout_s)) from None
+        distinct = list(dict.fromkeys(names))
+        ranks.set("hosts", ("\n".join(distinct) + "\n\n" + " ".join(str(distinct.index(n)) for n in names)).encode())
+    try:
+        told = ranks.get("hosts", max(0.0, until_s - boottime_s()) + (5.0 if rank else 0.0)).decode()
+    except TimeoutError:
+        msg = f"rank 0 has not gathered the {size} ranks within {timeout_s:g} s (see what it says)"
+        raise RanksError(msg) from None
+    listed, _, places = told.partition("\n\n")
+    hosts = listed.split("\n")
+    return [hosts[int(place)] for place in places.split()]
+
+
+def _missing(missing: list[int], timeout_s: float) -> str:
+    shown = ", ".join(str(rank) for rank in missing[:8]) + (" ..." if len(missing) > 8 else "")
+    return f"{len(missing)} ranks have not come within {timeout_s:g} s: {shown} (did they all start, with this store?)"
+
+
+def boottime_s() -> float:
+    """Seconds of CLOCK_BOOTTIME, which no step of the wall clock moves."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,0 +1,358 @@
+"""What the ranks have agreed on, as pure data: entries of a shared log, and the state that they make of it.
+
+Ranks agree by a log: entry 0, 1, 2 ..., each written once, by whoever came first (`Ranks.claim`). Every rank reads the
+same entries in the same order and applies them with the same function, `apply`: so at the same place in the log
+all ranks hold the same state, say the same, and cannot come to two answers. No clock and no input is read here.
+
+A *generation* is one checkpoint (or one pause) of the whole job:
+
+    ask ........ opens it; more askers join: the tighter deadline wins, `after` and `save` only escalate
+    step ....... all ranks have bid the first boundary that they can still do; the highest bid is the step
+    begin ...... the first rank stands there: from here on it is finished, not called off
+    gathered ... every rank has handed in its part (its shard) under this key
+    end ........ committed with a manifest that everybody names alike; or failed; or aborted before it began
+
+One generation is in front: training is on its way to its step, or stands there. One that leaves training running
+(`after: continue`) goes to the back when it begins: it is written beside training, and another may come to the front.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import Enum, auto
+from typing import Any, Final
+
+from powerguard.wire import MAX_STEP, After, clean_text, escalated
+
+_KEPT: Final = 32  # generations that are remembered after their end
+_MAX_IDS: Final = 64  # ids that one generation remembers: a storm of askers must not grow the state
+_MAX_HOSTS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a generation ended: the same for every rank.
+
+    ok: every rank's part is durable, and `digest` names the manifest ("" for a pause, which has none).
+    aborted: called off before it began. lost: this rank has lost the others and does not know how it ended.
+    """
+
+    ok: bool
+    aborted: bool = False
+    lost: bool = False
+    digest: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One checkpoint or pause of the whole job, as every rank knows it.
+
+    number: 1, 2 ... ids: of all who asked; the first one opened it. save: False for a pause without a checkpoint.
+    step: what all ranks save, or stand at; None until agreed. token: 8 hex digits that no other generation has.
+    on_battery: hosts (their index) whose asker said on_battery. beside: written while training goes on.
+    already: digest of the checkpoint of this very step that is durable already; "" for none. gathered: keys.
+    """
+
+    number: int
+    ids: tuple[str, ...]
+    reason: str = ""
+    event: str = ""
+    after: After = After.CONTINUE
+    save: bool = True
+    on_battery: tuple[int, ...] = ()
+    step: int | None = None
+    token: str = ""
+    begun: bool = False
+    beside: bool = False
+    already: str = ""
+    gathered: tuple[str, ...] = ()
+    ended: Ended | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What all ranks know at one place of the log.
+
+    front: the generation that training goes to or stands at. back: one that is written beside training.
+    held_at: the step at which training stands still until somebody says resume; None: it does not.
+    leaving: number of the generation after whose durable end every rank ends. left: a rank has ended its training.
+    committed_step, committed_digest: of the newest durable checkpoint of this run. past: ended ones, newest last.
+    """
+
+    number: int = 0
+    front: Generation | None = None
+    back: Generation | None = None
+    held_at: int | None = None
+    leaving: int | None = None
+    left: bool = False
+    committed_step: int | None = None
+    committed_digest: str = ""
+    past: tuple[Generation, ...] = field(default=())
+
+    def generation(self, number: int) -> Generation | None:
+        """Return one of those in flight, or ended not long ago."""
+        known = (self.front, self.back, *reversed(self.past))
+        return next((one for one in known if one is not None and one.number == number), None)
+
+    def asked_as(self, name: str) -> Generation | None:
+        """Return the generation that somebody asked for under this id."""
+        known = (self.front, self.back, *reversed(self.past))
+        return next((one for one in known if one is not None and name in one.ids), None)
+
+    def joined(self, save: bool, after: After) -> Generation | None:  # noqa: FBT001 - a pair that travels together
+        """Return the generation that such an ask joins; None: it opens one.
+
+        One that is written beside training can give no pause: only another that goes on joins it.
+        """
+        if self.front is not None:
+            return self.front
+        return self.back if save and after is After.CONTINUE else None
+
+    def to_json(self) -> str:
+        """Return it for a rank that slept through part of the log."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> "State":
+        """Read what `to_json` wrote."""
+        value = json.loads(text)
+        one, several = ("front", "back"), value.pop("past")
+        flight = {key: None if value[key] is None else _generation(value.pop(key)) for key in one}
+        return cls(**{**value, **flight, "past": tuple(_generation(item) for item in several)})
+
+
+def _generation(value: dict[str, Any]) -> Generation:
+    ended = value.pop("ended")
+    lists: dict[str, Any] = {key: tuple(value.pop(key)) for key in ("ids", "on_battery", "gathered")}
+    after = After(value.pop("after"))
+    return Generation(**value, **lists, after=after, ended=None if ended is None else Ended(**ended))
+
+
+# --- The log -------------------------------------------------------------------------------------------------------
+
+
+def apply(state: State, entry: Mapping[str, Any]) -> State:
+    """Return the state after one entry. Total: what makes no sense at this place changes nothing, for anyone."""
+    kind = entry.get("kind")
+    rule = _RULES.get(kind) if isinstance(kind, str) else None
+    try:
+        return state if rule is None else rule(state, entry)
+    except (KeyError, TypeError, ValueError):
+        return state
+
+
+def _ask(state: State, entry: Mapping[str, Any]) -> State:
+    name, after, save = str(entry["id"])[:128], After(entry["after"]), bool(entry["save"])
+    if state.asked_as(name) is not None or state.leaving is not None:
+        return state
+    hosts = (int(entry["host"]),) if entry["reason"] == "on_battery" else ()
+    known = state.joined(save, after)
+    if known is not None:
+        merged = replace(
+            known,
+            ids=known.ids if len(known.ids) >= _MAX_IDS else (*known.ids, name),
+            after=escalated(known.after, after),
+            save=known.save or (save and not known.begun),
+            on_battery=tuple(dict.fromkeys((*known.on_battery, *hosts)))[:_MAX_HOSTS],
+        )
+        return replace(state, front=merged) if known is state.front else replace(state, back=merged)
+    opened = Generation(
+        number=state.number + 1,
+        ids=(name,),
+        reason=clean_text(str(entry["reason"]), 32),
+        event=clean_text(str(entry["event"]), 128),
+        after=after,
+        save=save,
+        on_battery=hosts,
+    )
+    state = replace(state, number=opened.number)
+    if state.left:
+        return _over(state, opened, Ended(ok=False, aborted=True, error="training has ended"))
+    return replace(state, front=opened)
+
+
+def _step(state: State, entry: Mapping[str, Any]) -> State:
+    front, step = state.front, int(entry["step"])
+    if front is None or front.number != entry["g"] or front.step is not None or not 0 <= step <= MAX_STEP:
+        return state
+    agreed = replace(front, step=step, token=str(entry["token"])[:8])
+    if step == state.committed_step:
+        agreed = replace(agreed, already=state.committed_digest)
+    if not agreed.save:  # a pause: there is nothing to write, and whoever gets there stands
+        return _over(replace(state, held_at=step), agreed, Ended(ok=True))
+    # A hold at another step is over: all ranks are on their way to this one, and what comes after is decided there.
+    held_at = state.held_at if state.held_at is None else step
+    return replace(state, front=agreed, held_at=held_at)
+
+
+def _begin(state: State, entry: Mapping[str, Any]) -> State:
+    front = state.front
+    if front is None or front.number != entry["g"] or front.step is None or front.begun:
+        return state
+    beside = front.after is After.CONTINUE and state.back is None
+    begun = replace(front, begun=True, beside=beside)
+    return replace(state, front=None, back=begun) if beside else replace(state, front=begun)
+
+
+def _gathered(state: State, entry: Mapping[str, Any]) -> State:
+    known, key = _in_flight(state, entry), str(entry["key"])
+    if known is None or key in known.gathered:
+        return state
+    return _put(state, replace(known, gathered=(*known.gathered, key)))
+
+
+def _end(state: State, entry: Mapping[str, Any]) -> State:
+    known = _in_flight(state, entry)
+    if known is None:
+        return state
+    ok = entry["ok"] is True
+    if ok and not known.begun:
+        return state
+    aborted = not ok and not known.begun and entry.get("aborted") is True
+    ended = Ended(
+        ok=ok,
+        aborted=aborted,
+        digest=clean_text(str(entry.get("digest", "")), 160) if ok else "",
+        error="" if ok else clean_text(str(entry.get("error", ""))),
+    )
+    return _over(state, known, ended)
+
+
+def _cancel(state: State, entry: Mapping[str, Any]) -> State:
+    known = _in_flight(state, entry)
+    if known is None:
+        return state
+    if not known.begun:
+        return _over(state, known, Ended(ok=False, aborted=True, error="called off before it began"))
+    return _put(state, replace(known, after=After.CONTINUE))
+
+
+def _resume(state: State, _entry: Mapping[str, Any]) -> State:
+    front = state.front
+    if front is not None and not front.save:
+        state = _over(state, front, Ended(ok=False, aborted=True, error="called off before it began"))
+    elif front is not None:
+        state = replace(state, front=replace(front, after=After.CONTINUE))
+    return replace(state, held_at=None, leaving=None)
+
+
+def _leave(state: State, _entry: Mapping[str, Any]) -> State:
+    state = replace(state, left=True)
+    for known in (state.front, state.back):
+        if known is not None:
+            state = _over(state, known, Ended(ok=False, aborted=not known.begun, error="training has ended"))
+    return state
+
+
+def _in_flight(state: State, entry: Mapping[str, Any]) -> Generation | None:
+    known = (state.front, state.back)
+    return next((one for one in known if one is not None and one.number == entry["g"]), None)
+
+
+def _put(state: State, known: Generation) -> State:
+    front = state.front
+    if front is not None and front.number == known.number:
+        return replace(state, front=known)
+    return replace(state, back=known)
+
+
+def _over(state: State, known: Generation, ended: Ended) -> State:
+    """End a generation and decide what comes after it."""
+    if state.front is not None and state.front.number == known.number:
+        state = replace(state, front=None)
+    elif state.back is not None and state.back.number == known.number:
+        state = replace(state, back=None)
+    state = replace(state, past=(*state.past, replace(known, ended=ended))[-_KEPT:])
+    if ended.ok and known.save:
+        state = replace(state, committed_step=known.step, committed_digest=ended.digest)
+    if known.after is After.CONTINUE or known.beside or not known.save or ended.aborted or known.step is None:
+        return state
+    if known.after is After.EXIT and ended.ok:
+        return replace(state, leaving=known.number, held_at=known.step)
+    return replace(state, held_at=known.step)  # also after a failure: standing still, a second try would lose nothing
+
+
+_RULES: Final[Mapping[str, Callable[[State, Mapping[str, Any]], State]]] = {
+    "ask": _ask,
+    "step": _step,
+    "begin": _begin,
+    "gathered": _gathered,
+    "end": _end,
+    "cancel": _cancel,
+    "resume": _resume,
+    "leave": _leave,
+}
+
+
+# --- One rank at a step boundary -----------------------------------------------------------------------------------
+
+NEVER: Final = 2**63
+"""A step that no training reaches."""
+
+
+class Move(Enum):
+    """What a training thread does at a boundary."""
+
+    GO = auto()
+    """Nothing is asked of it here."""
+    BID = auto()
+    """A generation has opened and this rank has not bid yet: bid this boundary."""
+    WAIT = auto()
+    """Stand, until the state changes."""
+    BEGIN = auto()
+    """The agreed step is here, and nobody has said so yet: say it."""
+    TAKE_FRONT = auto()
+    TAKE_BACK = auto()
+    """Take part: hand in this rank's state of this step."""
+    PASSED = auto()
+    """The agreed step lies behind: somebody set the loop to another step. The generation must fail."""
+    LEAVE = auto()
+    """The checkpoint is durable, and whoever asked for it said exit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stance:
+    """What one rank alone knows. bid: its bid, and of which generation. taken: the last one it took part in."""
+
+    bid: int | None = None
+    bid_for: int = 0
+    taken: int = 0
+
+
+def move(state: State, stance: Stance, step: int) -> Move:
+    """Decide at the boundary after `step`."""
+    back, front = state.back, state.front
+    if back is not None and back.number > stance.taken and back.step is not None and step >= back.step:
+        return Move.TAKE_BACK if step == back.step else Move.PASSED
+    if front is not None:
+        if front.step is None:
+            if stance.bid_for != front.number or stance.bid is None:
+                return Move.BID
+            return Move.GO if step < stance.bid else Move.WAIT
+        if step < front.step:
+            return Move.GO
+        if front.number <= stance.taken:
+            return Move.WAIT
+        if step > front.step:
+            return Move.PASSED
+        return Move.TAKE_FRONT if front.begun else Move.BEGIN
+    if state.held_at is None or step < state.held_at:
+        return Move.GO
+    return Move.WAIT if state.leaving is None else Move.LEAVE
+
+
+def due(state: State, stance: Stance) -> int:
+    """Return the first boundary at which `move` is anything but GO: below it, a training thread need not look."""
+    back, front = state.back, state.front
+    bounds = [NEVER]
+    if back is not None and back.number > stance.taken and back.step is not None:
+        bounds.append(back.step)
+    if front is not None:
+        if front.step is not None:
+            bounds.append(front.step)
+        else:
+            bounds.append(stance.bid if stance.bid_for == front.number and stance.bid is not None else 0)
+    elif state.held_at is not None:
+        bounds.append(state.held_at)
+    return min(bounds)
