@@ -19,11 +19,13 @@ test:
 	scripts/venv .venv test,mutation
 	scripts/test-peers || echo 'Going on without them: their tests are skipped and named at the end.'
 	.venv/bin/python -m pytest -n 3 --dist loadgroup $(ARGS)
+	set -- $(ARGS); test $$# -gt 0 || scripts/test-torch
 
 test-long:
 	scripts/venv .venv test,mutation
 	scripts/test-peers || echo 'Going on without them: their tests are skipped and named at the end.'
 	scripts/marked slow $(ARGS)
+	set -- $(ARGS); test $$# -gt 0 || scripts/test-torch -m slow
 	scripts/mutation
 
 test-vm:
@@ -36,5 +38,5 @@ bench:
 	.venv/bin/python -m bench $(ARGS)
 
 clean:
-	rm -rf .venv .venv-system build dist mutants .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .venv-system .venv-torch build dist mutants .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

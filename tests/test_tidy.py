@@ -41,7 +41,7 @@ WIRE_LIBRARIES: Final[Mapping[str, tuple[str, ...]]] = {
     "pysnmp": ("powerguard/sources/snmp*", "powerguard/sim/*"),
 }
 CORE_IMPORTS: Final = {"collections", "dataclasses", "enum", "math", "types", "typing"}
-TRAINER_IMPORTS: Final = {"numpy", "torch", "xxhash"} | set(sys.stdlib_module_names)
+TRAINER_IMPORTS: Final = {"lightning", "numpy", "torch", "transformers", "xxhash"} | set(sys.stdlib_module_names)
 
 UNFINISHED: Final = re.compile(r"\b(?:TODO|FIXME|XXX|HACK|NotImplementedError)\b")
 FOREIGN: Final = re.compile(

@@ -1,0 +1,22 @@
+"""Takes a state through a snapshot and back, as the store does, without a disk."""
+
+from collections.abc import Iterable, Mapping
+
+from powerguard.trainer.items import Item, Loaded, State
+from powerguard.trainer.snapshot import Snapshot
+
+
+def kept(items: Iterable[Item]) -> Mapping[str, Loaded]:
+    """What comes back of these items; read-only, as from a reader that maps the file."""
+    with Snapshot() as snapshot:
+        layout = snapshot.take(items)
+        found = {}
+        for entry in layout.items:
+            data = bytes(snapshot.buffer[entry.offset : entry.offset + entry.size_bytes])
+            found[entry.name] = Loaded(entry.name, entry.dtype, entry.shape, memoryview(data))
+    return found
+
+
+def carried(old: State, new: State) -> None:
+    """Load into one state what another one keeps."""
+    new.load(kept(old.items()))

@@ -1,0 +1,421 @@
+"""TorchState: every bit of a training comes back, and what cannot be kept is refused by name."""
+
+import random
+from collections import Counter, OrderedDict, defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from powerguard.trainer.torch_state import TorchState
+from powerguard.trainer.torch_tree import DTYPES, Packer, StateError, Unpacker, bytes_of
+from tests.torch.kept import carried, kept
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(1)
+    np.random.seed(1)
+    random.seed(1)
+
+
+def round_trip(value: object) -> Any:
+    packer = Packer()
+    node = packer.pack("it", value)
+    return Unpacker(kept(packer.items)).unpack("it", node)
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    alike = (one.dtype, one.shape) == (other.dtype, other.shape)
+    return alike and bytes(bytes_of(one.contiguous())) == bytes(bytes_of(other.contiguous()))
+
+
+# --- Tensors ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (5, 7)], ids=str)
+def test_every_dtype_and_shape_comes_back(dtype: str, shape: tuple[int, ...]) -> None:
+    """Random bytes, so that NaNs with payloads, denormals and both zeros are among them."""
+    tensor = torch.empty(shape, dtype=DTYPES[dtype])
+    noise = torch.randint(
+        0, 2 if dtype == "bool" else 256, (tensor.numel() * tensor.element_size(),), dtype=torch.uint8
+    )
+    if tensor.numel():
+        bytes_of(tensor)[:] = bytes(noise.tolist())
+    back = round_trip(tensor)
+    assert same_bits(tensor, back)
+    assert back.is_contiguous()
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(12.0).view(3, 4).t(),
+        torch.arange(12.0)[::3],
+        torch.ones(1).expand(4, 4),
+        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.randn(3, dtype=torch.complex64).conj(),
+        torch.randn(3, dtype=torch.complex64).conj().imag,
+        torch.randn(6)[2:],
+    ],
+    ids=["transposed", "strided", "expanded", "channels_last", "conjugated", "negative", "offset"],
+)
+def test_what_does_not_lie_in_order_comes_back_in_order(tensor: torch.Tensor) -> None:
+    assert torch.equal(round_trip(tensor), tensor)
+
+
+def test_tied_tensors_are_kept_once_and_stay_tied() -> None:
+    weight = torch.randn(100)
+    packer = Packer()
+    node = packer.pack("it", {"a": weight, "b": weight, "half": weight[:50], "empty": torch.empty(0)})
+    assert [item.size_bytes for item in packer.items] == [400, 200, 0]
+    back = Unpacker(kept(packer.items)).unpack("it", node)
+    assert back["a"] is back["b"]
+    assert torch.equal(back["half"], weight[:50])
+
+
+def test_two_keys_that_read_the_same_are_two_items() -> None:
+    value = {"a/b": torch.zeros(1), "a": {"b": torch.ones(1)}}
+    back = round_trip(value)
+    assert back == {"a/b": torch.zeros(1), "a": {"b": torch.ones(1)}}
+
+
+def test_a_very_long_name_is_cut_for_the_manifest() -> None:
+    value = {"x" * 1000: torch.zeros(1), "x" * 1000 + "y": torch.ones(1)}
+    assert round_trip(value) == value
+
+
+# --- Plain values -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        -(2**200),
+        0.1,
+        -0.0,
+        5e-324,
+        float("inf"),
+        "tab\tand \u2028 and \ud800",
+        b"\0\xff",
+        (1, (2, [3, (4,)])),
+        {"$": "float", "is": "no"},
+        {1: "one", (2, 3): "pair", None: "none", False: "no"},
+        [torch.bfloat16, torch.Size([2, 3]), torch.device("cuda:1")],
+        {},
+        [],
+        (),
+    ],
+    ids=repr,
+)
+def test_plain_values_come_back_as_they_were(value: object) -> None:
+    back = round_trip(value)
+    assert repr(back) == repr(value)
+    assert type(back) is type(value)
+
+
+def test_dicts_keep_kind_and_order() -> None:
+    value = [OrderedDict(b=1, a=2), Counter("abca"), {"b": 1, "a": 2}]
+    back = round_trip(value)
+    assert [type(part) for part in back] == [OrderedDict, Counter, dict]
+    assert [list(part) for part in back] == [["b", "a"], ["a", "b", "c"], ["b", "a"]]
+
+
+def test_numpy_values_come_back() -> None:
+    value = {"a": np.arange(6, dtype=np.uint16).reshape(2, 3), "n": np.float64(0.1), "z": np.array(3), "b": np.bool_(1)}
+    back = round_trip(value)
+    assert back["a"].dtype == np.uint16
+    assert (back["a"] == value["a"]).all()
+    assert type(back["n"]) is np.float64
+    assert back["n"] == value["n"]
+    assert back["z"].shape == ()
+    assert type(back["z"]) is np.ndarray
+    assert type(back["b"]) is np.bool_
+
+
+def loop() -> list[object]:
+    inner: list[object] = []
+    inner.append(inner)
+    return inner
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        object(),
+        {1, 2},
+        defaultdict(list),
+        lambda: None,
+        np.array([object()]),
+        np.arange(3).astype(">i4"),
+        np.float64,
+        torch.zeros(2, 2).to_sparse(),
+        torch.zeros(2, device="meta"),
+        loop(),
+        torch.Generator(),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_cannot_be_kept_is_refused_by_name(value: object) -> None:
+    with pytest.raises(StateError, match=r"^state/deep/0(/0)*: .*(cannot be kept|no data|levels deep)"):
+        Packer().pack("state", {"deep": [value]})
+
+
+# --- A whole training ---------------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    """Tied weights, dropout, a running statistic, a buffer that no state_dict has."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.second = nn.Linear(width, width, bias=False)
+        self.second.weight = self.first.weight
+        self.norm = nn.BatchNorm1d(width)
+        self.drop = nn.Dropout(0.3)
+        self.seen: torch.Tensor
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+        self.register_buffer("cache", None, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return self.drop(self.norm(self.second(torch.relu(self.first(x))))) * (1 + 0.01 * torch.sin(self.seen))
+
+
+class Training:
+    """One model with one optimizer and schedule, every random number in use."""
+
+    def __init__(self, make: Any = torch.optim.AdamW, schedule: Any = None, **options: Any) -> None:
+        self.model = Net()
+        self.optimizer = make(self.model.parameters(), lr=0.01, **options)
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 50)
+        self.scheduler = schedule(self.optimizer) if schedule else cosine
+        self.scaler = torch.amp.GradScaler("cpu")
+        self.ema = {name: param.detach().clone() for name, param in self.model.named_parameters()}
+        self.notes: list[object] = []
+        self.own = torch.Generator().manual_seed(random.randrange(1 << 30))
+        self.numbers = np.random.default_rng(random.randrange(1 << 30))
+
+    def state(self) -> TorchState:
+        extra = {"notes": self.notes, "own": self.own, "numbers": self.numbers}
+        return TorchState(
+            model=self.model,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            scaler=self.scaler,
+            ema=self.ema,
+            extra=extra,
+        )
+
+    def train(self, steps: int) -> list[str]:
+        losses = []
+        for _ in range(steps):
+            x = torch.randn(16, 8) + float(np.random.rand()) + random.random() + self.numbers.random()
+            x += torch.rand(1, generator=self.own)
+            loss = (self.model(x) - x.roll(1, 1)).square().mean()
+            self.optimizer.zero_grad()
+            self.scaler.scale(loss).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                self.scheduler.step(loss.item())
+            else:
+                self.scheduler.step()
+            with torch.no_grad():
+                for name, param in self.model.named_parameters():
+                    self.ema[name].lerp_(param, 0.1)
+            losses.append(loss.item().hex())
+            self.notes.append(losses[-1])
+        return losses
+
+    def bits(self) -> list[bytes]:
+        tensors = [*self.model.state_dict().values(), self.model.seen, *self.ema.values()]
+        for state in self.optimizer.state.values():
+            tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
+        return [bytes(bytes_of(tensor.detach().contiguous())) for tensor in tensors]
+
+
+OPTIMIZERS = {
+    "adamw": (torch.optim.AdamW, {}),
+    "amsgrad": (torch.optim.Adam, {"amsgrad": True, "foreach": False}),
+    "fused": (torch.optim.AdamW, {"fused": True}),
+    "sgd": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+    "rmsprop": (torch.optim.RMSprop, {"momentum": 0.5, "centered": True}),
+    "adagrad": (torch.optim.Adagrad, {}),
+    "nadam": (torch.optim.NAdam, {}),
+    "adafactor": (torch.optim.Adafactor, {}),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_goes_on_bit_for_bit(name: str) -> None:
+    """The same losses and the same bits as a training that was never interrupted, for each kind of optimizer state."""
+    make, options = OPTIMIZERS[name]
+    training = Training(make, **options)
+    training.train(7)
+    items = kept(training.state().items())
+    expected = training.train(9)
+    torch.manual_seed(99)
+    np.random.seed(99)
+    random.seed(99)
+    resumed = Training(make, **options)
+    resumed.train(3)  # whatever happened before the load is forgotten
+    notes = resumed.notes
+    resumed.state().load(items)
+    assert resumed.train(9) == expected
+    assert resumed.bits() == training.bits()
+    assert resumed.notes is notes
+    assert notes == training.notes
+
+
+lr = torch.optim.lr_scheduler
+SCHEDULES = {
+    "lambda": lambda o: lr.LambdaLR(o, lambda step: 0.95**step),
+    "multistep": lambda o: lr.MultiStepLR(o, [3, 9, 9, 12]),
+    "onecycle": lambda o: lr.OneCycleLR(o, 0.1, total_steps=40),
+    "plateau": lambda o: lr.ReduceLROnPlateau(o, patience=1),
+    "sequential": lambda o: lr.SequentialLR(o, [lr.LinearLR(o), lr.ExponentialLR(o, 0.9)], [8]),
+    "chained": lambda o: lr.ChainedScheduler([lr.ConstantLR(o), lr.ExponentialLR(o, 0.9)]),
+    "restarts": lambda o: lr.CosineAnnealingWarmRestarts(o, 5, 2),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_goes_on(name: str) -> None:
+    training = Training(schedule=SCHEDULES[name])
+    training.train(7)
+    items = kept(training.state().items())
+    expected = training.train(9)
+    resumed = Training(schedule=SCHEDULES[name])
+    resumed.state().load(items)
+    assert resumed.train(9) == expected
+
+
+def test_fp32_moments_of_bf16_weights_keep_their_bits() -> None:
+    """Optimizer.load_state_dict casts to the dtype of the parameter; the master weights would be rounded."""
+    param = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    old = torch.optim.SGD([param], lr=0.1)
+    old.state[param]["master"] = torch.rand(4)
+    other = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    new = torch.optim.SGD([other], lr=0.1)
+    carried(
+        TorchState(model=nn.ParameterList([param]), optimizer=old),
+        TorchState(model=nn.ParameterList([other]), optimizer=new),
+    )
+    assert same_bits(new.state[other]["master"], old.state[param]["master"])
+
+
+def test_wrapped_and_bare_are_the_same_model() -> None:
+    """A job that adds torch.compile must not lose its checkpoints."""
+    one, other = Net(), Net()
+    carried(TorchState(model=torch.compile(one, backend="eager")), TorchState(model=other))
+    assert torch.equal(one.first.weight, other.first.weight)
+    assert other.second.weight is other.first.weight
+
+
+def test_several_models_and_optimizers() -> None:
+    """A GAN has two of each."""
+    one, other = [nn.Linear(2, 2) for _ in range(2)], [nn.Linear(2, 2) for _ in range(2)]
+
+    def state(models: list[nn.Linear]) -> TorchState:
+        named = {"g": models[0], "d": models[1]}
+        return TorchState(model=named, optimizer=[torch.optim.SGD(m.parameters()) for m in models])
+
+    carried(state(one), state(other))
+    assert torch.equal(one[1].weight, other[1].weight)
+
+
+def test_a_cache_that_has_grown_is_taken_over() -> None:
+    """Rotary tables and masks grow with the longest sequence seen; at the start they are small or not there."""
+    one, other = Net(), Net()
+    one.cache = torch.randn(9)
+    other.cache = torch.randn(3)
+    carried(TorchState(model=one), TorchState(model=other))
+    assert torch.equal(one.cache, other.cache)
+    assert "cache" not in other.state_dict()
+
+
+class Extra(nn.Module):
+    """Has state that is no tensor."""
+
+    told: object = None
+
+    def get_extra_state(self) -> object:
+        return self.told
+
+    def set_extra_state(self, state: object) -> None:
+        self.told = state
+
+
+def test_extra_state_of_a_module_comes_back() -> None:
+    one, other = nn.Sequential(nn.Linear(1, 1), Extra()), nn.Sequential(nn.Linear(1, 1), Extra())
+    one[1].told = {"seen": 3, "scale": torch.ones(1)}
+    carried(TorchState(model=one), TorchState(model=other))
+    assert other[1].told == {"seen": 3, "scale": torch.ones(1)}
+
+
+# --- What does not fit --------------------------------------------------------------------------------------------
+
+
+def state_of(model: nn.Module, **more: Any) -> TorchState:
+    return TorchState(model=model, **more)
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (nn.Linear(2, 3), r"model/weight is float32\[2, 2\] in the checkpoint, float32\[3, 2\] here"),
+        (nn.Linear(2, 2).bfloat16(), r"float32\[2, 2\] in the checkpoint, bfloat16\[2, 2\] here"),
+        (nn.Linear(2, 2, bias=False), "model/bias is in the checkpoint and not in the model"),
+        (nn.Bilinear(2, 2, 2), "model/weight is float32"),
+        (nn.Sequential(nn.Linear(2, 2)), "model/0.weight is in the model and not in the checkpoint"),
+    ],
+    ids=["shape", "dtype", "fewer", "other", "names"],
+)
+def test_another_model_is_refused_and_untouched(model: nn.Module, told: str) -> None:
+    before = [tensor.clone() for tensor in model.state_dict().values()]
+    with pytest.raises(StateError, match=told):
+        carried(state_of(nn.Linear(2, 2)), state_of(model))
+    assert all(torch.equal(a, b) for a, b in zip(before, model.state_dict().values(), strict=True))
+
+
+def test_another_optimizer_or_part_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    groups = [{"params": [model.weight]}, {"params": [model.bias]}]
+    one = state_of(model, optimizer=torch.optim.SGD(model.parameters()))
+    with pytest.raises(
+        StateError, match=r"optimizer has parameter groups of \[2\] in the checkpoint, of \[1, 1\] here"
+    ):
+        carried(one, state_of(model, optimizer=torch.optim.SGD(groups)))
+    with pytest.raises(StateError, match="optimizer is in the checkpoint and not given"):
+        carried(one, state_of(model))
+    with pytest.raises(StateError, match=r"extra\.a is given and not in the checkpoint"):
+        carried(one, state_of(model, optimizer=torch.optim.SGD(model.parameters()), extra={"a": []}))
+    with pytest.raises(StateError, match=r"extra\.a is a list in the checkpoint, a dict here"):
+        carried(state_of(model, extra={"a": []}), state_of(model, extra={"a": {}}))
+
+
+def test_what_is_no_state_is_refused_at_once() -> None:
+    """At the start, not in the emergency."""
+    with pytest.raises(StateError, match=r"^sampler: a int has no state_dict"):
+        TorchState(model=nn.Linear(1, 1), sampler=3)
+
+
+def test_another_writers_checkpoint_is_refused() -> None:
+    with pytest.raises(StateError, match="not written by TorchState"):
+        state_of(nn.Linear(1, 1)).load({})
+
+
+def test_a_checkpoint_that_lacks_a_tensor_is_refused() -> None:
+    """The store would not let it through; should one ever come, it says so and touches nothing."""
+    items = dict(kept(state_of(nn.Linear(1, 1)).items()))
+    del items["model/state/weight"]
+    with pytest.raises(StateError, match="model/state/weight is missing"):
+        state_of(nn.Linear(1, 1)).load(items)
