@@ -1,47 +1,62 @@
-"""Checkpoints in a folder that survive a power cut, or are never taken for good.
+"""Checkpoints that survive a power cut, or are never taken for good: those of one job on one file system.
 
-    <root>/step-000000001234-9f86d081/<part>       data
-                                      MANIFEST.json  names, sizes and sha256 of all parts; written last
+    <root>/step-000000001234-9f86d081/shard-00000     one rank's items, in chunks with digests
+                                      MANIFEST.json   what there is, to the byte; written last
+          .slot-0  .slot-1                            ready-made folders for the next ones (slots.py)
+          bad-step-...                                what did not verify
 
-The order is the promise: parts are written and flushed, then the manifest under another name and flushed, then the
-folder, then the rename, then the folder again and its parent. A folder without a manifest is garbage, whatever else it
-holds. A folder's name is never used twice: overwriting one in place let 17 of 25 kills pass for good checkpoints in our
-measurement of torch.distributed.checkpoint. Digests are checked at every load, because no loader notices a flipped bit.
+The order is the promise: every rank writes its shard and flushes it, its folder and the root; when all have, one of
+them writes the manifest under another name and flushes it, then the folder, renames it, and flushes the folder and the
+root again. A folder without a manifest is garbage, whatever else it holds, and a name is never used twice.
 
-No pickle: whoever can write into the folder must not be able to run code in the trainer.
+No pickle: whoever can write into the folder must not be able to run code in the trainer. See
+docs/reference/checkpoint-format.md.
 """
 
 import contextlib
+import errno
 import fcntl
-import json
+import logging
 import os
-import re
-import secrets
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeGuard
+from threading import Event
+from typing import Final, Self
 
-SCHEMA = "powerguard.checkpoint/v1"
-MANIFEST = "MANIFEST.json"
-CHUNK = 1 << 20
-MAX_MANIFEST_BYTES = 16 << 20
-_FOLDER = re.compile(r"step-(\d{12,19})-[0-9a-f]{8}")
-_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+from powerguard.trainer.disk import Disk
+from powerguard.trainer.items import Loaded
+from powerguard.trainer.manifest import (
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    Layout,
+    Manifest,
+    ManifestError,
+    Shard,
+    StoreError,
+    checkpoint_name,
+    shard_file,
+    step_of,
+)
+from powerguard.trainer.reader import CorruptError, read_shard
+from powerguard.trainer.scrub import Scrubbed, scrub
+from powerguard.trainer.shard_writer import ShardWriter, Written
+from powerguard.trainer.slots import MANIFEST_ROOM, UNBORN, Slots, remove
+from powerguard.trainer.snapshot import Progress, Snapshot
 
-Progress = Callable[[int, int | None], None]
-"""Told (bytes written, bytes in all or None) as a save goes on."""
+__all__ = ["MANIFEST", "CorruptError", "Found", "Refused", "SavedCheckpoint", "Store", "StoreError", "newest_in"]
 
-
-class StoreError(Exception):
-    """A checkpoint that cannot be written or must not be loaded: what, where, what would be right."""
+_BAD: Final = "bad-"
+_KEPT_BAD: Final = 2
+_log = logging.getLogger("powerguard.trainer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedCheckpoint:
-    """One durable checkpoint. manifest_digest: "sha256:<hex>" of the manifest, and so of everything in it."""
+    """One durable checkpoint. size_bytes: all shards, on all hosts.
+
+    manifest_digest: "sha256:<hex>" of the manifest, and so of everything in it.
+    """
 
     step: int
     path: str
@@ -49,135 +64,81 @@ class SavedCheckpoint:
     manifest_digest: str
 
 
-class Disk:
-    """The three calls that durability hangs on; the test that cuts the power at each of them puts its own here."""
-
-    def write(self, descriptor: int, content: memoryview) -> int:
-        """Write some or all of it; return how many bytes."""
-        return os.write(descriptor, content)
-
-    def sync(self, descriptor: int) -> None:
-        """Flush a file or a folder to the disk itself."""
-        os.fsync(descriptor)
-
-    def rename(self, old: Path, new: Path) -> None:
-        """Give a file its new name, at once and never half."""
-        old.rename(new)
-
-
-class Store(Protocol):
-    """Where checkpoints go. The folder is one; tiers and many ranks are others."""
-
-    def save(
-        self, step: int, parts: Mapping[str, Iterable[bytes]], progress: Progress | None = None
-    ) -> SavedCheckpoint:
-        """Make the parts durable under this step; only then return. Raises StoreError or OSError."""
-        ...
-
-    def newest(self) -> SavedCheckpoint | None:
-        """Return the newest checkpoint whose manifest and sizes hold; the data itself is verified at `restore`."""
-        ...
-
-    def restore(self) -> "Restored | None":
-        """Return the newest checkpoint that verifies to the last byte; None when there is none."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """A verified checkpoint with its content. refused: what newer ones were set aside, and why."""
-
-    saved: SavedCheckpoint
-    parts: Mapping[str, bytes]
-    refused: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One file of a checkpoint, as its manifest has it."""
-
-    name: str
-    size_bytes: int
-    digest: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """What a checkpoint consists of."""
+class Found:
+    """A checkpoint whose manifest and sizes hold; the data is verified while it is read. tier: where it lies."""
 
     step: int
-    job: str
-    parts: tuple[Part, ...]
+    name: str
+    path: str
+    manifest: Manifest
+    digest: str
+    tier: str = "local"
 
-    def to_json(self) -> bytes:
-        """Return the bytes that are stored and whose digest names the checkpoint."""
-        parts = [{"name": part.name, "size_bytes": part.size_bytes, "sha256": part.digest} for part in self.parts]
-        document = {"schema": SCHEMA, "job": self.job, "step": self.step, "parts": parts}
-        own = sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
-        return json.dumps({**document, "sha256": own}, sort_keys=True).encode() + b"\n"
-
-    @classmethod
-    def parse(cls, content: bytes) -> "Manifest":
-        """Read a manifest; raises StoreError when it does not hold together."""
-        try:
-            document: dict[str, Any] = json.loads(content)
-            if document["schema"] != SCHEMA:
-                msg = f"schema is {document['schema']!r}, not {SCHEMA}"
-                raise StoreError(msg)
-            parts = tuple(
-                Part(name=part["name"], size_bytes=part["size_bytes"], digest=part["sha256"])
-                for part in document["parts"]
-            )
-            step: object = document["step"]
-            job: object = document["job"]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            msg = f"{MANIFEST} is not readable ({type(error).__name__})"
-            raise StoreError(msg) from error
-        names: list[object] = [part.name for part in parts]
-        sound = all(isinstance(name, str) and _PART.fullmatch(name) and name != MANIFEST for name in names)
-        sound = sound and len(set(names)) == len(names)
-        sound = sound and all(_is_size(part.size_bytes) and isinstance(part.digest, str) for part in parts)
-        if not sound or not _is_size(step) or not isinstance(job, str):
-            msg = f"{MANIFEST} does not hold together"
-            raise StoreError(msg)
-        manifest = cls(step=step, job=job, parts=parts)
-        if manifest.to_json() != content:
-            msg = f"{MANIFEST} does not match its own sha256"
-            raise StoreError(msg)
-        return manifest
+    def saved(self) -> SavedCheckpoint:
+        """The same, in short."""
+        return SavedCheckpoint(
+            step=self.step, path=self.path, size_bytes=self.manifest.size_bytes, manifest_digest=self.digest
+        )
 
 
-def _is_size(value: object) -> TypeGuard[int]:
-    return type(value) is int and value >= 0
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A folder that looks like a checkpoint and is none. rotten: it will be none tomorrow either."""
+
+    name: str
+    reason: str
+    rotten: bool
 
 
-class FolderStore:
-    """A folder of checkpoints with one writer, which a lock holds for as long as this object lives.
+class Store:
+    """The checkpoints of one job under one root.
 
-    keep: how many of the newest stay; older ones go only after a newer one is durable. At least 2, so that one
-    rotten checkpoint does not cost the training.
+    rank, ranks: who this is among how many; each has a Store of its own. leader: exactly one per root is; it holds the
+    root's lock for as long as it lives, commits, prunes and sets aside. keep: how many of the newest stay, at least 2,
+    so that a rotten one does not cost the training. slots: how many ready-made folders (see slots.py); 0 for none.
+
+    Methods raise StoreError or OSError, which say what and where. Threads: one save at a time; `prepare`, `scrub`,
+    `found` and reading may run beside it.
     """
 
-    def __init__(self, root: Path | str, *, job: str = "training", keep: int = 2, disk: Disk | None = None) -> None:
-        root = Path(root)
+    def __init__(
+        self,
+        root: Path | str,
+        *,
+        job: str,
+        rank: int = 0,
+        ranks: int = 1,
+        leader: bool = True,
+        keep: int = 2,
+        slots: int = 2,
+        disk: Disk | None = None,
+    ) -> None:
         if keep < 2:
             msg = f"keep={keep}: keep at least 2 checkpoints, so that a rotten one can be passed over"
             raise StoreError(msg)
-        self._root = root.absolute()
-        self._job = job
+        self.root = Path(root).absolute()
+        self.job = job
+        self.rank = rank
+        self.ranks = ranks
+        self.leader = leader
+        self.last_write: Written | None = None
+        """How the last `write_shard` of this rank went; None before it."""
+        self.set_aside_count = 0
+        """How many checkpoints this store has set aside since it was opened."""
         self._keep = keep
         self._disk = disk or Disk()
-        root.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._lock)
-            msg = f"{root}: another process writes checkpoints here (give each training its own folder)"
-            raise StoreError(msg) from error
+        self._slots = Slots(self.root, self._disk, slots)
+        self._verified: set[str] = set()
+        self._manifest_bytes = MANIFEST_ROOM
+        self._lock = -1
+        self.root.mkdir(parents=True, exist_ok=True)
+        if leader:
+            self._lock = _locked(self.root)
+            self._slots.tidy()
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Let go of the root."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -188,171 +149,297 @@ class FolderStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def save(
-        self, step: int, parts: Mapping[str, Iterable[bytes]], progress: Progress | None = None
-    ) -> SavedCheckpoint:
-        """Make the parts durable under this step; only then return. Raises StoreError or OSError.
+    # --- Saving -----------------------------------------------------------------------------------------------------
 
-        What a failed save leaves behind has no manifest; it is removed at once if the disk lets us, else later.
+    def prepare(self, size_bytes: int, *, rate: float | None = None, stop: Event | None = None) -> bool:
+        """Have the slots ready for this rank's shard of this size, and a little more. Cheap where they are.
+
+        Early and in idle time: it writes the slots once, at most `rate` bytes a second (None: at full speed), until
+        `stop` is set. False: stopped, or a save took a slot meanwhile; call again. Raises StoreError when the disk is
+        too full: until it is not, the job has no protection against a full disk.
         """
-        bad = [name for name in parts if not _PART.fullmatch(name) or name == MANIFEST]
-        if bad:
-            msg = f"part names {bad!r}: letters, digits, '.', '_' and '-' only, and not {MANIFEST}"
-            raise StoreError(msg)
-        folder = self._root / f"step-{step:012d}-{secrets.token_hex(4)}"
-        folder.mkdir()
-        try:
-            saved = self._write(folder, step, parts, progress)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        self._prune(newest=folder.name)
-        return saved
+        return self._slots.prepare(
+            self.rank, size_bytes, self._manifest_bytes if self.leader else 0, rate=rate, stop=stop
+        )
 
-    def _write(
-        self, folder: Path, step: int, parts: Mapping[str, Iterable[bytes]], progress: Progress | None
-    ) -> SavedCheckpoint:
-        written: list[Part] = []
-        done = 0
-        for name, chunks in parts.items():
-            size, digest = 0, sha256()
-            with (folder / name).open("xb", buffering=0) as file:
-                for chunk in chunks:
-                    self._write_all(file.fileno(), chunk)
-                    digest.update(chunk)
-                    size += len(chunk)
-                    done += len(chunk)
-                    if progress is not None:
-                        progress(done, None)
-                self._disk.sync(file.fileno())
-            written.append(Part(name=name, size_bytes=size, digest=digest.hexdigest()))
-        content = Manifest(step=step, job=self._job, parts=tuple(written)).to_json()
-        if progress is not None:
-            progress(done, done)
-        unborn = folder / f"{MANIFEST}.tmp"
-        with unborn.open("xb", buffering=0) as file:
-            self._write_all(file.fileno(), content)
-            self._disk.sync(file.fileno())
-        self._sync_folder(folder)
-        self._disk.rename(unborn, folder / MANIFEST)
-        self._sync_folder(folder)
-        self._sync_folder(self._root)
-        return SavedCheckpoint(step=step, path=str(folder), size_bytes=done, manifest_digest=_named(content))
+    def slots_ready(self, size_bytes: int) -> int:
+        """How many slots could take this rank's shard of this size right now."""
+        return self._slots.ready(self.rank, size_bytes)
+
+    def name(self, step: int, token: str) -> str:
+        """Name a new checkpoint. token: 8 random hex digits that all ranks agree on: no name is used twice."""
+        return checkpoint_name(step, token)
+
+    def write_shard(
+        self,
+        name: str,
+        rank: int,
+        snapshot: Snapshot,
+        layout: Layout,
+        progress: Progress | None = None,
+        *,
+        urgent: bool = False,
+        cancel: Event | None = None,
+    ) -> Shard:
+        """Write one rank's shard; durable, data and name, when this returns. See `last_write` for how it went.
+
+        urgent: may take the last slot. Raises CancelledError once `cancel` is set; then call `abandon`.
+        """
+        folder = self._folder(name, urgent=urgent)
+        content = snapshot.buffer[: layout.size_bytes]
+        path = folder / shard_file(rank)
+        try:
+            written = ShardWriter(self._disk, path).write(content, progress=progress, cancel=cancel)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            # A bad block under this file: it stays under another name, so that nobody is given that block again.
+            self._disk.rename(path, path.with_name(f"{_BAD}{path.name}"))
+            written = ShardWriter(self._disk, path).write(content, progress=progress, cancel=cancel)
+        self._disk.sync_folder(folder)
+        self._disk.sync_folder(self.root)
+        self.last_write = written
+        return Shard(rank=rank, size_bytes=layout.size_bytes, digests=tuple(written.digests), items=layout.items)
+
+    def commit(self, name: str, manifest: Manifest) -> SavedCheckpoint:
+        """Make it a checkpoint, once every rank's shard is durable. Only the leader; durable when this returns."""
+        folder = self.root / name
+        manifest.check()
+        here = [shard for shard in manifest.shards if (folder / shard.file).exists()]
+        if step_of(name) != manifest.step or not here:
+            msg = f"{folder}: a manifest of step {manifest.step} with {len(here)} shards here is not this checkpoint's"
+            raise StoreError(msg)
+        content = manifest.to_json()
+        if len(content) > MAX_MANIFEST_BYTES:
+            msg = (
+                f"{folder}: its manifest has {len(content)} bytes, more than {MAX_MANIFEST_BYTES} (fewer, larger items)"
+            )
+            raise StoreError(msg)
+        self._write_manifest(folder / UNBORN, content)
+        self._disk.sync_folder(folder)
+        self._disk.rename(folder / UNBORN, folder / MANIFEST)
+        self._disk.sync_folder(folder)
+        self._disk.sync_folder(self.root)
+        self._manifest_bytes = len(content) + MANIFEST_ROOM
+        self._verified.add(manifest.digest)
+        return SavedCheckpoint(
+            step=manifest.step, path=str(folder), size_bytes=manifest.size_bytes, manifest_digest=manifest.digest
+        )
+
+    def abandon(self, name: str) -> None:
+        """Give up a checkpoint that was begun and not committed. Only the leader does; others may call it too."""
+        folder = self.root / name
+        if self.leader and folder.is_dir() and not (folder / MANIFEST).exists():
+            self._slots.give_back(folder)
+
+    def _folder(self, name: str, *, urgent: bool) -> Path:
+        """The folder of a checkpoint that is being written: a slot's under its new name, or a new one."""
+        if step_of(name) is None:
+            msg = f"{name!r} is no name for a checkpoint"
+            raise StoreError(msg)
+        folder = self.root / name
+        if (folder / MANIFEST).exists():
+            msg = f"{folder}: is committed already, and a name is never used twice"
+            raise StoreError(msg)
+        if not self._slots.take(folder, leave=0 if urgent else 1):
+            with contextlib.suppress(FileExistsError):
+                self._disk.make_folder(folder)
+        return folder
+
+    def _write_manifest(self, path: Path, content: bytes) -> None:
+        """Write it over what is there, filled up with line ends: it then needs no block that it does not have."""
+        there = path.stat().st_size if path.exists() else 0
+        size = max(there, -(-len(content) // MANIFEST_ROOM) * MANIFEST_ROOM)
+        view = memoryview(content + b"\n" * (size - len(content)))
+        descriptor = self._disk.open(path, create=not there and not path.exists())
+        try:
+            done = 0
+            while done < size:
+                done += self._disk.write(descriptor, view[done:], done)
+            self._disk.sync(descriptor)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        finally:
+            self._disk.close(descriptor)
+
+    # --- Finding and reading ----------------------------------------------------------------------------------------
+
+    def found(self) -> list[Found]:
+        """The checkpoints whose manifest and sizes hold, newest first; of one step, the last written first."""
+        return [found for found in look(self.root, self.rank) if isinstance(found, Found)]
+
+    def refused(self) -> list[Refused]:
+        """The folders that look like checkpoints and are none, and why. Rotten ones are for `set_aside`."""
+        return [found for found in look(self.root, self.rank) if isinstance(found, Refused)]
 
     def newest(self) -> SavedCheckpoint | None:
-        """Return the newest checkpoint whose manifest and sizes hold; see `newest_in`."""
-        return newest_in(self._root)
+        """The newest checkpoint whose manifest and sizes hold; None when there is none."""
+        return next((found.saved() for found in self.found()), None)
 
-    def restore(self) -> Restored | None:
-        """Return the newest checkpoint that verifies to the last byte; None when there is none.
+    def read_shard(
+        self,
+        found: Found,
+        rank: int,
+        into: Snapshot | None = None,
+        *,
+        progress: Progress | None = None,
+        cancel: Event | None = None,
+    ) -> dict[str, Loaded]:
+        """Read and verify one rank's shard, in one pass; see `reader.read_shard`. Raises CorruptError, OSError."""
+        if not 0 <= rank < found.manifest.ranks:
+            msg = (
+                f"{found.path}: has shards of {found.manifest.ranks} ranks, none of rank {rank} (same number of ranks?)"
+            )
+            raise StoreError(msg)
+        items = read_shard(Path(found.path), found.manifest.shards[rank], into, progress=progress, cancel=cancel)
+        if found.manifest.ranks == 1:
+            self._verified.add(found.digest)
+        return items
 
-        A checkpoint with a manifest that does not verify is renamed to `bad-...`: never looked at again, never lost.
-        One that cannot be read just now (EIO, EACCES) is passed over, and left as it is. All parts are held in memory.
+    def set_aside(self, found: Found | Refused, reason: str) -> None:
+        """Take a checkpoint that does not verify out of the way, for good: `bad-<name>`. Only the leader; counted."""
+        _log.error("%s: set aside as %s%s: %s", self.root, _BAD, found.name, reason)
+        self.set_aside_count += 1
+        if isinstance(found, Found):
+            self._verified.discard(found.digest)
+        old, new = self.root / found.name, self.root / f"{_BAD}{found.name}"
+        if self.leader and old.is_dir():
+            self._disk.rename(old, new)
+            self._disk.sync_folder(self.root)
+
+    # --- Housekeeping -----------------------------------------------------------------------------------------------
+
+    def prune(self) -> list[str]:
+        """Let go of what is older than the newest `keep` verified ones, and of what was never committed.
+
+        Only the leader, and only after a newer one is durable and while no save is under way. Verified: written or read
+        whole by this process. Returns the names of what went; what somebody reads just now stays until the next time.
         """
-        refused: list[str] = []
-        for folder in _newest_first(self._root):
-            try:
-                saved, manifest = _look(folder)
-                parts = {part.name: _verified(folder, part) for part in manifest.parts}
-            except OSError as error:
-                refused.append(f"{folder.name}: {error}")
-                continue
-            except StoreError as error:
-                refused.append(f"{folder.name}: {error}")
-                with contextlib.suppress(OSError):
-                    folder.rename(folder.with_name(f"bad-{folder.name}"))
-                continue
-            return Restored(saved=saved, parts=parts, refused=tuple(refused))
-        return None
+        if not self.leader:
+            return []
+        found = self.found()
+        verified = 0
+        old: list[str] = []
+        for each in found:
+            if verified >= self._keep:
+                old.append(each.name)
+            verified += each.digest in self._verified
+        old += [path.name for path in _folders(self.root) if not (path / MANIFEST).exists()]
+        gone = [name for name in old if self._slots.give_back(self.root / name)]
+        bad = sorted(self.root.glob(f"{_BAD}*"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        for path in bad[_KEPT_BAD:]:
+            remove(self._disk, path)
+            gone.append(path.name)
+        return gone
 
-    def _prune(self, newest: str) -> None:
-        """Remove what is older than the newest `keep`, and what never got its manifest."""
-        kept = 0
-        for folder in _folders(self._root):
-            complete = (folder / MANIFEST).exists()
-            kept += complete
-            if folder.name != newest and (not complete or kept > self._keep):
-                # The manifest goes first and alone: a half-removed checkpoint must not look whole.
-                with contextlib.suppress(OSError):
-                    (folder / MANIFEST).unlink(missing_ok=True)
-                    self._sync_folder(folder)
-                    shutil.rmtree(folder)
+    def scrub(self, *, rate: float | None = None, stop: Event | None = None) -> Scrubbed | None:
+        """Read the newest checkpoint's shards that lie here and verify them, past the page cache, in idle time.
 
-    def _write_all(self, descriptor: int, content: bytes) -> None:
-        view = memoryview(content)
-        while view:
-            view = view[self._disk.write(descriptor, view[:CHUNK]) :]
-
-    def _sync_folder(self, folder: Path) -> None:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        rate: bytes a second at most; None: at full speed. One that does not verify is set aside and told. None: there
+        is no checkpoint, or it was pruned meanwhile.
+        """
+        found = next(iter(self.found()), None)
+        if found is None:
+            return None
         try:
-            self._disk.sync(descriptor)
-        finally:
-            os.close(descriptor)
+            scrubbed = scrub(Path(found.path), found.manifest, rate=rate, stop=stop)
+        except FileNotFoundError:
+            return None
+        if scrubbed.corrupt is not None:
+            self.set_aside(found, str(scrubbed.corrupt))
+        elif scrubbed.whole:
+            self._verified.add(found.digest)
+        return scrubbed
 
 
 def newest_in(root: Path, *, since_ns: int = 0) -> SavedCheckpoint | None:
-    """Return the newest checkpoint under root whose manifest and sizes hold, and that was committed after `since_ns`.
+    """The newest checkpoint under root whose manifest and sizes hold, and that was committed after `since_ns`.
 
     since_ns: wall time, as the file system stamps it. Reads no data, changes nothing, takes no lock: anybody may ask.
     Raises OSError when root cannot be read.
     """
-    for folder in _newest_first(root):
-        with contextlib.suppress(StoreError, OSError):
-            if (folder / MANIFEST).stat().st_mtime_ns >= since_ns:
-                return _look(folder)[0]
+    for found in look(root):
+        if isinstance(found, Found):
+            with contextlib.suppress(OSError):
+                if Path(found.path, MANIFEST).stat().st_mtime_ns >= since_ns:
+                    return found.saved()
     return None
 
 
-def _folders(root: Path) -> list[Path]:
-    """All checkpoint folders under root, highest step first; of one step, the last written first."""
+def look(root: Path, rank: int | None = None) -> Iterator[Found | Refused]:
+    """Look at every folder under root that has the name and the manifest of a checkpoint, newest first.
+
+    rank: whose shard must be here where several hosts have roots of their own; None: anybody's. Raises OSError when
+    root cannot be read.
+    """
+    for folder in _folders(root):
+        try:
+            yield _looked_at(folder, rank)
+        except FileNotFoundError:
+            continue  # no manifest, or pruned while we looked
+        except OSError as error:
+            yield Refused(folder.name, f"{folder}: {error}", rotten=False)
+        except StoreError as error:
+            yield Refused(folder.name, str(error), rotten=True)
+
+
+def _looked_at(folder: Path, rank: int | None) -> Found:
+    descriptor = os.open(folder / MANIFEST, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        content = b""
+        while len(content) <= MAX_MANIFEST_BYTES and (piece := file.read(MAX_MANIFEST_BYTES + 1 - len(content))):
+            content += piece
+    try:
+        manifest = Manifest.parse(content)
+    except ManifestError as error:
+        msg = f"{folder / MANIFEST}: {error}"
+        raise StoreError(msg) from error
+    if step_of(folder.name) != manifest.step:
+        msg = f"{folder / MANIFEST}: is of step {manifest.step}, which is not the folder's"
+        raise StoreError(msg)
+    present = 0
+    for shard in manifest.shards:
+        try:
+            size = (folder / shard.file).stat(follow_symlinks=False).st_size
+        except FileNotFoundError:
+            if manifest.hosts == 1 or shard.rank == rank:
+                msg = f"{folder / shard.file}: is missing"
+                raise StoreError(msg) from None
+            continue
+        present += 1
+        if size < shard.size_bytes:
+            msg = f"{folder / shard.file}: has {size} bytes, not {shard.size_bytes}"
+            raise StoreError(msg)
+    if not present:
+        msg = f"{folder}: none of its shards is here"
+        raise StoreError(msg)
+    return Found(step=manifest.step, name=folder.name, path=str(folder), manifest=manifest, digest=manifest.digest)
+
+
+def _folders(root: Path) -> Sequence[Path]:
+    """All folders under root with the name of a checkpoint, highest step first; of one step, the last written first."""
     found: list[tuple[int, int, Path]] = []
     with os.scandir(root) as entries:
         for entry in entries:
-            match = _FOLDER.fullmatch(entry.name)
-            if match and entry.is_dir(follow_symlinks=False):
-                found.append((int(match[1]), entry.stat(follow_symlinks=False).st_mtime_ns, Path(entry.path)))
+            step = step_of(entry.name)
+            if step is not None and entry.is_dir(follow_symlinks=False):
+                with contextlib.suppress(FileNotFoundError):
+                    found.append((step, entry.stat(follow_symlinks=False).st_mtime_ns, Path(entry.path)))
     return [path for _, _, path in sorted(found, reverse=True)]
 
 
-def _newest_first(root: Path) -> Iterator[Path]:
-    return (folder for folder in _folders(root) if (folder / MANIFEST).exists())
+def _locked(root: Path) -> int:
+    """Hold the root's lock. It goes with the process, however that ends."""
+    lock = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        msg = f"{root}: another process writes checkpoints here (give each training its own folder)"
+        raise StoreError(msg) from error
+    return lock
 
 
-def _look(folder: Path) -> tuple[SavedCheckpoint, Manifest]:
-    """Check manifest, step and sizes. Raises StoreError or OSError."""
-    with (folder / MANIFEST).open("rb") as file:
-        content = file.read(MAX_MANIFEST_BYTES + 1)
-    if len(content) > MAX_MANIFEST_BYTES:
-        msg = f"{MANIFEST} is larger than {MAX_MANIFEST_BYTES} bytes"
-        raise StoreError(msg)
-    manifest = Manifest.parse(content)
-    match = _FOLDER.fullmatch(folder.name)
-    if match is None or int(match[1]) != manifest.step:
-        msg = f"{MANIFEST} is of step {manifest.step}, which is not the folder's"
-        raise StoreError(msg)
-    for part in manifest.parts:
-        try:
-            size = (folder / part.name).stat().st_size
-        except FileNotFoundError as error:
-            msg = f"{part.name} is missing"
-            raise StoreError(msg) from error
-        if size != part.size_bytes:
-            msg = f"{part.name} has {size} bytes, not {part.size_bytes}"
-            raise StoreError(msg)
-    total = sum(part.size_bytes for part in manifest.parts)
-    saved = SavedCheckpoint(step=manifest.step, path=str(folder), size_bytes=total, manifest_digest=_named(content))
-    return saved, manifest
+from powerguard.trainer.folder_store import CHUNK, FolderStore  # noqa: E402 - its users move to Store, then it goes
 
-
-def _verified(folder: Path, part: Part) -> bytes:
-    """Read one part and check it: the bytes that are verified are the bytes that are used."""
-    content = (folder / part.name).read_bytes()
-    if sha256(content).hexdigest() != part.digest:
-        msg = f"{part.name} does not match its sha256"
-        raise StoreError(msg)
-    return content
-
-
-def _named(content: bytes) -> str:
-    return f"sha256:{sha256(content).hexdigest()}"
+__all__ += ["CHUNK", "FolderStore"]

@@ -1,0 +1,237 @@
+"""Folders that are there already, with all the blocks a checkpoint needs: a full disk cannot lose an emergency.
+
+    <root>/.slot-0/shard-00000          as long as a shard and a little more; every block written once
+                   MANIFEST.json.tmp    likewise
+          .room-...                     an empty file whose name is longer than a checkpoint's
+
+A save takes a slot by renaming its folder, and then only writes over blocks that it has. A checkpoint that is pruned
+becomes a slot again, once its manifest is durably gone. So a full disk is asked for nothing: no inode, no block of
+data, of a manifest or of a folder (`.room-` gives way where even the root's folder is full), no new extent.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event, Lock
+from typing import Final
+
+from powerguard.trainer.disk import Disk, overwrite_in_place, refuses_direct
+from powerguard.trainer.manifest import MANIFEST, StoreError, shard_file
+from powerguard.trainer.snapshot import Snapshot
+
+UNBORN: Final = f"{MANIFEST}.tmp"
+MANIFEST_ROOM: Final = 64 << 10
+_ROOM: Final = ".room-" + "-" * 34
+_PIECE: Final = 8 << 20
+_SLACK_MIN: Final = 1 << 20
+_THERE: Final = {errno.ENOTEMPTY, errno.EEXIST}
+
+
+def roomy(size_bytes: int) -> int:
+    """How long a slot's file is made: 1 % and 1 MiB more than was needed last, in whole pages."""
+    return -(-(size_bytes + size_bytes // 100 + _SLACK_MIN) // 4096) * 4096
+
+
+class Slots:
+    """The slots of one root. Every rank prepares its own files in them; a lock keeps that out of a save's way."""
+
+    def __init__(self, root: Path, disk: Disk, count: int) -> None:
+        self._root = root
+        self._disk = disk
+        self._paths = [root / f".slot-{index}" for index in range(count)]
+        self._lock = Lock()
+
+    def free(self) -> list[Path]:
+        """The slots that are there."""
+        return [path for path in self._paths if path.is_dir()]
+
+    # --- Making them ------------------------------------------------------------------------------------------------
+
+    def prepare(
+        self, rank: int, size_bytes: int, manifest_bytes: int, *, rate: float | None = None, stop: Event | None = None
+    ) -> bool:
+        """Fill what is missing: see `Store.prepare`. manifest_bytes: 0 where this rank commits nothing."""
+        wanted = {shard_file(rank): roomy(size_bytes)}
+        if manifest_bytes:
+            wanted[UNBORN] = -(-manifest_bytes // MANIFEST_ROOM) * MANIFEST_ROOM
+        self._check_space(wanted)
+        for path in self._paths:
+            with contextlib.suppress(FileExistsError):
+                self._disk.make_folder(path)
+            for name, size in wanted.items():
+                if _size(path / name) < size and not self._fill(path / name, size, rate, stop):
+                    return False
+            self._disk.sync_folder(path)
+        if manifest_bytes and not (self._root / _ROOM).exists():
+            self._disk.close(self._disk.open(self._root / _ROOM, create=True))
+        self._disk.sync_folder(self._root)
+        return True
+
+    def ready(self, rank: int, size_bytes: int) -> int:
+        """How many slots hold a shard of this rank and size."""
+        return sum(_size(path / shard_file(rank)) >= size_bytes for path in self._paths)
+
+    def _check_space(self, wanted: dict[str, int]) -> None:
+        short = sum(max(size - _size(path / name), 0) for path in self._paths for name, size in wanted.items())
+        found = os.statvfs(self._root)
+        free = found.f_bavail * found.f_frsize
+        if short > free:
+            msg = (
+                f"{self._root}: the emergency slots need {short} bytes more, {free} are free "
+                f"(free some, or a full disk can lose an emergency checkpoint)"
+            )
+            raise StoreError(msg)
+
+    def _fill(self, path: Path, size_bytes: int, rate: float | None, stop: Event | None) -> bool:
+        """Lengthen a file to this size. False: told to stop, or the slot was taken meanwhile.
+
+        With bytes, not with fallocate: where blocks are only promised (thin volumes, images), a promise may not hold,
+        and the first write to a promised extent needs room for the tree of extents.
+        """
+        try:
+            descriptor = self._open(path)
+        except FileNotFoundError:
+            return False
+        try:
+            with Snapshot(min(_PIECE, -(-size_bytes // 4096) * 4096)) as memory:
+                memory.buffer[:] = (b"powerguard slot\n" * (len(memory.buffer) // 16 + 1))[: len(memory.buffer)]
+                while (offset := os.fstat(descriptor).st_size & ~4095) < size_bytes:
+                    piece = memory.buffer[: min(_PIECE, size_bytes - offset)]
+                    with self._lock:
+                        if not _is_at(path, descriptor):
+                            return False
+                        self._disk.write(descriptor, piece, offset)
+                    waited = (stop or Event()).wait(len(piece) / rate) if rate else stop is not None and stop.is_set()
+                    if waited:
+                        return False
+            self._disk.sync(descriptor)
+        finally:
+            self._disk.close(descriptor)
+        return True
+
+    def _open(self, path: Path) -> int:
+        for direct in (True, False):
+            try:
+                if not path.exists():
+                    descriptor = self._disk.open(path, create=True)
+                    overwrite_in_place(descriptor)
+                    self._disk.close(descriptor)
+                return self._disk.open(path, direct=direct)
+            except OSError as error:
+                if not (direct and refuses_direct(error)):
+                    raise
+        raise AssertionError  # pragma: no cover - the loop always ends in it
+
+    # --- Taking and giving back -------------------------------------------------------------------------------------
+
+    def take(self, folder: Path, *, leave: int) -> bool:
+        """Give a slot the name of a checkpoint, if more than `leave` are there. True: the folder is there now.
+
+        Several ranks may try at once: the first one does it for all.
+        """
+        with self._lock:
+            if folder.is_dir():
+                return True
+            free = self.free()
+            for path in free[: len(free) - leave] if leave < len(free) else []:
+                try:
+                    self._rename(path, folder)
+                except FileNotFoundError:
+                    if folder.is_dir():
+                        return True
+                except OSError as error:
+                    if error.errno not in _THERE:
+                        raise
+                    return True
+                else:
+                    return True
+        return False
+
+    def _rename(self, old: Path, new: Path) -> None:
+        try:
+            self._disk.rename(old, new)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.unlink(self._root / _ROOM)
+            self._disk.rename(old, new)
+
+    def give_back(self, folder: Path) -> bool:
+        """Remove a checkpoint, or make it a slot if one is missing. False: somebody reads it just now.
+
+        Its manifest goes first, alone and durably: a half-removed checkpoint must not look whole, and nothing may be
+        written over while a manifest still says that it is good.
+        """
+        with _alone(folder) as alone:
+            if not alone:
+                return False
+            if (folder / MANIFEST).exists():
+                self._disk.rename(folder / MANIFEST, folder / UNBORN)
+                self._disk.sync_folder(folder)
+            free = next((path for path in self._paths if not path.exists()), None)
+            if free is not None and _is_ours_alone(folder):
+                self._disk.rename(folder, free)
+                self._disk.sync_folder(self._root)
+            else:
+                remove(self._disk, folder)
+            return True
+
+    def tidy(self) -> None:
+        """Take the manifest out of a slot that a cut put back under its old name before it was committed."""
+        for path in self.free():
+            if (path / MANIFEST).exists():
+                self._disk.rename(path / MANIFEST, path / UNBORN)
+                self._disk.sync_folder(path)
+
+
+def remove(disk: Disk, folder: Path) -> None:
+    """Remove a folder and the files in it. Links are removed, not followed."""
+    for entry in list(os.scandir(folder)):
+        if entry.is_dir(follow_symlinks=False):
+            remove(disk, Path(entry.path))
+        else:
+            disk.unlink(Path(entry.path))
+    disk.remove_folder(folder)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[bool]:
+    """Whether nobody holds this folder (see `reader.held`); nobody can until this ends."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        alone = True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            alone = False
+        except OSError:  # a file system without such locks
+            pass
+        yield alone
+    finally:
+        os.close(descriptor)
+
+
+def _is_ours_alone(folder: Path) -> bool:
+    """False where somebody keeps a copy by links, which writing in place would change under him."""
+    with os.scandir(folder) as entries:
+        found = [entry.stat(follow_symlinks=False) for entry in entries]
+    return bool(found) and all(stat.S_ISREG(each.st_mode) and each.st_nlink == 1 for each in found)
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat(follow_symlinks=False).st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
