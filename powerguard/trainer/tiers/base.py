@@ -1,0 +1,251 @@
+"""What slower tiers have in common: where the second copy goes, how it is cut, what can go wrong, what is kept.
+
+A shard is uploaded in parts of whole chunks. A part's name says which chunks it holds and what they are (xxh3-128 over
+their digests), so whoever was killed finds by listing what is there already: there is no state to lose, and nothing of
+one checkpoint can be taken for another's.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from hashlib import sha256
+from typing import Any, Final, Protocol, Self
+
+from powerguard.trainer.manifest import Manifest, Shard
+
+PART_BYTES: Final = 32 << 20
+"""How much is put at a time: what a kill can cost each connection, and what each of them holds in memory."""
+
+SET_ASIDE: Final = "SET-ASIDE"
+"""Name of the marker beside a manifest that must not be loaded again; its content says why. Nothing is deleted."""
+
+_SAFE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
+_DAY_S: Final = 86400
+
+
+class Kind(StrEnum):
+    """What went wrong, as far as it decides what to do next, and what a metric tells."""
+
+    THROTTLED = "throttled"
+    SERVER = "server"
+    NETWORK = "network"
+    DENIED = "denied"
+    CLOCK = "clock"
+    ABSENT = "absent"
+    FULL = "full"
+    STALLED = "stalled"
+    CONFLICT = "conflict"
+    CORRUPT = "corrupt"
+    LOST = "lost"
+    UNUSABLE = "unusable"
+
+
+TRANSIENT: Final = frozenset({Kind.THROTTLED, Kind.SERVER, Kind.NETWORK})
+"""What may be gone in a moment: tried again at once, more and more slowly."""
+
+
+class TierError(Exception):
+    """A tier that did not do what was asked: what, where, what would be right. Holds no secret and no server's text."""
+
+    def __init__(self, kind: Kind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remote:
+    """Where the second copy of a job's checkpoints goes.
+
+    url: "s3://bucket/prefix", "gs://...", "az://...", or a folder ("/nas/checkpoints"). A folder of the job's name is
+    made below it. endpoint: of an S3 server that is not Amazon's. region: None: the environment's, else us-east-1.
+    credentials_file: as ~/.aws/credentials, readable by nobody else; None: the environment's, the pod's or the
+    instance's own. profile: its section. checksum: let S3 verify the sha256 of each part (a few S3-likes cannot).
+    bytes_per_s: the most it may send, on average over a few seconds; None: all it gets. connections: at a time.
+    keep, keep_days: the newest so many stay, and the newest of each of so many days before.
+    """
+
+    url: str
+    endpoint: str | None = None
+    region: str | None = None
+    credentials_file: str | None = None
+    profile: str = "default"
+    checksum: bool = True
+    bytes_per_s: float | None = None
+    connections: int = 4
+    keep: int = 3
+    keep_days: int = 7
+
+    def __post_init__(self) -> None:
+        if not self.is_folder and "://" not in self.url:
+            msg = f"{self.url}: must be an absolute path, or a URL as s3://bucket/prefix"
+            raise ValueError(msg)
+        if "@" in self.url or "@" in (self.endpoint or ""):
+            msg = "a URL must not hold credentials (name a credentials_file)"
+            raise ValueError(msg)
+        if self.keep < 1 or self.keep_days < 0 or self.connections < 1:
+            msg = f"keep={self.keep}, keep_days={self.keep_days}, connections={self.connections}: at least 1, 0 and 1"
+            raise ValueError(msg)
+        if self.bytes_per_s is not None and not self.bytes_per_s > 0:
+            msg = f"bytes_per_s={self.bytes_per_s}: must be above 0 (None: no limit)"
+            raise ValueError(msg)
+
+    @classmethod
+    def of(cls, remote: "str | Remote") -> "Remote":
+        """Take a plain URL or path as it is."""
+        return remote if isinstance(remote, Remote) else cls(url=remote)
+
+    @property
+    def is_folder(self) -> bool:
+        return self.url.startswith("/")
+
+    def as_json(self) -> dict[str, Any]:
+        """What the child is told; names the file of the credentials, never what is in it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Self:
+        return cls(**{field.name: document[field.name] for field in fields(cls)})
+
+
+def folder_of(job: str) -> str:
+    """The name of a job's folder in a tier: its own name where that can stand in a path, else a digest of it."""
+    return job if _SAFE.fullmatch(job) else "x" + sha256(job.encode("utf-8", "replace")).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Some neighbouring chunks of a shard. digest: xxh3-128 over their digests, in hex."""
+
+    file: str
+    first: int
+    digests: tuple[str, ...]
+    offset: int
+    size_bytes: int
+    chunk_bytes: int
+    digest: str
+
+    @property
+    def name(self) -> str:
+        """Its name below the shard's: where it begins, how many chunks, and what they are."""
+        return f"{self.first:08d}-{len(self.digests)}-{self.digest}"
+
+    def pieces(self, content: memoryview) -> Iterator[tuple[str, memoryview]]:
+        """Each chunk's digest as it must be, and its bytes in the part's content."""
+        for number, digest in enumerate(self.digests):
+            yield digest, content[number * self.chunk_bytes : (number + 1) * self.chunk_bytes]
+
+    def wrong(self, content: memoryview) -> int | None:
+        """The number, in the shard, of the first chunk that is not what it must be; None: all are."""
+        import xxhash
+
+        for number, (digest, piece) in enumerate(self.pieces(content)):
+            if xxhash.xxh3_128_hexdigest(piece) != digest:
+                return self.first + number
+        return None
+
+
+def parts_of(shard: Shard, part_bytes: int = PART_BYTES) -> list[Part]:
+    """Cut a shard into parts of at most `part_bytes`, but of at least one chunk."""
+    import xxhash
+
+    count = max(1, part_bytes // shard.chunk_bytes)
+    parts = []
+    for first in range(0, len(shard.digests), count):
+        digests = shard.digests[first : first + count]
+        offset = first * shard.chunk_bytes
+        parts.append(
+            Part(
+                file=shard.file,
+                first=first,
+                digests=digests,
+                offset=offset,
+                size_bytes=min(len(digests) * shard.chunk_bytes, shard.size_bytes - offset),
+                chunk_bytes=shard.chunk_bytes,
+                digest=xxhash.xxh3_128_hexdigest(b"".join(bytes.fromhex(digest) for digest in digests)),
+            )
+        )
+    return parts
+
+
+Seen = Callable[[int], None]
+"""Told of bytes that were read back: what takes long must be seen to move."""
+
+
+class Target(Protocol):
+    """The writing side of a tier: used in the upload's child only, from several threads. All raise TierError.
+
+    Twice is as good as once, for each of them: a child is killed at any instant, and begins anew.
+    """
+
+    def committed(self, name: str) -> str | None:
+        """The digest of the manifest that stands under this name; None: none does."""
+        ...
+
+    def missing(self, name: str, shard: Shard, seen: Seen) -> list[Part]:
+        """What of this shard is not there yet."""
+        ...
+
+    def put(self, name: str, part: Part, content: memoryview) -> None:
+        """Store one part; its content has been verified."""
+        ...
+
+    def finish(self, name: str, shard: Shard, seen: Seen) -> None:
+        """Make what was put durable and visible as a whole; raises TierError (corrupt) when it is not what was put."""
+        ...
+
+    def absent(self, name: str, manifest: Manifest) -> list[int]:
+        """The ranks whose shards are not whole yet, whoever uploads them."""
+        ...
+
+    def commit(self, name: str, manifest: Manifest) -> bool:
+        """Put the manifest unless there is one: that single act is the commit. False: the same one was there already.
+
+        Raises TierError (conflict) when another stands there.
+        """
+        ...
+
+    def prune(self, keep: int, keep_days: int) -> list[str]:
+        """Remove what retention does not keep; return its names. Called only after a commit."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """One folder of a tier as retention sees it.
+
+    at_s: when its manifest, else its newest part, was stored, by the server's own clock. set_aside: it is marked, and
+    kept for whoever wants to know why.
+    """
+
+    name: str
+    at_s: float
+    committed: bool
+    set_aside: bool
+
+
+def outdated(listed: Iterable[Listed], keep: int, keep_days: int) -> list[str]:
+    """Choose what may go: all but the newest `keep`, the newest of each of the last `keep_days` days, and the marked.
+
+    Newest is what was committed last, by one clock: the server's. A training that was rolled back has smaller steps
+    than what it left behind. What was never committed goes a day after a newer one was.
+    """
+    entries = sorted((each for each in listed if not each.set_aside), key=lambda each: (each.at_s, each.name))
+    whole = [each for each in entries if each.committed][::-1]
+    if not whole:
+        return []
+    newest_s = whole[0].at_s
+    kept = {each.name for each in whole[:keep]}
+    days: dict[int, str] = {}
+    for each in whole:
+        if newest_s - each.at_s < keep_days * _DAY_S:
+            days.setdefault(int(each.at_s // _DAY_S), each.name)
+    kept.update(days.values())
+    stale = (each for each in entries if not each.committed and each.at_s < newest_s - _DAY_S)
+    return [each.name for each in [*whole, *stale] if each.name not in kept]
+
+
+def ranks_told(ranks: Sequence[int]) -> str:
+    """Ranks for a person: the first few, and how many more."""
+    told = ", ".join(str(rank) for rank in ranks[:8])
+    return told + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")

@@ -1,0 +1,156 @@
+"""A tier in an object store, over obstore: S3 and what speaks it, Google's and Azure's.
+
+    <url>/<job>/step-000000001234-9f86d081/shard-00000/<part> ...   first
+                                           MANIFEST.json            created if absent, last: the commit
+                                           SET-ASIDE                a marker: never load this again
+
+Parts are objects of their own, not parts of S3's multipart uploads: they can be listed, taken up again by any process,
+and read one by one; nothing invisible is left behind that costs money; and it is the same on every store.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from typing import Final
+
+from powerguard.trainer.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, Shard, step_of
+from powerguard.trainer.tiers.base import (
+    SET_ASIDE,
+    Kind,
+    Listed,
+    Part,
+    Remote,
+    Seen,
+    TierError,
+    folder_of,
+    outdated,
+    parts_of,
+)
+from powerguard.trainer.tiers.connect import code_of, opened, told
+
+_MAX_REASON_BYTES: Final = 2048
+
+
+class ObjectTier:
+    """One job's checkpoints in an object store. Opens no connection until it is asked for something."""
+
+    def __init__(self, remote: Remote, job: str) -> None:
+        self.word = remote.url.partition("://")[0]
+        self.url = f"{remote.url.rstrip('/')}/{folder_of(job)}"
+        self._job = job
+        self._connections = remote.connections
+        self._store = opened(remote, self.url)
+
+    # --- Writing ---------------------------------------------------------------------------------------------------
+
+    def committed(self, name: str) -> str | None:
+        content = self._content(f"{name}/{MANIFEST}", MAX_MANIFEST_BYTES)
+        return None if content is None else f"sha256:{sha256(content).hexdigest()}"
+
+    def missing(self, name: str, shard: Shard, seen: Seen) -> list[Part]:  # noqa: ARG002 - one answer tells all
+        return self._missing(name, shard)
+
+    def _missing(self, name: str, shard: Shard) -> list[Part]:
+        there = self._sizes(f"{name}/{shard.file}")
+        return [part for part in parts_of(shard) if there.get(part.name) != part.size_bytes]
+
+    def put(self, name: str, part: Part, content: memoryview) -> None:
+        import obstore
+
+        with self._worded(f"{part.file} part {part.first}"):
+            obstore.put(self._store, f"{name}/{part.file}/{part.name}", content, use_multipart=False)
+
+    def finish(self, name: str, shard: Shard, seen: Seen) -> None:
+        """Nothing is left to do: an object is there as a whole, and with its checksum, or not at all."""
+
+    def absent(self, name: str, manifest: Manifest) -> list[int]:
+        return [shard.rank for shard in manifest.shards if self._missing(name, shard)]
+
+    def commit(self, name: str, manifest: Manifest) -> bool:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        content = manifest.to_json()
+        with self._worded(MANIFEST):
+            try:
+                obstore.put(self._store, f"{name}/{MANIFEST}", content, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                there = self.committed(name)
+                if there == manifest.digest:
+                    return False
+                msg = (
+                    f"{self.url}/{name}: another checkpoint stands under this name ({there}, not {manifest.digest}):"
+                    " two trainings share a job name, or the object store mixed them up (give each job its own)"
+                )
+                raise TierError(Kind.CONFLICT, msg) from None
+        return True
+
+    def prune(self, keep: int, keep_days: int) -> list[str]:
+        import obstore
+
+        names = outdated(self._listed(), keep, keep_days)
+        for name in names:
+            with self._worded(name):
+                # The manifest goes first and alone: a half-removed checkpoint must not look whole.
+                if self._content(f"{name}/{MANIFEST}", MAX_MANIFEST_BYTES) is not None:
+                    obstore.delete(self._store, f"{name}/{MANIFEST}")
+                for page in obstore.list(self._store, name):
+                    obstore.delete(self._store, [entry["path"] for entry in page])
+        return names
+
+    # --- What both sides need --------------------------------------------------------------------------------------
+
+    def _names(self) -> list[str]:
+        """All checkpoints' names, highest step first."""
+        import obstore
+
+        with self._worded("list"):
+            prefixes = obstore.list_with_delimiter(self._store)["common_prefixes"]
+        return sorted((name for name in prefixes if step_of(name) is not None), reverse=True)
+
+    def _sizes(self, folder: str) -> dict[str, int]:
+        """What lies directly in a folder: its name and size."""
+        import obstore
+
+        with self._worded(folder):
+            pages = list(obstore.list(self._store, folder, chunk_size=1000))
+        return {entry["path"].rpartition("/")[2]: entry["size"] for page in pages for entry in page}
+
+    def _listed(self) -> list[Listed]:
+        import obstore
+
+        listed = []
+        for name in self._names():
+            with self._worded(name):
+                entries = [entry for page in obstore.list(self._store, name, chunk_size=1000) for entry in page]
+            stored = {entry["path"].removeprefix(f"{name}/"): entry["last_modified"].timestamp() for entry in entries}
+            committed = MANIFEST in stored
+            at_s = stored[MANIFEST] if committed else max(stored.values(), default=0.0)
+            listed.append(Listed(name=name, at_s=at_s, committed=committed, set_aside=SET_ASIDE in stored))
+        return listed
+
+    def _content(self, path: str, most: int) -> bytes | None:
+        """A small object; None: there is none."""
+        import obstore
+
+        with self._worded(path):
+            try:
+                answer = obstore.get(self._store, path)
+            except FileNotFoundError as error:
+                if code_of(error) == "NoSuchBucket":
+                    raise
+                return None
+            if answer.meta["size"] > most:
+                msg = f"{self.url}/{path}: has {answer.meta['size']} bytes, more than the {most} that it may have"
+                raise TierError(Kind.CORRUPT, msg)
+            return bytes(answer.bytes())
+
+    @contextmanager
+    def _worded(self, what: str) -> Iterator[None]:
+        """Say what a store's errors mean, in our words: theirs quote requests, with all that is in them."""
+        from obstore.exceptions import BaseError
+
+        try:
+            yield
+        except (BaseError, FileNotFoundError, ValueError) as error:
+            raise told(error, f"{self.url}: {what}") from None

@@ -1,0 +1,268 @@
+"""A tier in a mounted folder, as a NAS: the local format, made for file systems that have no O_DIRECT and may vanish.
+
+    <folder>/<job>/step-000000001234-9f86d081/shard-00000.part   while it is written
+                                              shard-00000        flushed, read back and verified
+                                              MANIFEST.json      linked into place last, unless one is there: the commit
+                                              SET-ASIDE          a marker: never load this again
+
+What is written here runs in the upload's child, which is killed when the mount hangs.
+"""
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+from powerguard.trainer.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, Shard, step_of
+from powerguard.trainer.tiers.base import (
+    SET_ASIDE,
+    Kind,
+    Listed,
+    Part,
+    Remote,
+    Seen,
+    TierError,
+    folder_of,
+    outdated,
+    parts_of,
+)
+
+_PART: Final = ".part"
+_NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_BY_NUMBER: Final = {
+    errno.ENOSPC: (Kind.FULL, "the file system is full"),
+    errno.EDQUOT: (Kind.FULL, "the quota is used up"),
+    errno.EROFS: (Kind.DENIED, "is mounted read-only"),
+    errno.EACCES: (Kind.DENIED, "must be writable for the training's user"),
+    errno.EPERM: (Kind.DENIED, "must be writable for the training's user"),
+    errno.ENOENT: (Kind.ABSENT, "is not there (is it mounted?)"),
+    errno.ENOTDIR: (Kind.ABSENT, "is no folder (is it mounted?)"),
+    errno.ESTALE: (Kind.NETWORK, "the server has forgotten us (ESTALE)"),
+    errno.EIO: (Kind.NETWORK, "the server or its disk failed (EIO)"),
+    errno.ETIMEDOUT: (Kind.NETWORK, "no answer from the server"),
+    errno.EHOSTDOWN: (Kind.NETWORK, "no answer from the server"),
+    errno.EHOSTUNREACH: (Kind.NETWORK, "no way to the server"),
+    errno.ENOTCONN: (Kind.NETWORK, "the mount has lost its server"),
+    errno.EREMOTEIO: (Kind.NETWORK, "the server failed"),
+}
+
+
+class PathTier:
+    """One job's checkpoints below a mounted folder.
+
+    The folder itself must be there: it is not made, or an unmounted NAS would fill the disk below its mount point.
+    """
+
+    word = "path"
+
+    def __init__(self, remote: Remote, job: str) -> None:
+        self._folder = Path(remote.url)
+        self._root = self._folder / folder_of(job)
+        self.url = str(self._root)
+        self._job = job
+
+    # --- Writing ---------------------------------------------------------------------------------------------------
+
+    def committed(self, name: str) -> str | None:
+        with self._worded(name):
+            content = _content(self._root / name / MANIFEST)
+        return None if content is None else f"sha256:{sha256(content).hexdigest()}"
+
+    def missing(self, name: str, shard: Shard, seen: Seen) -> list[Part]:
+        """What has been written before counts only when it reads back as it must: a kill may have torn it."""
+        parts = parts_of(shard)
+        with self._worded(name):
+            if _has(self._root / name / shard.file, shard.size_bytes):
+                return []
+            try:
+                file = (self._root / name / f"{shard.file}{_PART}").open("rb", buffering=0)
+            except FileNotFoundError:
+                return parts
+            with file:
+                return [part for part in parts if _wrong(file.fileno(), part, seen) is not None]
+
+    def put(self, name: str, part: Part, content: memoryview) -> None:
+        with self._worded(f"{name}/{part.file}"):
+            self._make(self._root / name)
+            path = self._root / name / f"{part.file}{_PART}"
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            try:
+                done = 0
+                while done < part.size_bytes:
+                    done += os.pwrite(descriptor, content[done : part.size_bytes], part.offset + done)
+            finally:
+                os.close(descriptor)  # over NFS this is where it fails when the server is full
+
+    def finish(self, name: str, shard: Shard, seen: Seen) -> None:
+        with self._worded(f"{name}/{shard.file}"):
+            final = self._root / name / shard.file
+            written = self._root / name / f"{shard.file}{_PART}"
+            if _has(final, shard.size_bytes):
+                return
+            with written.open("r+b", buffering=0) as file:
+                os.ftruncate(file.fileno(), shard.size_bytes)
+                os.fsync(file.fileno())
+            with written.open("rb", buffering=0) as file:  # a new open asks the server, not our cache
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                for part in parts_of(shard):
+                    wrong = _wrong(file.fileno(), part, seen)
+                    if wrong is not None:
+                        written.unlink(missing_ok=True)
+                        msg = (
+                            f"{final}: chunk {wrong} reads back other than it was written (is the NAS, its memory or"
+                            " the network rotten?); written again next time"
+                        )
+                        raise TierError(Kind.CORRUPT, msg)
+            try:
+                written.rename(final)
+            except FileNotFoundError:  # another process of this job finished the same bytes
+                if not _has(final, shard.size_bytes):
+                    raise
+            _sync(final.parent)
+
+    def absent(self, name: str, manifest: Manifest) -> list[int]:
+        with self._worded(name):
+            folder = self._root / name
+            return [shard.rank for shard in manifest.shards if not _has(folder / shard.file, shard.size_bytes)]
+
+    def commit(self, name: str, manifest: Manifest) -> bool:
+        folder = self._root / name
+        unborn = folder / f".{MANIFEST}-{secrets.token_hex(4)}"
+        with self._worded(name):
+            self._make(folder)
+            _write(unborn, manifest.to_json())
+            try:
+                created = _link(unborn, folder / MANIFEST)
+            finally:
+                with contextlib.suppress(OSError):
+                    unborn.unlink()
+            if not created:
+                there = self.committed(name)
+                if there != manifest.digest:
+                    msg = (
+                        f"{folder}: another checkpoint stands under this name ({there}, not {manifest.digest}):"
+                        " two trainings share a job name (give each its own)"
+                    )
+                    raise TierError(Kind.CONFLICT, msg)
+            for each in (folder, self._root, self._folder):
+                _sync(each)
+        return created
+
+    def prune(self, keep: int, keep_days: int) -> list[str]:
+        with self._worded("prune"):
+            names = outdated(self._listed(), keep, keep_days)
+            for name in names:
+                folder = self._root / name
+                # The manifest goes first and alone: a half-removed checkpoint must not look whole.
+                (folder / MANIFEST).unlink(missing_ok=True)
+                _sync(folder)
+                for entry in list(folder.iterdir()):
+                    entry.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # NFS keeps a file that is still open, under another name
+                    folder.rmdir()
+        return names
+
+    # --- What both sides need --------------------------------------------------------------------------------------
+
+    def _names(self) -> list[str]:
+        """All checkpoints' names, highest step first."""
+        try:
+            with os.scandir(self._root) as entries:
+                return sorted((each.name for each in entries if step_of(each.name) is not None), reverse=True)
+        except FileNotFoundError:
+            self._folder.stat()  # no job's folder yet is nothing wrong; no mount is
+            return []
+
+    def _listed(self) -> list[Listed]:
+        listed = []
+        for name in self._names():
+            with os.scandir(self._root / name) as entries:
+                stored = {each.name: each.stat(follow_symlinks=False).st_mtime for each in entries}
+            committed = MANIFEST in stored
+            at_s = stored[MANIFEST] if committed else max(stored.values(), default=0.0)
+            listed.append(Listed(name=name, at_s=at_s, committed=committed, set_aside=SET_ASIDE in stored))
+        return listed
+
+    def _make(self, folder: Path) -> None:
+        if folder.is_dir():
+            return
+        self._root.mkdir(exist_ok=True)  # its parent is the mount: not there is an error
+        folder.mkdir(exist_ok=True)
+
+    @contextmanager
+    def _worded(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            kind, meaning = _BY_NUMBER.get(error.errno or 0, (Kind.UNUSABLE, error.strerror or "failed"))
+            raise TierError(kind, f"{self.url}: {what}: {meaning}") from None
+
+
+def _has(path: Path, size_bytes: int) -> bool:
+    try:
+        return path.stat(follow_symlinks=False).st_size == size_bytes
+    except FileNotFoundError:
+        return False
+
+
+def _wrong(descriptor: int, part: Part, seen: Seen) -> int | None:
+    """The first chunk of a part that is not in the file as it must be; None: all are."""
+    content = bytearray(part.size_bytes)
+    done = 0
+    while done < part.size_bytes:
+        count = os.preadv(descriptor, [memoryview(content)[done:]], part.offset + done)
+        if not count:
+            return part.first + done // part.chunk_bytes
+        done += count
+        seen(count)
+    os.posix_fadvise(descriptor, part.offset, part.size_bytes, os.POSIX_FADV_DONTNEED)
+    return part.wrong(memoryview(content))
+
+
+def _content(path: Path) -> bytes | None:
+    """A manifest's bytes; None: there is none. One that is too long is cut, and so does not verify."""
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_MANIFEST_BYTES + 1)
+    except FileNotFoundError:
+        return None
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("xb", buffering=0) as file:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(file.fileno(), view) :]
+        os.fsync(file.fileno())
+
+
+def _link(unborn: Path, born: Path) -> bool:
+    """Give a file its name unless that is taken: False. A link is the one call that does both, on NFS too."""
+    try:
+        os.link(unborn, born)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # A mount without links (SMB, some FUSE): what could slip in between is the same manifest, of the same name.
+        if born.exists():
+            return False
+        unborn.rename(born)
+    return True
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some FUSE and SMB mounts: folders have nothing to sync there
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,194 @@
+"""One checkpoint on its way from the local disk to a slower tier: shards first, in parts, then the manifest.
+
+Of several hosts each uploads what it has, and whoever finds all shards there puts the manifest: the last host does, and
+when two are last at once both put the same bytes, of which the first ones stand. Nobody waits for a word of another.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Event, Lock
+from typing import Final
+
+from powerguard.trainer.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, ManifestError, Shard
+from powerguard.trainer.reader import CorruptError, ShardReader
+from powerguard.trainer.snapshot import Snapshot
+from powerguard.trainer.tiers.base import Kind, Part, Remote, Target, TierError
+from powerguard.trainer.tiers.pace import Pace, boottime_s
+
+LINGER_S: Final = 120.0
+"""How long whoever has finished looks whether others have: they put the manifest themselves if they take longer."""
+
+_LOOK_EVERY_S: Final = 5.0
+
+
+@dataclass
+class Progress:
+    """How far it is; written by the transfer's threads, read by the one that tells."""
+
+    bytes_total: int = 0
+    bytes_done: int = 0
+    bytes_sent: int = 0
+    """Of the bytes that are done, those that this process put; the others were there."""
+    waiting_for: tuple[int, ...] = ()
+    """Ranks on other hosts whose shards are not there yet."""
+    committed: bool = False
+    pruned: int = 0
+    moved: int = 0
+    """Grows with whatever happens; what stands still for long hangs."""
+    lock: Lock = field(default_factory=Lock, repr=False)
+
+    def seen(self, count: int) -> None:
+        """Something moved: bytes that were read back, an answer."""
+        with self.lock:
+            self.moved += count
+
+    def done(self, count: int, *, sent: bool) -> None:
+        """So many more bytes are there; sent: by us, now."""
+        with self.lock:
+            self.moved += count
+            self.bytes_done += count
+            self.bytes_sent += count if sent else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a child is told to do.
+
+    path, digest: of a committed local checkpoint. ranks: which shards to upload; None: all that lie there.
+    """
+
+    remote: Remote
+    job: str
+    path: str
+    digest: str
+    ranks: tuple[int, ...] | None = None
+
+
+class Transfer:
+    """One order being carried out. linger_s: see `LINGER_S`."""
+
+    def __init__(
+        self,
+        order: Order,
+        target: Target,
+        pace: Pace,
+        progress: Progress,
+        *,
+        linger_s: float = LINGER_S,
+        clock: Callable[[], float] = boottime_s,
+    ) -> None:
+        self.progress = progress
+        self.pace = pace
+        self._order = order
+        self._folder = Path(order.path)
+        self._name = self._folder.name
+        self._target = target
+        self._linger_s = linger_s
+        self._clock = clock
+
+    def run(self) -> bool:
+        """Upload it. True: committed there. False: all that lies here is there, shards of other hosts are not yet.
+
+        Raises TierError: what went wrong with the tier, or (lost, corrupt) with the local checkpoint.
+        """
+        name, target = self._name, self._target
+        manifest = self._manifest()
+        if self.pace.call(lambda: target.committed(name)) is None:
+            mine = self._mine(manifest)
+            self.progress.bytes_total = sum(shard.size_bytes for shard in mine)
+            for shard in mine:
+                self._upload(shard)
+            if not self._all_there(manifest):
+                return False
+        self.pace.call(lambda: target.commit(name, manifest))  # where one stands already, this says whether it is ours
+        self.progress.committed = True
+        remote = self._order.remote
+        self.progress.pruned = len(self.pace.call(lambda: target.prune(remote.keep, remote.keep_days)))
+        return True
+
+    def _manifest(self) -> Manifest:
+        try:
+            with (self._folder / MANIFEST).open("rb") as file:
+                manifest = Manifest.parse(file.read(MAX_MANIFEST_BYTES + 1))
+        except (OSError, ManifestError) as error:
+            raise TierError(Kind.LOST, f"{self._folder}: is no checkpoint any more ({error})") from None
+        if manifest.digest != self._order.digest:
+            raise TierError(Kind.LOST, f"{self._folder}: is not the checkpoint that was offered")
+        return manifest
+
+    def _mine(self, manifest: Manifest) -> list[Shard]:
+        ranks = self._order.ranks
+        if ranks is not None:
+            return [shard for shard in manifest.shards if shard.rank in ranks]
+        return [shard for shard in manifest.shards if (self._folder / shard.file).exists()]
+
+    def _upload(self, shard: Shard) -> None:
+        name, target, progress = self._name, self._target, self.progress
+        missing = self.pace.call(lambda: target.missing(name, shard, progress.seen))
+        progress.done(shard.size_bytes - sum(part.size_bytes for part in missing), sent=False)
+        if missing:
+            with _reading(self._folder, shard) as file:
+                self._put_all(file, missing)
+        self.pace.call(lambda: target.finish(name, shard, progress.seen))
+
+    def _put_all(self, file: ShardReader, parts: list[Part]) -> None:
+        """Put the parts over a few connections; the first error ends all of them, and is raised here."""
+        todo: SimpleQueue[Part] = SimpleQueue()
+        for part in parts:
+            todo.put(part)
+        stop = Event()
+        workers = min(self._order.remote.connections, len(parts))
+
+        def work() -> None:
+            memory = Snapshot(max(part.size_bytes for part in parts))
+            while not stop.is_set():
+                try:
+                    part = todo.get_nowait()
+                except Empty:
+                    return
+                self._put(file, part, memory.buffer[: part.size_bytes])
+
+        with ThreadPoolExecutor(workers, thread_name_prefix="powerguard-put") as pool:
+            futures = [pool.submit(work) for _ in range(workers)]
+            wait(futures, return_when=FIRST_EXCEPTION)
+            stop.set()
+        for future in futures:
+            future.result()
+
+    def _put(self, file: ShardReader, part: Part, content: memoryview) -> None:
+        """Read, verify, put. Nothing is ever sent that is not what the manifest says."""
+        for number in range(len(part.digests)):
+            start = number * part.chunk_bytes
+            file.read_chunk(part.first + number, content[start : start + part.chunk_bytes])
+        self.pace.call(lambda: self._target.put(self._name, part, content), part.size_bytes)
+        self.progress.done(part.size_bytes, sent=True)
+
+    def _all_there(self, manifest: Manifest) -> bool:
+        """Look whether the other hosts' shards are there, for a while: what a NAS lists may be some seconds old."""
+        until_s = self._clock() + self._linger_s
+        rest = Event()
+        while absent := self.pace.call(lambda: self._target.absent(self._name, manifest)):
+            self.progress.waiting_for = tuple(absent)
+            self.progress.seen(1)
+            if self._clock() >= until_s:
+                return False
+            rest.wait(_LOOK_EVERY_S)
+        self.progress.waiting_for = ()
+        return True
+
+
+@contextmanager
+def _reading(folder: Path, shard: Shard) -> Iterator[ShardReader]:
+    """Open a local shard; what cannot be read there any more is lost, what reads otherwise is corrupt."""
+    try:
+        with ShardReader(folder, shard) as file:
+            yield file
+    except CorruptError as error:
+        kind = Kind.LOST if error.chunk is None else Kind.CORRUPT
+        raise TierError(kind, f"local checkpoint: {error}") from None
+    except OSError as error:
+        raise TierError(Kind.LOST, f"local checkpoint: {folder / shard.file}: {error.strerror}") from None

@@ -1,0 +1,332 @@
+"""The uploader, as the training's process sees it: it is offered checkpoints, and can be made to stop at once.
+
+The work is done by a child process, one for each upload, which can be killed at any instant and loses at most the parts
+that were on their way. So to hold uploads is to kill it: nothing that hangs, in a mount or in a connection, can be in
+the way, and the memory comes back, too. Here is one thread that starts the child, listens to it and remembers.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import random
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Condition, Thread
+from types import MappingProxyType
+from typing import IO, Any, Final
+
+from powerguard.trainer.reader import held
+from powerguard.trainer.store import SavedCheckpoint
+from powerguard.trainer.tiers.base import Kind, Remote
+from powerguard.trainer.tiers.pace import backoff_s, boottime_s
+from powerguard.trainer.tiers.transfer import Order
+from powerguard.trainer.tiers.upload_child import order_line
+from powerguard.wire import clean_text
+
+_log = logging.getLogger("powerguard.trainer")
+_RETRY_FIRST_S: Final = 30.0
+_RETRY_MOST_S: Final = 900.0
+_STALL_S: Final = 180.0
+_LOOK_EVERY_S: Final = 1.0
+_CHILD: Final = "powerguard.trainer.tiers.upload_child"
+_DIES_WITHIN_S: Final = 0.4
+_MAX_LINE: Final = 64 << 10
+_MAX_TEXT: Final = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadStatus:
+    """How the uploads are.
+
+    state: "idle", "uploading", "backing_off" (the store refuses, and is asked less and less), "resting" (an upload
+    failed; the next attempt comes later), "held", "stuck" (a killed child does not go: its mount hangs), "closed".
+    step: of the checkpoint that is, or will next be, uploaded; None: there is none. error: what went wrong last, in
+    words for a person; "" since the last commit. waiting_for: ranks of other hosts whose shards are not there yet.
+    committed_*: the newest checkpoint that is whole in the tier, as far as this process knows.
+    retries, failures: counts by kind (`base.Kind`) since the start. bytes_sent: since the start.
+    """
+
+    state: str
+    step: int | None = None
+    bytes_total: int = 0
+    bytes_done: int = 0
+    waiting_for: tuple[int, ...] = ()
+    error: str = ""
+    committed_step: int | None = None
+    committed_digest: str = ""
+    committed_at_s: float | None = None
+    commits: int = 0
+    bytes_sent: int = 0
+    retries: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    failures: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    saved: SavedCheckpoint
+    ranks: tuple[int, ...] | None
+
+
+class Uploader:
+    """Copies checkpoints to one slower tier, in the background. Every call returns at once; none touches the tier.
+
+    remote: where to. retry_s: the first rest after a failed upload; it doubles. stall_s: a child that moves nothing for
+    so long is killed (a hung mount). pace: settings of the child's `Pace`. on_committed: told of each commit, in the
+    uploader's thread.
+    """
+
+    def __init__(
+        self,
+        remote: str | Remote,
+        *,
+        job: str,
+        retry_s: float = _RETRY_FIRST_S,
+        stall_s: float = _STALL_S,
+        pace: Mapping[str, float] | None = None,
+        on_committed: Callable[[SavedCheckpoint], None] | None = None,
+        clock: Callable[[], float] = boottime_s,
+    ) -> None:
+        self._remote = Remote.of(remote)
+        self._job = job
+        self._retry_s = retry_s
+        self._stall_s = stall_s
+        self._pace = dict(pace or {})
+        self._on_committed = on_committed
+        self._clock = clock
+        self._rng = random.Random()  # noqa: S311 - spreads retries, hides nothing
+        self._changed = Condition()
+        self._next: _Offer | None = None
+        self._held = False
+        self._held_until_s: float | None = None
+        self._closed = False
+        self._child: subprocess.Popen[bytes] | None = None
+        self._busy = False
+        self._backing_off = False
+        self._rest_until_s = 0.0
+        self._failed_in_a_row = 0
+        self._status = UploadStatus(state="idle")
+        self._thread = Thread(target=self._run, name="powerguard-uploads", daemon=True)
+        self._thread.start()
+
+    # --- What the guard calls --------------------------------------------------------------------------------------
+
+    def offer(self, saved: SavedCheckpoint, ranks: tuple[int, ...] | None = None) -> None:
+        """Upload this one next; one that was offered before and not begun is forgotten.
+
+        ranks: whose shards are this host's to upload; None: all that lie there.
+        """
+        with self._changed:
+            self._next = _Offer(saved, ranks)
+            self._changed.notify_all()
+
+    def hold(self, lease_s: float | None = None) -> bool:
+        """Stop now: the child is killed, and the local checkpoint let go. True when that is done (within 0.4 s).
+
+        lease_s: go on by itself after so many seconds; None: when `release` is called.
+        """
+        with self._changed:
+            self._held = True
+            self._held_until_s = None if lease_s is None else self._clock() + lease_s
+            return self._stopped()
+
+    def release(self) -> None:
+        """Go on where it stopped, by part."""
+        with self._changed:
+            self._held = False
+            self._held_until_s = None
+            self._changed.notify_all()
+
+    def status(self) -> UploadStatus:
+        with self._changed:
+            return replace(self._status, state=self._state())
+
+    def close(self) -> None:
+        """Stop for good; a later uploader goes on by part."""
+        with self._changed:
+            self._closed = True
+            self._stopped()
+        self._thread.join(_DIES_WITHIN_S)
+
+    def _stopped(self) -> bool:
+        if self._child is not None:
+            self._child.kill()
+        self._changed.notify_all()
+        return self._changed.wait_for(lambda: not self._busy, _DIES_WITHIN_S)
+
+    def _state(self) -> str:
+        if self._closed:
+            return "closed"
+        if self._held:
+            return "held"
+        if self._busy:
+            return "backing_off" if self._backing_off else "uploading"
+        if self._child is not None:
+            return "stuck"
+        return "idle" if self._next is None else "resting"
+
+    # --- The thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (offer := self._awaited()) is not None:
+            told: dict[str, Any] = {}
+            try:
+                with held(Path(offer.saved.path)):
+                    self._listen(offer, told)
+            except FileNotFoundError:
+                told = {"ended": Kind.LOST, "error": f"{offer.saved.path}: was removed before it was uploaded"}
+            except OSError as error:
+                reason = f"the process that uploads cannot be started ({error.strerror})"
+                told = {"ended": Kind.UNUSABLE, "error": reason}
+            self._conclude(offer, told)
+
+    def _awaited(self) -> _Offer | None:
+        """The next checkpoint, once it is its time; None: closed."""
+        with self._changed:
+            while not self._closed:
+                now_s = self._clock()
+                if self._held_until_s is not None and now_s >= self._held_until_s:
+                    self._held, self._held_until_s = False, None
+                if self._child is not None and self._child.poll() is not None:
+                    self._child = None
+                ready = self._next is not None and not self._held and self._child is None
+                if ready and now_s >= self._rest_until_s:
+                    self._busy = True
+                    return self._next
+                self._changed.wait(self._until_next_s(now_s, ready=ready))
+            return None
+
+    def _until_next_s(self, now_s: float, *, ready: bool) -> float | None:
+        """How long nothing can change by itself; None: for ever."""
+        times_s = [self._rest_until_s - now_s] if ready else []
+        if self._held_until_s is not None:
+            times_s.append(self._held_until_s - now_s)
+        if self._child is not None:
+            times_s.append(_LOOK_EVERY_S)
+        return max(0.0, min(times_s)) if times_s else None
+
+    def _listen(self, offer: _Offer, told: dict[str, Any]) -> None:
+        """Run one child to its end, or until it is not wanted or moves nothing any more."""
+        saved = offer.saved
+        order = Order(
+            remote=self._remote, job=self._job, path=saved.path, digest=saved.manifest_digest, ranks=offer.ranks
+        )
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", _CHILD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,  # its last words, when it cannot even begin
+            start_new_session=True,
+            bufsize=0,
+        )
+        with self._changed:
+            self._child = child
+            self._status = replace(self._status, step=saved.step, bytes_done=0, bytes_total=0, waiting_for=())
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                _pipe(child.stdin).write(order_line(order, self._pace))
+            self._follow(_pipe(child.stdout), told)
+        finally:
+            child.kill()
+            _pipe(child.stdin).close()
+            _pipe(child.stdout).close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_DIES_WITHIN_S)
+            with self._changed:
+                if child.returncode is not None:
+                    self._child = None
+
+    def _follow(self, pipe: IO[bytes], told: dict[str, Any]) -> None:
+        unread = b""
+        moved: object = None
+        moved_at_s = self._clock()
+        while True:
+            ready, _, _ = select.select([pipe], [], [], _LOOK_EVERY_S)
+            with self._changed:
+                if self._held or self._closed:
+                    return
+            if ready:
+                content = os.read(pipe.fileno(), _MAX_LINE)
+                if not content:
+                    return
+                *lines, unread = (unread + content)[-_MAX_LINE:].split(b"\n")
+                for line in lines:
+                    self._hear(line, told)
+            now_s = self._clock()
+            if moved != (seen := told.get("moved")) or told.get("backing_off"):
+                moved, moved_at_s = seen, now_s
+            if now_s - moved_at_s >= self._stall_s:
+                told.update(ended=Kind.STALLED, error=f"{self._remote.url}: nothing moved for {self._stall_s:g} s")
+                return
+
+    def _hear(self, line: bytes, told: dict[str, Any]) -> None:
+        try:
+            document = json.loads(line)
+        except ValueError:
+            told["last_words"] = clean_text(line.decode("utf-8", "replace"), _MAX_TEXT)
+            return
+        before = told.copy()
+        told.update(document)
+        with self._changed:
+            self._backing_off = bool(told["backing_off"])
+            self._status = replace(
+                self._status,
+                bytes_total=told["bytes_total"],
+                bytes_done=told["bytes_done"],
+                waiting_for=tuple(told["waiting_for"]),
+                bytes_sent=self._status.bytes_sent + told["bytes_sent"] - before.get("bytes_sent", 0),
+                retries=_added(self._status.retries, told["retries"], before.get("retries", {})),
+                error=told["trouble"] or self._status.error,
+            )
+
+    def _conclude(self, offer: _Offer, told: dict[str, Any]) -> None:
+        saved = offer.saved
+        committed = bool(told.get("committed"))
+        ended = "committed" if committed else told.get("ended", "")
+        with self._changed:
+            self._busy = self._backing_off = False
+            stopped = self._held or self._closed
+            self._changed.notify_all()
+            if committed or ended in {"waiting", Kind.LOST, Kind.CORRUPT}:
+                self._next = None if self._next is offer else self._next
+            if committed:
+                self._status = replace(
+                    self._status,
+                    error="",
+                    committed_step=saved.step,
+                    committed_digest=saved.manifest_digest,
+                    committed_at_s=self._clock(),
+                    commits=self._status.commits + 1,
+                )
+            if committed or ended == "waiting" or stopped:
+                self._failed_in_a_row = 0
+                return_reason = ""
+            else:
+                kind = ended or Kind.UNUSABLE
+                return_reason = told.get("error") or told.get("last_words") or "the process that uploads was killed"
+                self._failed_in_a_row += 1
+                rest_s = backoff_s(self._failed_in_a_row, first_s=self._retry_s, most_s=_RETRY_MOST_S, rng=self._rng)
+                self._rest_until_s = self._clock() + rest_s
+                self._status = replace(
+                    self._status, error=return_reason, failures=_added(self._status.failures, {str(kind): 1}, {})
+                )
+        if return_reason:
+            _log.warning("upload_failed step=%d reason=%s rest_s=%.0f", saved.step, return_reason, rest_s)
+        elif committed:
+            _log.info("upload_committed step=%d tier=%s", saved.step, self._remote.url)
+            if self._on_committed is not None:
+                self._on_committed(saved)
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None  # noqa: S101 - both were asked for
+    return pipe
+
+
+def _added(counts: Mapping[str, int], new: Mapping[str, int], before: Mapping[str, int]) -> Mapping[str, int]:
+    grown = {kind: count - before.get(kind, 0) for kind, count in new.items()}
+    return MappingProxyType({kind: counts.get(kind, 0) + grown.get(kind, 0) for kind in {*counts, *grown}})

@@ -1,0 +1,108 @@
+"""The process that uploads: niced, idle for the disk, and killed without a word whenever somebody else needs the bytes.
+
+    stdin    one line of JSON: the order; then nothing, for as long as the parent lives and wants it
+    stdout   lines of JSON: {"progress": ...} every second, and one {"ended": ...}
+
+Nothing secret comes in by arguments or environment of ours; the order names files that hold credentials, at most.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import platform
+import select
+import sys
+from dataclasses import fields
+from threading import Event, Thread
+from typing import Any, Final
+
+from powerguard.trainer.tiers import tier_of
+from powerguard.trainer.tiers.base import Remote, TierError
+from powerguard.trainer.tiers.pace import Pace
+from powerguard.trainer.tiers.transfer import Order, Progress, Transfer
+
+_NICE: Final = 19
+_IOPRIO_SET: Final = {"x86_64": 251, "aarch64": 30}
+_IDLE: Final = 3 << 13  # IOPRIO_CLASS_IDLE, linux/ioprio.h
+_TELL_EVERY_S: Final = 1.0
+MAX_ORDER_BYTES: Final = 64 << 10
+
+
+def order_line(order: Order, pace: dict[str, float]) -> bytes:
+    """What the parent writes. pace: settings of `Pace`, where they are not its own."""
+    document = {field.name: getattr(order, field.name) for field in fields(order)}
+    return json.dumps({**document, "remote": order.remote.as_json(), "pace": pace}).encode() + b"\n"
+
+
+def main() -> int:
+    """Carry out one order; end at once when the parent does. The exit status tells nothing that stdout has not."""
+    _step_back()
+    document = json.loads(sys.stdin.buffer.readline(MAX_ORDER_BYTES))
+    ranks = document["ranks"]
+    order = Order(
+        remote=Remote.from_json(document["remote"]),
+        job=document["job"],
+        path=document["path"],
+        digest=document["digest"],
+        ranks=None if ranks is None else tuple(ranks),
+    )
+    pace = Pace(bytes_per_s=order.remote.bytes_per_s, **document["pace"])
+    progress = Progress()
+    ended = Event()
+    verdict: dict[str, Any] = {}
+
+    def work() -> None:
+        try:
+            committed = Transfer(order, tier_of(order.remote, order.job), pace, progress).run()
+            verdict.update(ended="committed" if committed else "waiting")
+        except TierError as error:
+            verdict.update(ended=error.kind.value, error=str(error))
+        finally:
+            ended.set()
+
+    Thread(target=work, name="powerguard-transfer", daemon=True).start()
+    parent = os.getppid()
+    while not ended.wait(_TELL_EVERY_S):
+        # The parent's end may be open in its own children after it died: whose child we are tells that, too.
+        if os.getppid() != parent or select.select([sys.stdin], [], [], 0)[0] or not _tell(_told(progress, pace)):
+            os._exit(1)  # threads that hang in a mount are not waited for
+    _tell(_told(progress, pace) | verdict)
+    os._exit(0)
+
+
+def _told(progress: Progress, pace: Pace) -> dict[str, Any]:
+    return {
+        "moved": progress.moved,
+        "committed": progress.committed,
+        "trouble": "" if pace.trouble is None else str(pace.trouble),
+        "bytes_total": progress.bytes_total,
+        "bytes_done": progress.bytes_done,
+        "bytes_sent": progress.bytes_sent,
+        "waiting_for": list(progress.waiting_for[:64]),
+        "pruned": progress.pruned,
+        "retries": {kind.value: count for kind, count in list(pace.retries.items())},
+        "backing_off": pace.backing_off,
+    }
+
+
+def _tell(document: dict[str, Any]) -> bool:
+    try:
+        sys.stdout.write(json.dumps(document) + "\n")
+        sys.stdout.flush()
+    except OSError:
+        return False
+    return True
+
+
+def _step_back() -> None:
+    """Let everybody else go first, for the processor and for the disk."""
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    number = _IOPRIO_SET.get(platform.machine())
+    if number is not None:
+        ctypes.CDLL(None, use_errno=True).syscall(number, 1, 0, _IDLE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
