@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from powerguard.trainer.disk import Disk
 from powerguard.trainer.seal_manifest import (
     CHUNK_BYTES,
     DIGEST_DIGITS,
@@ -45,7 +46,6 @@ from powerguard.trainer.seal_read import (
     open_to_read,
     walk,
 )
-from powerguard.trainer.store import Disk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ def seal(
     chunk_bytes = CHUNK_BYTES if before is None or again else before.chunk_bytes
     found = _flush_and_digest(root, tree, chunk_bytes, disk, progress)
     for name in reversed(["", *tree.folders]):
-        _sync_folder(root / name, disk)
+        disk.sync_folder(root / name)
     check_still(root, tree)
     made = Seal(
         files=tuple(SealedFile(path=name, size_bytes=tree.files[name].size, digests=found[name]) for name in found),
@@ -138,7 +138,7 @@ def seal(
     kept = made if before is None or is_new else before
     if is_new:
         _write(root, made, disk)
-    _sync_folder(root, disk)
+    disk.sync_folder(root)
     _sync_above(root, disk)
     return Sealed(path=str(root), seal=kept, digest=kept.digest, is_new=is_new)
 
@@ -298,30 +298,23 @@ def _write(root: Path, made: Seal, disk: Disk) -> None:
     if len(content) > MAX_SEAL_BYTES:
         msg = f"{root}: its seal would be larger than {MAX_SEAL_BYTES >> 20} MiB (seal its folders one by one)"
         raise SealError(msg)
-    unborn.unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        disk.unlink(unborn)  # of a sealing that was killed
     try:
-        descriptor = os.open(unborn, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        descriptor = disk.open(unborn, create=True)
         try:
-            view = memoryview(content)
-            while view:
-                view = view[disk.write(descriptor, view) :]
+            done = 0
+            while done < len(content):
+                done += disk.write(descriptor, memoryview(content)[done:], done)
             disk.sync(descriptor)
         finally:
-            os.close(descriptor)
-        _sync_folder(root, disk)
+            disk.close(descriptor)
+        disk.sync_folder(root)
         disk.rename(unborn, root / SEAL)
     except BaseException:
         with contextlib.suppress(OSError):
-            unborn.unlink()
+            disk.unlink(unborn)
         raise
-
-
-def _sync_folder(folder: Path, disk: Disk) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        disk.sync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _sync_above(root: Path, disk: Disk) -> None:
@@ -331,4 +324,4 @@ def _sync_above(root: Path, disk: Disk) -> None:
         if above.stat().st_dev != device:
             return
         with contextlib.suppress(PermissionError):  # one that we may not read was not made by this training
-            _sync_folder(above, disk)
+            disk.sync_folder(above)

@@ -149,13 +149,13 @@ def _chunks(descriptor: int, size: int, chunk_bytes: int) -> Iterator[memoryview
     while offset < size:
         filled = 0
         while filled < len(buffer) and offset + filled < size:
-            filled -= filled % page  # after a short read: only whole pages can be asked for past the cache
-            got = os.preadv(descriptor, [buffer[filled:]], offset + filled)
-            if not got:
-                break
-            filled += got
+            at = filled - filled % page  # after a short read: only whole pages can be asked for past the cache
+            reached = at + os.preadv(descriptor, [buffer[at:]], offset + at)
+            if reached <= filled:
+                break  # cut short since it was listed
+            filled = reached
         if not filled:
-            return  # cut short since it was listed
+            return
         yield buffer[:filled]
         offset += filled
 
