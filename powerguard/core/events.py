@@ -329,6 +329,8 @@ class TriggerCheckpoint(Action):
     reason: str
     after: Conduct
     outage: str
+    lease_s: float | None = None
+    """Seconds after which a pause ends by itself, whoever asked for it; None: it stands until it is told to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,7 +343,32 @@ class ResumeTrainer(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseTrainer(Action):
-    """Tell a trainer to stop at the next step boundary, without a checkpoint."""
+    """Tell a trainer to stop at the next step boundary, without a checkpoint. lease_s: as in `TriggerCheckpoint`."""
+
+    trainer: str
+    outage: str
+    lease_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopTrainer(Action):
+    """Stop a trainer's processes (SIGSTOP): it was told to pause, and the load has not fallen."""
+
+    trainer: str
+    outage: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TerminateTrainer(Action):
+    """End a trainer's processes (SIGTERM, then SIGCONT): stopped, it still draws power."""
+
+    trainer: str
+    outage: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinueTrainer(Action):
+    """Let a trainer's processes go on (SIGCONT), where we have stopped them; nothing where we have not."""
 
     trainer: str
     outage: str

@@ -1,0 +1,71 @@
+"""How the daemon says one word to a root helper, and does not wait for it longer than it has time."""
+
+import asyncio
+import errno
+import json
+import os
+from dataclasses import dataclass
+from typing import Any, Final
+
+from powerguard.effectors.base import EffectorError
+
+MAX_ANSWER_BYTES: Final = 65536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootHelper:
+    """A helper as the daemon reaches it. name: such as powerguard-signal. real: the socket of this machine's own."""
+
+    name: str
+    socket: str
+    real: str
+
+    @property
+    def not_listening(self) -> str:
+        """What is wrong where nobody listens, and what would be right."""
+        return f"{self.name}.socket is not listening: systemctl enable --now {self.name}.socket"
+
+    async def ask(self, word: dict[str, object], *, limit_s: float) -> dict[str, Any]:
+        """Say one word and return the answer. Raises EffectorError, also where the helper says no."""
+        path = self.socket
+        self._refuse_under_test()
+        try:
+            async with asyncio.timeout(limit_s):
+                answer = await _exchange(path, json.dumps(word, allow_nan=False).encode() + b"\n")
+        except TimeoutError:
+            msg = f"{path}: no answer within {limit_s:g} s (systemctl status '{self.name}@*')"
+            raise EffectorError(msg) from None
+        except OSError as error:
+            raise EffectorError(self._cannot(error)) from error
+        except (ValueError, RecursionError):  # the line is too long, or holds no JSON, or NaN was to be sent
+            answer = None
+        if not isinstance(answer, dict) or not isinstance(answer.get("ok"), bool):
+            msg = f"{path}: what answers is not {self.name}, or it broke (journalctl -t {self.name})"
+            raise EffectorError(msg)
+        if not answer["ok"]:
+            msg = f"{self.name}: {str(answer.get('error', ''))[:1000]}"
+            raise EffectorError(msg)
+        return answer
+
+    def _refuse_under_test(self) -> None:
+        if os.environ.get("POWERGUARD_UNDER_TEST") and os.path.realpath(self.socket) == os.path.realpath(self.real):
+            msg = f"{self.name}: refused under test: {self.socket} is this machine's own; name a test's own socket"
+            raise EffectorError(msg)
+
+    def _cannot(self, error: OSError) -> str:
+        path = self.socket
+        if error.errno in {errno.ENOENT, errno.ECONNREFUSED}:
+            return f"{path}: {self.not_listening}"
+        if error.errno in {errno.EACCES, errno.EPERM}:
+            return f"{path}: user {os.geteuid()} may not say anything here: only powerguard and root may"
+        return f"{path}: {error.strerror or error}; {self.not_listening}"
+
+
+async def _exchange(path: str, line: bytes) -> object:
+    reader, writer = await asyncio.open_unix_connection(path, limit=MAX_ANSWER_BYTES)
+    try:
+        writer.write(line)
+        await writer.drain()
+        return json.loads(await reader.readline())
+    finally:
+        writer.close()

@@ -1,0 +1,178 @@
+"""What the small root helpers share: a line in, a line out, and a folder that outlives whoever is killed.
+
+systemd starts one process of a helper for each connection to its socket. It reads one JSON line, answers with one, and
+ends. What it has changed stands in a file that is written before anything is touched. Only the standard library.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from powerguard.clock import boottime_s
+
+MAX_LINE_BYTES: Final = 4096
+LINE_S: Final = 2.0
+"""For the line to come: whoever connects says his word at once."""
+
+EX_USAGE: Final = 64
+_HELD: Final = "held"
+_LOCK: Final = "lock"
+
+Answer = dict[str, Any]
+
+
+class RefusedError(Exception):
+    """Not a word of ours, or nothing that may be done: what was wrong, and what would be right."""
+
+
+class KeptError(Exception):
+    """The file cannot be read or written, or another process of the helper is at work: what, and what to do."""
+
+
+# --- The line -------------------------------------------------------------------------------------------------------
+
+
+def told_object(line: bytes) -> Mapping[str, object]:
+    """Return the JSON object of a line. Raises RefusedError."""
+    try:
+        told = json.loads(line, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict):
+        msg = 'not a word: one JSON object on one line is expected, such as {"word": "list"}'
+        raise RefusedError(msg)
+    return told
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+def read_line(descriptor: int, by_s: float) -> bytes | None:
+    """Read one line of at most MAX_LINE_BYTES by by_s. None when nothing was said at all. Raises RefusedError."""
+    line = b""
+    while b"\n" not in line:
+        ready, _, _ = select.select([descriptor], [], [], max(by_s - boottime_s(), 0.0))
+        if not ready:
+            msg = f"no whole line within {LINE_S:g} s"
+            raise RefusedError(msg)
+        more = os.read(descriptor, MAX_LINE_BYTES + 1 - len(line))
+        if not more:
+            if line:
+                msg = "the line has no end"
+                raise RefusedError(msg)
+            return None
+        line += more
+        if len(line) > MAX_LINE_BYTES:
+            msg = f"the line is longer than {MAX_LINE_BYTES} bytes"
+            raise RefusedError(msg)
+    return line.partition(b"\n")[0]
+
+
+def serve(carry_out: Callable[[Mapping[str, object]], Answer]) -> int:
+    """Answer the one line that comes in on standard input. carry_out may raise RefusedError."""
+    try:
+        line = read_line(sys.stdin.fileno(), boottime_s() + LINE_S)
+        if line is None:
+            return 0
+        answer = carry_out(told_object(line))
+    except RefusedError as error:
+        answer = {"schema_version": 1, "word": "", "ok": False, "error": str(error)}
+        tell(3, f"refused: {error}")
+    say(answer)
+    return 0
+
+
+def tell(severity: int, text: str) -> None:
+    """Write a line to the log (severity as in syslog(3))."""
+    try:
+        sys.stderr.write(f"<{severity}>{text}\n")
+        sys.stderr.flush()
+    except OSError:
+        return  # a log that is gone must not keep anything from being put back
+
+
+def say(answer: Answer) -> None:
+    """Write an answer."""
+    try:
+        sys.stdout.write(json.dumps(answer, separators=(",", ":")) + "\n")
+        sys.stdout.flush()
+    except OSError:
+        return  # whoever asked has gone; what was asked is done all the same
+
+
+# --- The folder -----------------------------------------------------------------------------------------------------
+
+
+class KeptFolder:
+    """A helper's own folder in /run, or a test's. Only root can write there."""
+
+    def __init__(self, path: Path, *, helper: str) -> None:
+        """helper: its name, for messages."""
+        self.path = path
+        self._helper = helper
+
+    def put(self, name: str, text: str) -> None:
+        """Write a file durably and whole: a kill at any instruction leaves the old one or the new one."""
+        path, fresh = self.path / name, self.path / f"{name}.new"
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(fresh, flags, 0o644)
+            try:
+                os.write(descriptor, text.encode() + b"\n")
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            fresh.replace(path)
+            folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise self.cannot(path, "write", error) from None
+
+    def hold(self) -> None:
+        """Note that the daemon is there and wants what was changed to stay."""
+        self.put(_HELD, f"{boottime_s():.3f}")
+
+    def held_s(self) -> float:
+        """When the daemon last said so; 0 where it never did."""
+        try:
+            held_s = float((self.path / _HELD).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return 0.0
+        return held_s if 0.0 <= held_s <= boottime_s() else 0.0
+
+    @contextlib.contextmanager
+    def locked(self, by_s: float) -> Iterator[None]:
+        """Keep others of our kind out."""
+        try:
+            descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise self.cannot(self.path / _LOCK, "write", error) from None
+        try:
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if boottime_s() >= by_s:
+                        msg = f"another {self._helper} is still at work (systemctl status '{self._helper}*'): try again"
+                        raise KeptError(msg) from None
+                    time.sleep(0.02)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def cannot(self, path: Path, verb: str, error: OSError) -> KeptError:
+        """Return what to say of a file that cannot be read or written."""
+        text = f"{path}: cannot {verb}: {error.strerror or error} ({self._helper} runs as root and owns it)"
+        return KeptError(text)

@@ -1,0 +1,1 @@
+"""Signals to training jobs: the daemon's side (`effector`, `options`, `findings`), the root helper's (`helper`)."""

@@ -1,0 +1,141 @@
+"""The effector `signals`: has the processes of a trainer stopped, ended or let go on, and units asked by a signal.
+
+The daemon has no right to signal anybody. It says one word to the root helper powerguard-signal, which can do nothing
+else (docs/guides/signals.md). For whoever needs it:
+
+    SignalHelper(socket).ask({"word": "list"})                     one word and its answer; raises EffectorError
+    SignalHelper(socket).checkpoint("train.service", "USR1")       USR1, USR2 or TERM to a unit that root has listed
+
+`SignalEffector` carries out StopTrainer, TerminateTrainer and ContinueTrainer; `hold` renews what is stopped.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import structlog
+
+from powerguard.core.events import Action, ContinueTrainer, Detail, StopTrainer, TerminateTrainer
+from powerguard.effectors.base import EffectorError
+from powerguard.effectors.root_client import RootHelper
+from powerguard.effectors.signals.options import SIGNAL_SOCKET, SignalsOptions
+
+log = structlog.get_logger()
+
+LIMIT_S: Final = 5.0
+"""For one word. The helper itself answers within 4 s."""
+
+HOLD_EVERY_S: Final = 30.0
+"""How often we tell the helper that stopped trainers are to stay so; it lets them go on after 180 s without."""
+
+TRAINER_SOCKETS: Final = "/run/powerguard-trainers"
+CheckpointSignal = Literal["USR1", "USR2", "TERM"]
+
+
+class SignalHelper:
+    """powerguard-signal, as the daemon reaches it."""
+
+    def __init__(self, socket: str = SIGNAL_SOCKET, *, limit_s: float = LIMIT_S) -> None:
+        """limit_s: for one word; a caller that cancels earlier is free to."""
+        self.socket = socket
+        self._helper = RootHelper(name="powerguard-signal", socket=socket, real=SIGNAL_SOCKET)
+        self._limit_s = limit_s
+
+    async def ask(self, word: dict[str, object]) -> dict[str, Any]:
+        """Say one word and return its answer. Raises EffectorError, also where the helper says no."""
+        return await self._helper.ask(word, limit_s=self._limit_s)
+
+    async def checkpoint(self, unit: str, signal: CheckpointSignal) -> dict[str, Any]:
+        """Have a unit sent the signal by which it makes a checkpoint. Raises EffectorError.
+
+        Only units and signals that root has listed in /etc/powerguard/signals are sent any. The answer names the
+        processes that have a handler and got it (`processes`, of `pid`, `name` and `did`), and how many (`signalled`).
+        """
+        return await self.ask({"word": "checkpoint", "unit": unit, "signal": signal})
+
+
+class SignalEffector:
+    """Carries out StopTrainer, TerminateTrainer and ContinueTrainer. Twice is as good as once."""
+
+    def __init__(
+        self, options: SignalsOptions, *, sockets: Mapping[str, str | None], folder: str = TRAINER_SOCKETS
+    ) -> None:
+        """Set up, without touching anything.
+
+        sockets: path of the unix socket of each trainer of the settings, by its name; None where it has none. Others
+        were found by their sockets in `folder`, which are called as they are.
+        """
+        self._options = options
+        self._helper = SignalHelper(options.socket)
+        self._sockets = dict(sockets)
+        self._folder = folder
+
+    async def carry_out(self, action: Action) -> Detail:
+        """Stop, end or let go on. Raises EffectorError.
+
+        Detail: `processes` (how many it reached), `scope` (whose they are: a unit, or the listener's own tree),
+        `pending` (how many did not follow yet).
+        """
+        match action:
+            case StopTrainer(trainer=name):
+                word = {"word": "stop", "socket": self._socket_of(name)}
+            case TerminateTrainer(trainer=name):
+                word = {"word": "terminate", "socket": self._socket_of(name)}
+            case ContinueTrainer(trainer=name):
+                if self._options.kind == "none" and not _is_there(self._options.socket):
+                    return (("processes", 0),)  # nothing of ours is here, so nothing was stopped
+                word = {"word": "continue", "socket": self._name_of(name)}
+            case _:
+                msg = f"signals: cannot carry out {type(action).__name__}: only stop, terminate and continue"
+                raise EffectorError(msg)
+        return _detail(await self._helper.ask(dict(word)))
+
+    def _socket_of(self, name: str) -> str:
+        """Name of a trainer's socket, if it may be signalled at all. Raises EffectorError."""
+        if self._options.kind == "none":
+            msg = (
+                "signals.kind is none: processes are left alone (set signals.kind: helper, see docs/guides/signals.md)"
+            )
+            raise EffectorError(msg)
+        path = self._sockets.get(name, f"{self._folder}/{name}.sock")
+        if path is None or str(Path(path).parent) != self._folder:
+            msg = f"{name}: has no socket in {self._folder}, so nobody can tell which process it is"
+            raise EffectorError(msg)
+        return Path(path).name
+
+    def _name_of(self, name: str) -> str:
+        return Path(self._sockets.get(name) or f"{name}.sock").name
+
+    async def hold(self, wanted: Callable[[], bool], rest: Callable[[float], Any]) -> None:
+        """Keep telling the helper that trainers are to stay stopped, for as long as they are; never returns.
+
+        wanted: what the core remembers. A daemon that is gone, or has forgotten, is silent, and they go on.
+        """
+        told = ""
+        while True:
+            because = ""
+            if wanted():
+                try:
+                    await self._helper.ask({"word": "hold"})
+                except EffectorError as error:
+                    because = str(error)
+                    if because != told:
+                        log.warning("signal_hold_failed", because=because, continued_after_s=180)
+            told = because
+            await rest(HOLD_EVERY_S)
+
+
+def _is_there(path: str) -> bool:
+    return Path(path).exists()
+
+
+def _detail(answer: dict[str, Any]) -> Detail:
+    """What the journal and people read of an answer."""
+    told = answer.get("processes", [])
+    processes = [each for each in told if isinstance(each, dict)] if isinstance(told, list) else []
+    return (
+        ("processes", len(processes)),
+        ("pending", sum(each.get("did") == "pending" for each in processes)),
+        ("scope", str(answer.get("scope", ""))[:200]),
+        ("because", str(answer.get("because", ""))[:500]),
+    )

@@ -1,0 +1,456 @@
+"""powerguard-signal: the root helper that stops training that draws on, lets it go on, or ends it, and nothing else.
+
+systemd starts one process for each connection to powerguard-signal.socket, which only user powerguard can open. It
+reads one JSON line, answers with one, and ends. The words are a closed list:
+
+    {"word": "list"}                              who could be signalled, and who is stopped; changes nothing
+    {"word": "stop", "socket": "llm.sock"}        SIGSTOP to the job that listens on this socket
+    {"word": "terminate", "socket": "llm.sock"}   SIGTERM, and SIGCONT, without which it would never be delivered
+    {"word": "continue", "socket": "llm.sock"}    SIGCONT to what was stopped by us; without a socket: to all of it
+    {"word": "hold"}                              the daemon is there and wants stopped jobs to stay so
+    {"word": "checkpoint", "unit": "train.service", "signal": "USR1"}    only what /etc/powerguard/signals lists
+
+Nobody can name a process: a job is found by the name of its socket in /run/powerguard-trainers, and the kernel says
+whose that is. Root's processes are never stopped or ended. People call it as root: `powerguard-signal list`,
+`powerguard-signal continue`. Only the standard library is imported.
+"""
+
+import argparse
+import os
+import re
+import signal
+import stat
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from powerguard.clock import boottime_s
+from powerguard.effectors.root_helper import EX_USAGE, Answer, KeptError, RefusedError, say, serve, tell
+from powerguard.effectors.signals.kept import LEASE_S, Folder, Stopped
+from powerguard.effectors.signals.processes import (
+    SOCKET_NAME,
+    STOPPED,
+    Job,
+    NotFoundError,
+    Process,
+    catches,
+    job_of,
+    listener,
+    look,
+    send,
+    topmost,
+    unit_processes,
+)
+
+FOLDER: Final = "/run/powerguard-signal"
+SOCKETS: Final = "/run/powerguard-trainers"
+ALLOWED: Final = "/etc/powerguard/signals"
+"""One `UNIT SIGNAL` a line: which units may be sent which signal for a checkpoint. Root's file."""
+
+SIGNALS: Final = {"USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2, "TERM": signal.SIGTERM}
+WITHIN_S: Final = 3.0
+"""For an answer."""
+
+_ROUNDS: Final = 5
+"""A process that is not stopped yet may start others: so often it is looked again."""
+
+_SETTLE_S: Final = 1.0
+_WATCH_S: Final = 5.0
+_BROKEN_S: Final = 600.0
+_MOST_LISTED: Final = 64
+_MOST_BYTES: Final = 65536
+_UNIT: Final = re.compile(r"[A-Za-z0-9:_.@\\-]{1,240}\.(?:service|scope)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where things lie: this machine's own, or a test's. owner: whose the list of allowed signals must be."""
+
+    folder: Folder
+    sockets: Path = Path(SOCKETS)
+    allowed: Path = Path(ALLOWED)
+    owner: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """What is asked. socket: of a trainer; "" for all (continue). unit, signal: for checkpoint only."""
+
+    word: str
+    socket: str = ""
+    unit: str = ""
+    signal: str = ""
+
+
+# --- Stopping and going on ------------------------------------------------------------------------------------------
+
+
+def do_stop(places: Places, word: Word) -> Answer:
+    """Stop a job. What is stopped is in the file before the first of its processes is signalled."""
+    by_s = boottime_s() + WITHIN_S
+    with places.folder.locked(by_s):
+        kept = places.folder.read()
+        entry = _entry(kept, word.socket)
+        job = _job(places, word.socket, entry)
+        known = Stopped(socket=word.socket, uid=job.listener.uid, at_s=boottime_s(), processes=())
+        if entry is not None and entry.uid == known.uid:
+            known = replace(known, processes=_alive(entry))
+        for _ in range(_ROUNDS):
+            # One that stands already was stopped by us, and is in the file, or by somebody else, who lets it go on.
+            fresh = [each for each in job.processes if each.key not in known.processes and each.state not in STOPPED]
+            if not fresh:
+                break
+            known = replace(known, processes=(*known.processes, *(each.key for each in fresh)))
+            places.folder.write((*(other for other in kept if other.socket != word.socket), known))
+            for process in fresh:
+                send(process, signal.SIGSTOP)
+            job = _again(job)
+        told = _settled(known, lambda process: process.state in STOPPED)
+        answer = _answer(word, job, told, "stopped")
+        if not known.processes and not any(each.state in STOPPED for each in job.processes):
+            answer |= {"ok": False, "error": f"{word.socket}: nothing was left to stop"}
+        return answer
+
+
+def do_terminate(places: Places, word: Word) -> Answer:
+    """End a job, as systemd would: SIGTERM, then SIGCONT, without which a stopped process never gets it."""
+    by_s = boottime_s() + WITHIN_S
+    with places.folder.locked(by_s):
+        kept = places.folder.read()
+        job = _job(places, word.socket, _entry(kept, word.socket))
+        ended = [process for process in job.processes if send(process, signal.SIGTERM)]
+        for process in ended:
+            send(process, signal.SIGCONT)
+        _let_go(places, kept, word.socket)
+        told = [(process, "terminated") for process in ended]
+        answer = _answer(word, job, told, "terminated")
+        return answer if ended else answer | {"ok": False, "error": f"{word.socket}: nothing was left to end"}
+
+
+def do_continue(places: Places, word: Word) -> Answer:
+    """Let go on what we have stopped, and forget it. Nothing kept: nothing to do."""
+    with places.folder.locked(boottime_s() + WITHIN_S):
+        told = _let_go(places, places.folder.read(), word.socket)
+    standing = [process.pid for process, did in told if did == "pending"]
+    answer: Answer = {"ok": True, "socket": word.socket, "processes": [_told(*each) for each in told]}
+    if standing:
+        # SIGCONT is never lost: one that stands all the same was stopped again, or is held by a debugger.
+        answer["because"] = f"stands all the same, by somebody else's doing: {', '.join(map(str, standing))}"
+    return answer
+
+
+def _let_go(places: Places, kept: tuple[Stopped, ...], name: str) -> list[tuple[Process, str]]:
+    """Send SIGCONT to what is kept under this name, or to all of it. Twice is as good as once."""
+    going = [entry for entry in kept if name in ("", entry.socket)]
+    for entry in going:
+        for process in _processes(entry):
+            send(process, signal.SIGCONT)
+    told = [each for entry in going for each in _settled(entry, lambda process: process.state not in STOPPED)]
+    if going:
+        places.folder.write(tuple(entry for entry in kept if entry not in going))
+    return [(process, "continued" if did == "stopped" else did) for process, did in told]
+
+
+def _entry(kept: tuple[Stopped, ...], name: str) -> Stopped | None:
+    return next((entry for entry in kept if entry.socket == name), None)
+
+
+def _job(places: Places, name: str, entry: Stopped | None) -> Job:
+    """Find the job by its socket. One that we have stopped cannot accept us any more: then it is what we stopped."""
+    try:
+        return job_of(listener(places.sockets, name))
+    except NotFoundError as error:
+        standing = [] if entry is None else _processes(entry)
+        if not standing:
+            raise RefusedError(str(error)) from None
+        return Job(listener=standing[0], scope="what was stopped", processes=tuple(standing))
+
+
+def _again(job: Job) -> Job:
+    process = look(job.listener.pid)
+    return job if process is None or process.key != job.listener.key else job_of(process)
+
+
+def _processes(entry: Stopped) -> list[Process]:
+    found = (look(pid) for pid, _ in entry.processes)
+    return [each for each in found if each is not None and each.key in entry.processes and each.uid == entry.uid]
+
+
+def _alive(entry: Stopped) -> tuple[tuple[int, int], ...]:
+    return tuple(process.key for process in _processes(entry))
+
+
+def _settled(entry: Stopped, fits: Callable[[Process], bool]) -> list[tuple[Process, str]]:
+    """Wait a moment until all that live fit. One in the middle of a system call stops, or wakes, when that ends."""
+    by_s = boottime_s() + _SETTLE_S
+    while True:
+        found = _processes(entry)
+        if all(fits(process) for process in found) or boottime_s() >= by_s:
+            return [(process, "stopped" if fits(process) else "pending") for process in found]
+        time.sleep(0.01)
+
+
+def _answer(word: Word, job: Job, told: Sequence[tuple[Process, str]], did: str) -> Answer:
+    return {
+        "ok": True,
+        "socket": word.socket,
+        "uid": job.listener.uid,
+        "listener": job.listener.pid,
+        "scope": job.scope,
+        did: sum(one == did for _, one in told),
+        "processes": [_told(*each) for each in told[:_MOST_LISTED]],
+    }
+
+
+def _told(process: Process, did: str) -> Answer:
+    return {"pid": process.pid, "name": _printable(process.name), "did": did}
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+# --- The other words ------------------------------------------------------------------------------------------------
+
+
+def do_list(places: Places, word: Word) -> Answer:
+    """Tell who could be signalled, and who is stopped; change nothing."""
+    del word
+    try:
+        names = sorted(name for name in os.listdir(places.sockets) if SOCKET_NAME.fullmatch(name))  # noqa: PTH208
+    except OSError as error:
+        return {"ok": False, "error": f"{places.sockets}: {error.strerror or error}"}
+    kept = places.folder.read()
+    trainers = [_listed(places, name) for name in names[:_MOST_LISTED]]
+    stopped = [
+        {
+            "socket": entry.socket,
+            "uid": entry.uid,
+            "since_s": round(boottime_s() - entry.at_s, 1),
+            "processes": len(_processes(entry)),
+        }
+        for entry in kept
+    ]
+    return {"ok": True, "trainers": trainers, "stopped": stopped, "units": _listed_units(places)}
+
+
+def _listed(places: Places, name: str) -> Answer:
+    try:
+        job = job_of(listener(places.sockets, name))
+    except NotFoundError as error:
+        return {"socket": name, "reachable": False, "because": str(error)}
+    process = job.listener
+    return {
+        "socket": name,
+        "reachable": True,
+        "uid": process.uid,
+        "listener": process.pid,
+        "name": _printable(process.name),
+        "scope": job.scope,
+        "processes": len(job.processes),
+        "because": "",
+    }
+
+
+def _listed_units(places: Places) -> list[Answer]:
+    try:
+        return [{"unit": unit, "signal": name} for unit, name in sorted(allowed(places))]
+    except RefusedError:
+        return []
+
+
+def do_hold(places: Places, word: Word) -> Answer:
+    """Let what is stopped stay so for another lease; where nothing is, nothing happens."""
+    del word
+    kept = places.folder.read()
+    if kept:
+        places.folder.hold()
+    return {"ok": True, "stopped": len(kept)}
+
+
+def do_checkpoint(places: Places, word: Word) -> Answer:
+    """Ask a unit for a checkpoint by a signal that root has allowed for it: its topmost processes that have a handler.
+
+    Without a handler the signal would end a process: a shell around a trainer, a program that only helps it.
+    """
+    if (word.unit, word.signal) not in allowed(places):
+        msg = f"{word.unit} {word.signal}: is not in {places.allowed} (one `UNIT SIGNAL` a line, root's to write)"
+        raise RefusedError(msg)
+    number = SIGNALS[word.signal]
+    there = unit_processes(word.unit)
+    if not there:
+        msg = f"{word.unit}: runs no process of the system's own manager (systemctl status {word.unit})"
+        raise RefusedError(msg)
+    asked = [each for each in topmost(there, lambda each: catches(each.pid, number)) if send(each, number)]
+    if not asked:
+        msg = f"{word.unit}: none of its processes has a handler for SIG{word.signal}: it would only end them"
+        raise RefusedError(msg)
+    processes = [_told(process, "signalled") for process in asked]
+    return {"ok": True, "unit": word.unit, "signal": word.signal, "signalled": len(asked), "processes": processes}
+
+
+def allowed(places: Places) -> frozenset[tuple[str, str]]:
+    """Read which units may be sent which signal. Raises RefusedError for a file that others than root can change."""
+    path = places.allowed
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            for what, found in ((path, os.fstat(descriptor)), (path.parent, path.parent.stat())):
+                if found.st_uid not in (0, places.owner) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                    msg = f"{what}: others than root can change it, so it is not believed (chown root, chmod go-w)"
+                    raise RefusedError(msg)
+            text = os.read(descriptor, _MOST_BYTES).decode("utf-8", "replace")
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        return frozenset()
+    except OSError as error:
+        msg = f"{path}: cannot be read: {error.strerror or error}"
+        raise RefusedError(msg) from None
+    pairs: set[tuple[str, str]] = set()
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        if len(words) != 2 or not _UNIT.fullmatch(words[0]) or words[1].removeprefix("SIG") not in SIGNALS:
+            msg = f"{path}:{number}: expected UNIT and one of {', '.join(SIGNALS)}, such as: train.service USR1"
+            raise RefusedError(msg)
+        pairs.add((words[0], words[1].removeprefix("SIG")))
+    return frozenset(pairs)
+
+
+WORDS: Final[Mapping[str, Callable[[Places, Word], Answer]]] = {
+    "list": do_list,
+    "stop": do_stop,
+    "terminate": do_terminate,
+    "continue": do_continue,
+    "hold": do_hold,
+    "checkpoint": do_checkpoint,
+}
+_TAKES: Final[Mapping[str, tuple[str, ...]]] = {
+    "stop": ("socket",),
+    "terminate": ("socket",),
+    "continue": ("socket",),
+    "checkpoint": ("unit", "signal"),
+}
+
+
+# --- Understanding ---------------------------------------------------------------------------------------------------
+
+
+def checked(told: Mapping[str, object]) -> Word:
+    """Return the word that was told, if it is one. Raises RefusedError."""
+    name = told.get("word")
+    if not isinstance(name, str) or name not in WORDS:
+        msg = f"unknown word; the words are {', '.join(WORDS)}"
+        raise RefusedError(msg)
+    takes = _TAKES.get(name, ())
+    needed = set() if name == "continue" else set(takes)
+    given = set(told) - {"word"}
+    if not needed <= given <= set(takes) or not all(isinstance(told[key], str) for key in given):
+        msg = f"{name} takes {' and '.join(takes) or 'nothing else'}, as text"
+        raise RefusedError(msg)
+    word = Word(**{"word": name, **{key: str(told[key]) for key in given}})
+    if "socket" in given and not SOCKET_NAME.fullmatch(word.socket):
+        msg = f"{word.socket[:80]!r} is no name of a socket in {SOCKETS} (such as llm.sock; no slashes)"
+        raise RefusedError(msg)
+    if name == "checkpoint" and (not _UNIT.fullmatch(word.unit) or word.signal not in SIGNALS):
+        msg = f"checkpoint takes a unit (such as train.service) and one of {', '.join(SIGNALS)}"
+        raise RefusedError(msg)
+    return word
+
+
+def carry_out(places: Places, word: Word) -> Answer:
+    """Do what is asked, and answer whatever happens."""
+    try:
+        _refuse_under_test(places)
+        answer = WORDS[word.word](places, word)
+    except (KeptError, RefusedError) as error:
+        answer = {"ok": False, "error": str(error)}
+    except OSError as error:
+        # The kernel says no (a sandbox, a security module): what was begun is in the file, and is let go on from there.
+        answer = {"ok": False, "error": f"not permitted, or broken: {error.strerror or error}"}
+    _log(word, answer)
+    return {"schema_version": 1, "word": word.word, **answer}
+
+
+def _refuse_under_test(places: Places) -> None:
+    if os.environ.get("POWERGUARD_UNDER_TEST") and places.folder.path == Path(FOLDER):
+        msg = "refused under test: it would signal processes of this machine; give --folder"
+        raise RefusedError(msg)
+
+
+def _log(word: Word, answer: Answer) -> None:
+    """Tell whom a word has reached and what went wrong, for the journal."""
+    who = word.socket or word.unit
+    for process in answer.get("processes", []):
+        tell(5, f"{who or 'all'}: {process['name']} ({process['pid']}): {process['did']}")
+    if not answer["ok"]:
+        tell(3, f"{word.word}: {answer['error']}")
+
+
+# --- The ways in ----------------------------------------------------------------------------------------------------
+
+
+def watch(places: Places, lease_s: float) -> int:
+    """Wait until nothing is stopped any more (0), or until the daemon has been silent for too long: then let all go on.
+
+    systemd starts it again for as long as the file is there (powerguard-signal-watch.path).
+    """
+    while True:
+        try:
+            kept = places.folder.read()
+        except KeptError as error:
+            tell(3, str(error))
+            time.sleep(_BROKEN_S)
+            return 1
+        if not kept:
+            return 0
+        left_s = max(places.folder.held_s(), *(entry.at_s for entry in kept)) + lease_s - boottime_s()
+        if left_s <= 0:
+            break
+        time.sleep(min(left_s, _WATCH_S))
+    tell(4, f"the daemon has not asked for {lease_s:g} s that they stay stopped: letting them go on")
+    return 0 if carry_out(places, Word(word="continue"))["ok"] else 1
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one word of the command line and return the exit status: 0 done, 1 not done, 64 usage."""
+    parser = argparse.ArgumentParser(prog="powerguard-signal", description="Signals to training jobs, as root.")
+    parser.add_argument("word", choices=[*WORDS, "serve", "watch"])
+    parser.add_argument("names", nargs="*", help="a socket's name, such as llm.sock; or a unit and a signal")
+    parser.add_argument("--folder", default=FOLDER, type=Path, help=f"where stopped jobs are kept ({FOLDER})")
+    parser.add_argument("--sockets", default=SOCKETS, type=Path, help=f"where trainers listen ({SOCKETS})")
+    parser.add_argument("--allowed", default=ALLOWED, type=Path, help=f"units and signals for checkpoints ({ALLOWED})")
+    parser.add_argument("--lease-s", default=LEASE_S, type=float, help="for watch: how long a stop holds unasked")
+    try:
+        args = parser.parse_args(arguments)
+    except SystemExit as end:
+        return EX_USAGE if end.code else 0
+    places = Places(folder=Folder(args.folder), sockets=args.sockets, allowed=args.allowed, owner=os.geteuid())
+    if args.word == "serve":
+        return serve(lambda told: carry_out(places, checked(told)))
+    if args.word == "watch":
+        return watch(places, args.lease_s)
+    # One name too many is a key too many, which `checked` refuses by saying what the word takes.
+    takes = (*_TAKES.get(args.word, ()), "more", "and more")
+    try:
+        word = checked({"word": args.word, **dict(zip(takes, args.names, strict=False))})
+    except RefusedError as error:
+        sys.stderr.write(f"powerguard-signal: {error}\n")
+        return EX_USAGE
+    answer = carry_out(places, word)
+    say(answer)
+    return 0 if answer["ok"] else 1
+
+
+def main() -> None:
+    """Run, and end with its status."""
+    sys.exit(run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,356 @@
+"""Processes as the kernel tells of them: who listens on a socket, what is of the same job, and a signal to just that.
+
+Nobody outside names a process here. One is found by the socket that it listens on, and from then on it is a number
+with a start time, held by a pidfd while it is signalled: a number that was given to another process since fits no more.
+Only the standard library; /proc is read as anybody may read it.
+"""
+
+import contextlib
+import errno
+import os
+import re
+import signal
+import socket
+import stat
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+PROC: Final = "/proc"
+CONNECT_S: Final = 1.0
+SOCKET_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\.sock")
+
+_SO_PEERPIDFD: Final = 77
+"""asm-generic/socket.h, Linux 6.5: a pidfd of who called listen(), which cannot be another process's number by now."""
+
+_ENDED: Final = frozenset("ZX")
+STOPPED: Final = frozenset("Tt")
+"""States of proc(5): stopped by a signal, or by a debugger."""
+
+_SLURM_JOB: Final = re.compile(r"job_\d+")
+_CONTAINER: Final = re.compile(r"(?:(?:docker|libpod|crio|cri-containerd)-)?[0-9a-f]{64}(?:\.scope)?")
+_OWN: Final = ".service", ".scope"
+_SHELLS: Final = frozenset(
+    ("ash", "bash", "csh", "dash", "elvish", "fish", "ksh", "mksh", "nu", "pwsh", "rbash", "sh", "tcsh", "xonsh", "zsh")
+)
+_STARTERS: Final = _SHELLS | {
+    "(sd-pam)",
+    "SCREEN",
+    "alacritty",
+    "atd",
+    "code",
+    "conmon",
+    "containerd-shim",
+    "cron",
+    "crond",
+    "doas",
+    "dtach",
+    "emacs",
+    "gnome-terminal-",
+    "jupyter",
+    "jupyter-lab",
+    "jupyter-noteboo",
+    "jupyter-server",
+    "jupyterhub-sing",
+    "kitty",
+    "konsole",
+    "login",
+    "node",
+    "nvim",
+    "runuser",
+    "screen",
+    "slurmstepd",
+    "sshd",
+    "sshd-session",
+    "su",
+    "sudo",
+    "supervisord",
+    "systemd",
+    "tmux: client",
+    "tmux: server",
+    "vim",
+    "wezterm-gui",
+    "xterm",
+    "zellij",
+}
+"""Who starts things for a person or for a cluster, by its name in proc(5) (15 letters): no part of what it starts."""
+
+
+class NotFoundError(Exception):
+    """Nobody may be signalled by this name: what was found, and what would be right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One process. started: ticks since boot, which with pid tells it from every other one. state: of proc(5)."""
+
+    pid: int
+    started: int
+    parent: int
+    uid: int
+    state: str
+    name: str
+    cgroup: str
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What tells it from every other process of this boot."""
+        return self.pid, self.started
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A listener and what belongs to the same job. scope: in words, for people."""
+
+    listener: Process
+    scope: str
+    processes: tuple[Process, ...]
+
+
+# --- One process ----------------------------------------------------------------------------------------------------
+
+
+def look(pid: int) -> Process | None:
+    """Look at one process; None when it is gone, has ended, or runs as more than one user (sudo and its like)."""
+    try:
+        folder = Path(PROC) / str(pid)
+        told = (folder / "stat").read_bytes()
+        words = (folder / "status").read_text("utf-8", "replace")
+        cgroups = (folder / "cgroup").read_text("utf-8", "replace")
+    except (OSError, ValueError):
+        return None
+    # The name is in brackets and may hold anything, brackets too.
+    name, _, rest = told.partition(b"(")[2].rpartition(b")")
+    fields = rest.split()
+    uids = {line for line in re.findall(r"^Uid:\s*(.*)$", words, re.MULTILINE) for line in line.split()}
+    if len(fields) < 20 or fields[0].decode() in _ENDED or len(uids) != 1:
+        return None
+    return Process(
+        pid=pid,
+        started=int(fields[19]),
+        parent=int(fields[1]),
+        uid=int(uids.pop()),
+        state=fields[0].decode(),
+        name=name.decode("utf-8", "replace"),
+        cgroup=_cgroup(cgroups),
+    )
+
+
+def _cgroup(told: str) -> str:
+    """The path that systemd and others order processes by: of cgroup v2, or of v1's systemd hierarchy."""
+    lines = [line.split(":", 2) for line in told.splitlines() if line.count(":") >= 2]
+    for hierarchy in ("name=systemd", ""):
+        for _, controllers, path in lines:
+            if controllers == hierarchy:
+                return path
+    return ""
+
+
+def everybody(wanted: Callable[[Process], bool]) -> dict[int, Process]:
+    """Look at all processes but the first one and this one; return those that are wanted, by their number."""
+    found: dict[int, Process] = {}
+    for name in os.listdir(PROC):  # noqa: PTH208 - names only, some thousands of them
+        if name.isdecimal() and int(name) not in (1, os.getpid()):
+            process = look(int(name))
+            if process is not None and wanted(process):
+                found[process.pid] = process
+    return found
+
+
+def send(process: Process, word: signal.Signals) -> bool:
+    """Send a signal to this very process. False when it is gone. Raises OSError where we may not."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        # From here the number is held: what is seen now is what is signalled.
+        now = look(process.pid)
+        if now is None or now.key != process.key or now.uid != process.uid:
+            return False
+        signal.pidfd_send_signal(descriptor, word)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def catches(pid: int, word: signal.Signals) -> bool:
+    """Say whether a process has a handler for a signal: without one, most signals end it."""
+    try:
+        told = (Path(PROC) / str(pid) / "status").read_text("utf-8", "replace")
+    except OSError:
+        return False
+    mask = re.search(r"^SigCgt:\s*([0-9a-f]+)$", told, re.MULTILINE)
+    return mask is not None and bool(int(mask[1], 16) >> (word - 1) & 1)
+
+
+# --- Who listens ----------------------------------------------------------------------------------------------------
+
+
+def listener(folder: Path, name: str) -> Process:
+    """Return who called listen() on a socket of this name in folder. Raises NotFoundError.
+
+    The kernel says who it is (SO_PEERCRED, unix(7)). The socket's file must be that user's own: of one that somebody
+    else has put there, nobody can tell what it is for.
+    """
+    if not SOCKET_NAME.fullmatch(name):
+        msg = f"{name[:80]!r} is no name of a socket (such as llm.sock; no slashes)"
+        raise NotFoundError(msg)
+    where = f"{folder}/{name}"
+    owner, pid, uid = _peer(folder, name, where)
+    if uid == 0:
+        msg = f"{where}: root listens there, and root's processes are not signalled (run the trainer as a user)"
+        raise NotFoundError(msg)
+    if owner != uid:
+        msg = f"{where}: is uid {owner}'s file, and uid {uid} listens there: left alone"
+        raise NotFoundError(msg)
+    process = None if pid in (1, os.getpid()) else look(pid)
+    if process is None or process.uid != uid:
+        msg = (
+            f"{where}: whoever began to listen there (pid {pid}, uid {uid}) is not there any more, or has another user"
+        )
+        raise NotFoundError(msg)
+    return process
+
+
+def _peer(folder: Path, name: str, where: str) -> tuple[int, int, int]:
+    """Connect, and return the user of the socket's file, and process and user of who listens."""
+    with contextlib.ExitStack() as stack:
+        try:
+            inside = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, inside)
+            file = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inside)
+            stack.callback(os.close, file)
+            found = os.fstat(file)
+            if not stat.S_ISSOCK(found.st_mode):
+                msg = f"{where}: is no socket"
+                raise NotFoundError(msg)
+            client = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            client.settimeout(CONNECT_S)
+            client.connect(f"{PROC}/self/fd/{file}")  # this very file, whatever lies there by now under its name
+            layout = struct.Struct("3i")
+            pid, uid, _ = layout.unpack(client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size))
+            if not _is_the_same(client):
+                msg = f"{where}: whoever began to listen there has ended; who has its socket now, nobody can tell"
+                raise NotFoundError(msg)
+        except BlockingIOError:
+            msg = f"{where}: does not accept connections (its queue is full), so nobody can tell whose it is"
+            raise NotFoundError(msg) from None
+        except OSError as error:
+            right = " (it must let group powerguard write)" if error.errno == errno.EACCES else ""
+            msg = f"{where}: nobody can be asked there: {error.strerror or error}{right}"
+            raise NotFoundError(msg) from None
+    return found.st_uid, pid, uid
+
+
+def _is_the_same(client: socket.socket) -> bool:
+    """Say whether who called listen() still lives; on kernels before 6.5 nobody can, and its user is all we go by."""
+    try:
+        descriptor = client.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError as error:
+        return error.errno == errno.ENOPROTOOPT
+    try:
+        signal.pidfd_send_signal(descriptor, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    finally:
+        os.close(descriptor)
+    return True
+
+
+# --- What belongs to a job ------------------------------------------------------------------------------------------
+
+
+def job_of(process: Process) -> Job:
+    """Return what belongs to the same job as this process: processes of its user only, itself among them.
+
+    In a unit, a container or a Slurm job of its own: all that run there. Where the place is shared (a login, a daemon
+    that starts jobs for many): the tree below its topmost ancestor that is no shell and no other starter of things.
+    """
+    place = place_of(process.cgroup)
+    there = everybody(lambda other: _is_in(other.cgroup, place) if place else other.uid == process.uid)
+    mine = {pid: other for pid, other in there.items() if other.uid == process.uid}
+    mine[process.pid] = process
+    if place and (len(mine) == len(there) or _is_job(place)):
+        found, scope = mine, place.rpartition("/")[2]
+    else:
+        found = _tree(process, {pid: other for pid, other in mine.items() if other.cgroup == process.cgroup})
+        scope = "process tree"
+    # Those that start others first: nobody shall see his children stopped, or gone, while he still runs.
+    ordered = sorted(found.values(), key=lambda other: (_depth(other, found), other.pid))
+    return Job(listener=process, scope=scope, processes=tuple(ordered))
+
+
+def place_of(cgroup: str) -> str:
+    """Return the unit, container or job that a control group belongs to; "" where it is nobody's own (a login)."""
+    parts = cgroup.split("/")
+    if ".." in parts:  # outside our own view of the hierarchy
+        return ""
+    for index in range(len(parts) - 1, -1, -1):
+        part, below = parts[index], parts[:index]
+        if _SLURM_JOB.fullmatch(part) or _CONTAINER.fullmatch(part):
+            return "/".join(parts[: index + 1])
+        if part.endswith(_OWN):
+            of_a_user = any(each.startswith("user@") for each in below)
+            is_login = part.startswith(("session-", "user@", "init.scope"))
+            # Scopes of a user's manager are terminals and desktop programs, but for what systemd-run has made.
+            if is_login or (of_a_user and part.endswith(".scope") and not part.startswith("run-")):
+                return ""
+            return "/".join(parts[: index + 1])
+    return ""
+
+
+def _is_job(place: str) -> bool:
+    name = place.rpartition("/")[2]
+    return bool(_SLURM_JOB.fullmatch(name) or _CONTAINER.fullmatch(name))
+
+
+def _is_in(cgroup: str, place: str) -> bool:
+    return cgroup == place or cgroup.startswith(f"{place}/")
+
+
+def _tree(process: Process, mine: Mapping[int, Process]) -> dict[int, Process]:
+    top, seen = process, {process.pid}
+    while (parent := mine.get(top.parent)) is not None and parent.name not in _STARTERS and parent.pid not in seen:
+        top = parent
+        seen.add(top.pid)
+    found = {top.pid: top}
+    while more := {pid: other for pid, other in mine.items() if other.parent in found and pid not in found}:
+        found |= more
+    return found
+
+
+def _depth(process: Process, among: Mapping[int, Process]) -> int:
+    depth, at = 0, process
+    while (parent := among.get(at.parent)) is not None and depth < len(among):
+        depth, at = depth + 1, parent
+    return depth
+
+
+def unit_processes(unit: str) -> dict[int, Process]:
+    """Return all processes of a unit of the system's own manager; of a user's manager there is none."""
+
+    def wanted(process: Process) -> bool:
+        parts = process.cgroup.split("/")
+        return unit in parts and not any(part.startswith("user@") for part in parts[: parts.index(unit)])
+
+    return everybody(wanted)
+
+
+def topmost(processes: Mapping[int, Process], fits: Callable[[Process], bool]) -> Iterable[Process]:
+    """Return those that fit and have no ancestor among them that fits, too."""
+    fitting = {pid: process for pid, process in processes.items() if fits(process)}
+    for process in fitting.values():
+        at, depth = process, 0
+        while (parent := processes.get(at.parent)) is not None and depth < len(processes):
+            if parent.pid in fitting:
+                break
+            at, depth = parent, depth + 1
+        else:
+            yield process
