@@ -23,37 +23,25 @@ that as an entry too, and it counts only if no other end came before it.
 Durations are relative, and measured on each rank's own CLOCK_BOOTTIME: no step of a wall clock matters.
 """
 
-import json
 import logging
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import count
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from powerguard.trainer.ranks.base import MAX_VALUE_BYTES, Ranks, RanksError, boottime_s
-from powerguard.trainer.ranks.machine import (
-    NEVER,
-    Ended,
-    Generation,
-    Move,
-    Stance,
-    State,
-    apply,
-    due,
-    move,
-)
+from powerguard.trainer.ranks.base import Ranks, RanksError, boottime_s
+from powerguard.trainer.ranks.machine import NEVER, Ended, Generation, Move, Stance, State, due, move
+from powerguard.trainer.ranks.neighbour import Neighbour
+from powerguard.trainer.ranks.parts import Parts
+from powerguard.trainer.ranks.replica import Entry, Replica, over
 from powerguard.wire import After, TriggerRequest, clean_text, escalated
 
 _log = logging.getLogger("powerguard.trainer")
 _T = TypeVar("_T")
-_PRUNE: Final = 64  # entries of the log between two cleanings; twice as many are kept
 _FINER_S: Final = 0.05  # a deadline that is tighter by less is no news
-_NAMED: Final = 64  # up to so many ranks, one that is missing is named
-_HEADER: Final = 8  # digits that tell how many pieces a value has
-_CALL_S: Final = 10.0
+_NAMED: Final = 64  # among so many ranks, those that are missing are looked for and named
+_CLOSE_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,22 +100,15 @@ class Agreement:
         self.ranks = ranks
         self._limits = limits
         self._clock = clock
-        self._changed = changed
-        self._state = State()
         self._stance = Stance()
-        self._next = 0
         self._standing: int | None = None
+        self._bid_in = 0  # the generation whose bid has been handed in
         self._deadlines: dict[int, float] = {}
-        self._seen_at: dict[tuple[int, bool], float] = {}
-        self._posted: dict[int, list[str]] = {}
-        self._serial = count()
-        self._lost = ""
+        self._since: dict[tuple[int, bool], float] = {}
+        self._parts = Parts()
         self._closing = threading.Event()
-        self._lock = threading.Condition()
-        self._calls = threading.Lock()
-        self._peer = _Successor(ranks, limits, clock)
-        self._peer.introduce()
-        self._own = ranks.clone()
+        self._neighbour = Neighbour(ranks, dead_s=limits.dead_s, beat_s=limits.beat_s, clock=clock)
+        self._replica = Replica(ranks, applied=self._applied, changed=changed)
         self._thread = threading.Thread(target=self._watch, name="powerguard-agreement", daemon=True)
         self._thread.start()
 
@@ -136,7 +117,8 @@ class Agreement:
     def open(self, request: TriggerRequest, *, save: bool = True) -> Generation:
         """Ask all ranks for a checkpoint (save=False: for a pause); return the generation, opened or joined.
 
-        The same id is the same generation. Raises RanksError when the store cannot be asked.
+        The same id is the same generation. What training is willing to do after it is for the caller to see to.
+        Raises RanksError when the store cannot be asked, or when all ranks are about to exit.
         """
         asked_at_s = self._clock()
         after = request.after if save else escalated(request.after, After.PAUSE)
@@ -150,52 +132,48 @@ class Agreement:
             "deadline_s": request.deadline_s,
             "host": self.ranks.host,
         }
-        joined: list[Generation] = []
 
-        def moot(state: State) -> bool:
+        def answered(state: State) -> Generation | None:
             known = state.asked_as(request.id)
-            if known is None:
-                front = state.joined(save, after)
-                known = front if front is not None and not self._news(front, entry, asked_at_s) else None
-            joined[:] = [] if known is None else [known]
-            return known is not None
+            if known is None and (joined := state.joined(save, after)) is not None:
+                known = None if self._news(joined, entry, asked_at_s) else joined
+            return known
 
-        self._append(entry, moot)
-        with self._lock:
-            if not moot(self._state):
-                msg = "every rank ends after the checkpoint that was just made (exit): nothing more is saved"
-                raise RanksError(msg)
-        return joined[0]
+        self._replica.append(entry, lambda state: answered(state) is not None or state.leaving is not None)
+        with self._replica.lock:
+            known = answered(self._replica.state)
+        if known is None:
+            msg = "nothing more is saved: every rank exits after the checkpoint that was just made"
+            raise RanksError(msg)
+        return known
 
     def cancel(self, number: int) -> Generation | None:
         """Call a generation off: one not begun is aborted everywhere, one begun is finished and training goes on."""
-        self._append(
+        self._replica.append(
             {"kind": "cancel", "g": number},
-            lambda state: (
-                (known := state.generation(number)) is None
-                or known.ended is not None
-                or (known.begun and known.after is After.CONTINUE)
-            ),
+            lambda state: over(state, number, lambda known: known.begun and known.after is After.CONTINUE),
         )
         return self.generation(number)
 
     def resume(self) -> None:
         """Release all ranks; a checkpoint that has begun is finished first."""
-        self._append(
+        self._replica.append(
             {"kind": "resume"},
             lambda state: state.held_at is None and (state.front is None or state.front.after is After.CONTINUE),
         )
 
     def generation(self, number: int) -> Generation | None:
-        """Return what is known of a generation: in flight, or one of the last 32 that have ended."""
-        with self._lock:
-            known = self._state.generation(number)
-            return known if known is None else self._as_lost(known)
+        """Return what is known of a generation: in flight, or one of the last 16 that have ended."""
+        with self._replica.lock:
+            known, lost = self._replica.state.generation(number), self._replica.lost
+        if known is not None and known.ended is None and lost:
+            return replace(known, ended=Ended(ok=False, lost=True, error=clean_text(lost)))
+        return known
 
     @property
     def state(self) -> State:
         """What all ranks have agreed on, as far as this one has read."""
-        return self._state
+        return self._replica.state
 
     @property
     def standing(self) -> int | None:
@@ -205,10 +183,10 @@ class Agreement:
     @property
     def lost(self) -> str:
         """Why this rank has lost the others; "" while it has not."""
-        return self._lost
+        return self._replica.lost
 
     def deadline_at_s(self, number: int) -> float | None:
-        """Return the tightest deadline of a generation, on this rank's clock."""
+        """Return the tightest deadline of a generation, on this rank's clock; None: none was set."""
         return self._deadlines.get(number)
 
     # --- The training thread ---------------------------------------------------------------------------------------
@@ -216,55 +194,55 @@ class Agreement:
     def wait(self, step: int) -> Generation | None:
         """Stand at this boundary as long as must be; return the generation to save for, or None to train on.
 
-        Call it again after each generation until it says None. A generation that comes with `ended` set is to be saved
-        no more: every rank is to exit, its checkpoint being durable.
+        Call it again after each generation until it says None. A generation that comes with `ended` set is not to be
+        saved: its checkpoint is durable, and every rank is to exit.
         """
         while True:
-            with self._lock:
+            with self._replica.lock:
                 self._standing = step
-                next_move = Move.GO if self._lost else move(self._state, self._stance, step)
-                if next_move is Move.WAIT:
-                    self._lock.wait()
+                action, known = (Move.GO, None) if self._replica.lost else move(self._replica.state, self._stance, step)
+                if action is Move.WAIT:
+                    self._replica.lock.wait()
                     continue
-                if next_move is Move.GO:
-                    self._standing = None
-                    self._look()
-                    return None
-                state, known = self._state, self._state.front
-                if next_move is Move.LEAVE:
-                    return None if state.leaving is None else state.generation(state.leaving)
-                if next_move is Move.TAKE_BACK or (next_move is Move.PASSED and state.back is not None):
-                    known = state.back if state.back.number > self._stance.taken else known  # type: ignore[union-attr]
-                if known is None:
-                    continue
-                if next_move in {Move.TAKE_FRONT, Move.TAKE_BACK}:
+                if action is Move.TAKE and known is not None:
                     self._stance = replace(self._stance, taken=known.number)
-                    self._look()
-                    return known
-            self._answer(next_move, known, step)
+                elif action is Move.GO:
+                    self._standing = None
+                self._look()
+            if action is Move.GO or known is None:
+                return None
+            if action in {Move.TAKE, Move.LEAVE}:
+                return known
+            self._answer(action, known, step)
+
+    def _answer(self, action: Move, known: Generation, step: int) -> None:
+        """Do what a boundary asks for besides standing: with the store, so without the lock."""
+        number = known.number
+        try:
+            if action is Move.BEGIN:
+                self._append_surely(number, {"kind": "begin"}, lambda now: now.begun)
+            else:
+                error = f"this rank is at step {step}, past the agreed step {known.step} (was the step set anew?)"
+                self.conclude(number, ok=False, error=error)
+                with self._replica.lock:
+                    self._stance = replace(self._stance, taken=max(self._stance.taken, number))
+        except GenerationOverError as ended:
+            _log.debug("generation %d: %s", number, ended)
 
     def gather(self, number: int, key: str, value: bytes, *, read: bool = True) -> list[bytes]:
         """Hand in this rank's value under a key; return those of all ranks, by rank, once all have handed in theirs.
 
-        read=False: wait for all, but do not fetch them: returns []. Any thread may call it.
+        read=False: wait for all, but do not fetch them: returns []. Any thread may call it, for each key once.
         Raises GenerationOverError when the generation ends first.
         """
-        known = self._post(number, f"k-{key}", value)
-        if known is not None:
-            self._append(
-                {"kind": "gathered", "g": number, "key": key}, lambda state: _over_or(state, number, _has(key))
-            )
-        with self._lock:
-            while not self._lost and not _over_or(self._state, number, _has(key)):
-                self._lock.wait()
-        found = self.generation(number)
-        if found is None or found.ended is not None:
-            raise GenerationOverError(found or self._forgotten(number))
-        if not read:
-            return []
-        return self._surely(
-            number, lambda ranks: [self._fetch(ranks, number, f"k-{key}", r) for r in range(ranks.size)]
-        )
+        what = f"k-{key}"
+        if self._all_in(number, what, value):
+            self._append_surely(number, {"kind": "gathered", "key": key}, lambda now: key in now.gathered)
+        self._replica.until(lambda: over(self._replica.state, number, lambda now: key in now.gathered))
+        known = self._known(number)
+        if known.ended is not None:
+            raise GenerationOverError(known)
+        return self._surely(number, lambda ranks: self._parts.fetch(ranks, number, what)) if read else []
 
     def conclude(self, number: int, *, ok: bool, digest: str = "", error: str = "") -> Generation:
         """Say how this rank's part went, and return the generation once it has ended for all: `ended` is set.
@@ -272,134 +250,65 @@ class Agreement:
         Every rank concludes. ok=False ends it as failed at once. digest: of the manifest, from each rank that committed
         one, else "". It ends well when all ranks say ok, at least one names a digest, and all of them the same.
         """
-        end = {"kind": "end", "g": number, "ok": ok, "digest": digest, "error": clean_text(error)}
         try:
             if not ok:
                 told = f"rank {self.ranks.rank}: {error}" if self.ranks.size > 1 else error
-                self._append({**end, "error": clean_text(told)}, lambda state: _over_or(state, number))
-            elif (values := self._post(number, "done", digest.encode() or b"-")) is not None:
-                named = sorted({value.decode() for value in values} - {"-"})
-                if len(named) == 1:
-                    end["digest"] = named[0]
-                else:
-                    end |= {"ok": False, "error": f"{len(named)} manifests where there must be one: {named[:4]}"}
-                self._append(end, lambda state: _over_or(state, number))
-        except GenerationOverError as over:
-            return over.generation
-        with self._lock:
-            while not self._lost and not _over_or(self._state, number):
-                self._lock.wait()
-        return self.generation(number) or self._forgotten(number)
+                self._append_surely(number, {"kind": "end", "ok": False, "error": clean_text(told)})
+            elif self._all_in(number, "done", digest.encode("ascii", "replace")):
+                values = self._surely(number, lambda ranks: self._parts.fetch(ranks, number, "done"))
+                named = sorted({value.decode() for value in values if value})
+                end: Entry = {"kind": "end", "ok": True, "digest": named[0]} if len(named) == 1 else {}
+                wrong = {"kind": "end", "ok": False, "error": f"{len(named)} manifests, not one: {named[:4]}"}
+                self._append_surely(number, end or wrong)
+        except GenerationOverError as ended:
+            return ended.generation
+        self._replica.until(lambda: over(self._replica.state, number))
+        return self._known(number)
 
     def close(self) -> None:
         """Say that this rank's training has ended, and with it what is in flight; then let go of the store."""
-        try:
-            if not self._lost and not self._closing.is_set():
-                self._append({"kind": "leave"}, lambda state: state.left)
-        except RanksError as error:
-            _log.debug("closing: %s", error)
+        if not self._closing.is_set():
+            try:
+                self._replica.append({"kind": "leave"}, lambda state: state.left)
+            except RanksError as error:
+                _log.debug("closing: %s", error)
         self._closing.set()
-        with self._lock:
-            self._lost = self._lost or "closed"
-            self._lock.notify_all()
-        self._thread.join(self._limits.idle_s + _CALL_S)
-        self._own.close()
+        self._replica.lose("closed")
+        self._thread.join(self._limits.idle_s + _CLOSE_S)
+        self._replica.own.close()
 
-    # --- Entries -----------------------------------------------------------------------------------------------------
+    def _all_in(self, number: int, what: str, value: bytes) -> bool:
+        """Hand in a part; True for the rank (or, after a lost answer, the ranks) that sees all parts there."""
+        if not self._surely(number, lambda ranks: self._parts.hand_in(ranks, number, what, value)):
+            return False
+        while not self._surely(number, lambda ranks: self._parts.complete(ranks, number, what)):
+            self._replica.until(lambda: over(self._replica.state, number), self._limits.beat_s)
+        return True
 
-    def _append(self, entry: dict[str, Any], moot: Callable[[State], bool]) -> None:
-        """Write an entry at the end of the log, unless what others wrote before it makes it moot. Not the watcher."""
-        raw = self._sealed(entry)
-        while True:
-            with self._lock:
-                if self._lost:
-                    raise RanksError(self._lost)
-                if moot(self._state):
-                    return
-                at = self._next
-            got = self._call(lambda ranks, at=at: ranks.claim(f"log/{at}", raw))  # type: ignore[misc]
-            with self._lock:
-                if not self._lock.wait_for(lambda at=at: self._next > at or self._lost, _CALL_S):  # type: ignore[misc]
-                    msg = "the watcher of this rank does not come forward (is the process starved, or the store?)"
-                    raise RanksError(msg)
-            if got == raw:
-                return
+    def _append_surely(
+        self, number: int, entry: Entry, moot: Callable[[Generation], bool] = lambda _known: False
+    ) -> None:
+        self._surely(
+            number,
+            lambda _ranks: self._replica.append({**entry, "g": number}, lambda state: over(state, number, moot)),
+            own=True,
+        )
 
-    def _sealed(self, entry: dict[str, Any]) -> bytes:
-        """Entries differ even where they say the same: so that each rank knows its own again."""
-        return json.dumps({**entry, "by": self.ranks.rank, "serial": next(self._serial)}).encode("ascii")
-
-    def _call(self, ask: Callable[[Ranks], _T]) -> _T:
-        """Use the connection that all threads but the watcher share."""
-        if not self._calls.acquire(timeout=_CALL_S):
-            msg = f"the store of the ranks has not answered for {_CALL_S:g} s"
-            raise RanksError(msg)
-        try:
-            return ask(self.ranks)
-        finally:
-            self._calls.release()
-
-    def _surely(self, number: int, ask: Callable[[Ranks], _T]) -> _T:
+    def _surely(self, number: int, ask: Callable[[Ranks], _T], *, own: bool = False) -> _T:
         """Ask until there is an answer, or the generation is over: nobody is there to try again for this rank."""
         while True:
             try:
-                return self._call(ask)
+                return ask(self.ranks) if own else self._replica.call(ask)
             except (RanksError, TimeoutError) as error:
                 _log.warning("generation %d: %s", number, error)
-            with self._lock:
-                self._lock.wait_for(lambda: self._lost or _over_or(self._state, number), self._limits.beat_s)
-            known = self.generation(number)
-            if known is None or known.ended is not None:
-                raise GenerationOverError(known or self._forgotten(number))
+            self._replica.until(lambda: over(self._replica.state, number), self._limits.beat_s)
+            known = self._known(number)
+            if known.ended is not None:
+                raise GenerationOverError(known)
 
-    def _post(self, number: int, what: str, value: bytes) -> list[bytes] | None:
-        """Hand in a value; return all values if this may be the last one, else None."""
-        pieces = [value[at : at + MAX_VALUE_BYTES // 2] for at in range(0, len(value), MAX_VALUE_BYTES // 2)] or [b""]
-
-        def hand_in(ranks: Ranks) -> list[bytes] | None:
-            for index, piece in reversed(list(enumerate(pieces))):
-                self._keep(ranks, number, f"{what}/{ranks.rank}/{index}", b"%0*d" % (_HEADER, len(pieces)) + piece)
-            if ranks.add(self._key(number, f"{what}#"), 1) < ranks.size:
-                return None
-            # An answer may have been lost and the sum be too high: only what is there counts.
-            if not all(ranks.check(self._key(number, f"{what}/{rank}/0")) for rank in range(ranks.size)):
-                return None
-            return [self._fetch(ranks, number, what, rank) for rank in range(ranks.size)] if what == "done" else []
-
-        return self._surely(number, hand_in)
-
-    def _keep(self, ranks: Ranks, number: int, name: str, value: bytes) -> None:
-        key = self._key(number, name)
-        ranks.set(key, value)
-        self._posted.setdefault(number, []).append(key)
-
-    def _fetch(self, ranks: Ranks, number: int, what: str, rank: int) -> bytes:
-        first = ranks.get(self._key(number, f"{what}/{rank}/0"), 0.0)
-        rest = range(1, int(first[:_HEADER]))
-        more = (ranks.get(self._key(number, f"{what}/{rank}/{index}"), 0.0)[_HEADER:] for index in rest)
-        return first[_HEADER:] + b"".join(more)
-
-    def _key(self, number: int, name: str) -> str:
-        return f"g/{number}/{name}"
-
-    def _answer(self, next_move: Move, known: Generation, step: int) -> None:
-        """Do what a boundary asks for besides standing: with the store, so without the lock."""
-        try:
-            if next_move is Move.BID:
-                self._surely(known.number, self._bid)
-            elif next_move is Move.BEGIN:
-                self._append(
-                    {"kind": "begin", "g": known.number},
-                    lambda state: (now := state.generation(known.number)) is None or now.begun or now.ended is not None,
-                )
-            else:
-                error = f"this rank is at step {step}, past the agreed step {known.step} (was the step set anew?)"
-                self.conclude(known.number, ok=False, error=error)
-                with self._lock:
-                    self._stance = replace(self._stance, taken=max(self._stance.taken, known.number))
-        except (RanksError, GenerationOverError) as error:
-            _log.warning("generation %d: %s", known.number, error)
-            self._closing.wait(self._limits.beat_s)
+    def _known(self, number: int) -> Generation:
+        ended = Ended(ok=False, lost=True, error="ended long ago, while this rank slept")
+        return self.generation(number) or Generation(number=number, ids=(), ended=ended)
 
     # --- The watcher -------------------------------------------------------------------------------------------------
 
@@ -407,7 +316,7 @@ class Agreement:
         trouble_since_s: float | None = None
         while not self._closing.is_set():
             try:
-                self._read()
+                self._replica.read(self._limits.beat_s if self._flight() else self._limits.idle_s)
                 self._duties()
                 trouble_since_s = None
             except TimeoutError as error:
@@ -416,125 +325,70 @@ class Agreement:
                 now_s = self._clock()
                 trouble_since_s = now_s if trouble_since_s is None else trouble_since_s
                 if now_s - trouble_since_s >= self._limits.lost_s and not self._closing.is_set():
-                    self._lose(str(error))
+                    _log.error("this rank has lost the others: %s", error)
+                    self._replica.lose(f"this rank has lost the others: {error}")
                     return
                 self._closing.wait(self._limits.beat_s)
 
-    def _read(self) -> None:
-        """Wait for the next entry of the log, and apply it."""
-        busy = self._state.front is not None or self._state.back is not None
-        limit_s = self._limits.beat_s if busy else self._limits.idle_s
-        try:
-            raw = self._own.get(f"log/{self._next}", limit_s)
-        except TimeoutError:
-            self._catch_up()
-        else:
-            self._applied(raw)
+    def _flight(self) -> list[Generation]:
+        state = self._replica.state
+        return [one for one in (state.front, state.back) if one is not None]
 
-    def _applied(self, raw: bytes) -> None:
-        try:
-            entry = json.loads(raw)
-        except ValueError:
-            entry = {}
-        entry = entry if isinstance(entry, dict) else {}
-        with self._lock:
-            before, self._state = self._state, apply(self._state, entry)
-            self._next += 1
-            self._time(before, entry)
-            self._look()
-            self._lock.notify_all()
-        self._changed()
-        if self._state.number > before.number:
-            self._forget(self._state.number)
-        if self._next % _PRUNE == 0 and entry.get("by") == self.ranks.rank:
-            self._prune()
-
-    def _time(self, before: State, entry: dict[str, Any]) -> None:
-        """Note, on this rank's own clock, until when each generation in flight has time."""
-        now_s = self._clock()
-        limit_s = entry.get("deadline_s")
-        known = self._state.asked_as(str(entry.get("id"))) if entry.get("kind") == "ask" else None
-        if known is None and entry.get("kind") == "ask" and before.number == self._state.number:
-            known = self._state.front  # joined by more askers than it remembers the names of
-        if known is not None and known.ended is None and isinstance(limit_s, int | float):
-            self._deadlines[known.number] = min(self._deadlines.get(known.number, now_s + limit_s), now_s + limit_s)
-        flight = [one for one in (self._state.front, self._state.back) if one is not None]
-        self._seen_at = {(one.number, one.begun): self._seen_at.get((one.number, one.begun), now_s) for one in flight}
-        for number in [old for old in self._deadlines if self._state.generation(old) is None]:
-            del self._deadlines[number]
+    def _applied(self, before: State, entry: Mapping[str, Any]) -> None:
+        """Note on this rank's own clock until when each generation in flight has time. Under the lock."""
+        now_s, state, limit_s = self._clock(), self._replica.state, entry.get("deadline_s")
+        if entry.get("kind") == "ask" and isinstance(limit_s, int | float):
+            known = state.asked_as(str(entry.get("id")))
+            known = known or state.front  # joined by more askers than it remembers the names of
+            if known is not None and known.ended is None:
+                at_s = now_s + limit_s
+                self._deadlines[known.number] = min(self._deadlines.get(known.number, at_s), at_s)
+        self._since = {key: self._since.get(key, now_s) for key in ((one.number, one.begun) for one in self._flight())}
+        if state.number > before.number:
+            self._deadlines = {number: at_s for number, at_s in self._deadlines.items() if state.generation(number)}
+        self._look()
 
     def _look(self) -> None:
         """Set what the training loop looks at. Under the lock."""
-        self.due = NEVER if self._lost else due(self._state, self._stance)
+        self.due = NEVER if self._replica.lost else due(self._replica.state, self._stance)
 
     def _duties(self) -> None:
-        """Bid; look after the next rank; give up where it has taken too long."""
-        front = self._state.front
-        if front is not None and front.step is None:
-            self._bid(self._own)
-        flight = [one for one in (self._state.front, self._state.back) if one is not None]
-        gone = self._peer.gone(busy=bool(flight), ranks=self._own)
+        """Bid; look after the next rank; give up where it has taken too long; tidy up."""
+        state, own = self._replica.state, self._replica.own
+        if state.front is not None and state.front.step is None:
+            self._bid(state.front.number)
+        flight = self._flight()
+        gone = self._neighbour.gone(own, busy=bool(flight))
         for known in flight:
             reason = gone or self._too_late(known)
             if reason:
-                error = clean_text(f"{reason}{self._missing(known)}")
-                self._write(
-                    {"kind": "end", "g": known.number, "ok": False, "error": error},
-                    lambda state, number=known.number: _over_or(state, number),  # type: ignore[misc]
-                )
+                self._end_failed(known, reason)
+        self._parts.forget(own, keep={one.number for one in flight}, before=state.number - 1)
 
-    def _write(self, entry: dict[str, Any], moot: Callable[[State], bool]) -> None:
-        """Append, as the watcher: it is the one who applies."""
-        raw = self._sealed(entry)
-        while not moot(self._state):
-            got = self._own.claim(f"log/{self._next}", raw)
-            self._applied(got)
-            if got == raw:
-                return
-
-    def _bid(self, ranks: Ranks) -> None:
+    def _bid(self, number: int) -> None:
         """Bid the first boundary that this rank can still do; whoever bids last says the step."""
-        with self._lock:
-            front = self._state.front
-            if front is None or front.step is not None:
-                return
-            number = front.number
+        if self._bid_in == number:
+            return
+        own = self._replica.own
+        with self._replica.lock:
             if self._stance.bid_for != number:
-                self.due = 0  # before `step` is read: see the module
+                # `due` is 0 since the generation opened (`_applied`), so that what is read here is not outrun.
                 if self._standing is None and self.step is None:
                     return
                 bid = self._standing if self._standing is not None else (self.step or 0) + 1
                 self._stance = replace(self._stance, bid=bid, bid_for=number)
                 self._look()
-                self._lock.notify_all()
-            elif self._key(number, f"bid/{ranks.rank}") in self._posted.get(number, ()):
-                return
-            bid = self._stance.bid or 0
-        self._keep(ranks, number, f"bid/{ranks.rank}", b"%d" % bid)
-        if ranks.add(self._key(number, "bid#"), 1) < ranks.size:
-            return
-        bids = [self._key(number, f"bid/{rank}") for rank in range(ranks.size)]
-        if not all(ranks.check(key) for key in bids):
-            return
-        step = max(int(ranks.get(key, 0.0)) for key in bids)
-        entry = {"kind": "step", "g": number, "step": step, "token": secrets.token_hex(4)}
+                self._replica.lock.notify_all()
+            value = b"%d" % (self._stance.bid or 0)
+        if self._parts.hand_in(own, number, "bid", value):
+            if not self._parts.complete(own, number, "bid"):
+                return  # a lost answer was counted twice: looked at again at the next beat
+            step = max(int(bid) for bid in self._parts.fetch(own, number, "bid"))
+            entry = {"kind": "step", "g": number, "step": step, "token": secrets.token_hex(4)}
+            self._replica.write(entry, lambda state: over(state, number, lambda now: now.step is not None))
+        self._bid_in = number
 
-        def moot(state: State) -> bool:
-            return state.front is None or state.front.number != number or state.front.step is not None
-
-        if ranks is self._own:
-            self._write(entry, moot)
-        else:
-            raw = self._sealed(entry)
-            while not moot(self._state):
-                at = self._next
-                got = ranks.claim(f"log/{at}", raw)
-                with self._lock:
-                    self._lock.wait_for(lambda at=at: self._next > at or self._lost, _CALL_S)  # type: ignore[misc]
-                if got == raw or self._lost:
-                    return
-
-    def _news(self, known: Generation, entry: dict[str, Any], asked_at_s: float) -> bool:
+    def _news(self, known: Generation, entry: Entry, asked_at_s: float) -> bool:
         """Would joining change anything for the others?"""
         limit_s, deadline_at_s = entry["deadline_s"], self._deadlines.get(known.number)
         return (
@@ -547,7 +401,7 @@ class Agreement:
     def _too_late(self, known: Generation) -> str:
         """Say why this generation has had its time; "" while it has some left."""
         now_s, limits = self._clock(), self._limits
-        since_s = self._seen_at.get((known.number, known.begun), now_s)
+        since_s = self._since.get((known.number, known.begun), now_s)
         deadline_at_s = self._deadlines.get(known.number)
         if known.begun:
             until_s = since_s + limits.write_s
@@ -559,141 +413,9 @@ class Agreement:
             until_s = min(until_s, deadline_at_s)
         return f"not all ranks have come to the step within {now_s - since_s:.1f} s" if now_s >= until_s else ""
 
-    def _missing(self, known: Generation) -> str:
-        """Name the ranks for which the others wait, where they are few enough to be asked for one by one."""
-        size = self.ranks.size
-        if size == 1 or size > _NAMED:
-            return ""
-        stage = next((f"k-{key}" for key in known.gathered[-1:]), "") if known.begun else "bid"
-        names = ["done"] if stage and known.begun else ["bid"] if stage else []
-        missing = [
-            str(rank)
-            for rank in range(size)
-            for name in names
-            if not self._own.check(self._key(known.number, f"{name}/{rank}" + ("/0" if name == "done" else "")))
-        ]
-        return f" (waited for rank {', '.join(missing)})" if missing else ""
-
-    # --- Cleaning ----------------------------------------------------------------------------------------------------
-
-    def _forget(self, number: int) -> None:
-        """Delete this rank's keys of generations that ended at least one opening ago."""
-        flight = {one.number for one in (self._state.front, self._state.back) if one is not None}
-        for old in [old for old in self._posted if old <= number - 2 and old not in flight]:
-            for key in self._posted.pop(old):
-                self._own.delete(key)
-                if self.ranks.rank == 0:
-                    self._own.delete(key.replace("/0", "#", 1) if key.endswith("/0") else key)
-
-    def _prune(self) -> None:
-        """Keep the state for those who sleep, and delete what is older than the last entries."""
-        base = json.dumps({"next": self._next, "state": self._state.to_json()}).encode("ascii")
-        self._own.set("base", base)
-        for old in range(max(0, self._next - 3 * _PRUNE), self._next - _PRUNE):
-            self._own.delete(f"log/{old}")
-
-    def _catch_up(self) -> None:
-        """Whoever slept so long that the next entry has been deleted goes on from the kept state."""
-        if not self._own.check("base"):
-            return
-        try:
-            base = json.loads(self._own.get("base", 0.0))
-            at, state = int(base["next"]), State.parse(base["state"])
-        except (TimeoutError, ValueError, KeyError, TypeError):
-            return
-        with self._lock:
-            if at <= self._next or self._own.check(f"log/{self._next}"):
-                return
-            self._state, self._next = state, at
-            self._look()
-            self._lock.notify_all()
-        self._changed()
-
-    def _lose(self, reason: str) -> None:
-        _log.error("this rank has lost the others: %s", reason)
-        with self._lock:
-            self._lost = f"this rank has lost the others: {reason}"
-            self._look()
-            self._lock.notify_all()
-        self._changed()
-
-    def _as_lost(self, known: Generation) -> Generation:
-        if known.ended is None and self._lost:
-            return replace(known, ended=Ended(ok=False, lost=True, error=clean_text(self._lost)))
-        return known
-
-    def _forgotten(self, number: int) -> Generation:
-        error = "ended long ago, while this rank slept"
-        return Generation(number=number, ids=(), ended=Ended(ok=False, lost=True, error=error))
-
-
-def _over_or(state: State, number: int, also: Callable[[Generation], bool] = lambda _known: False) -> bool:
-    known = state.generation(number)
-    return known is None or known.ended is not None or also(known)
-
-
-def _has(key: str) -> Callable[[Generation], bool]:
-    return lambda known: key in known.gathered
-
-
-class _Successor:
-    """Every rank looks after the next one: of any that die, one has a living rank before it, and that one tells."""
-
-    def __init__(self, ranks: Ranks, limits: Limits, clock: Callable[[], float]) -> None:
-        self._ranks = ranks
-        self._limits = limits
-        self._clock = clock
-        self._rank = (ranks.rank + 1) % ranks.size
-        self._beat = 0
-        self._heard = b""
-        self._heard_at_s: float | None = None
-        self._looked_at_s = 0.0
-        self._process: tuple[str, str] | None = None
-
-    def introduce(self) -> None:
-        """Tell which process this is, so that a neighbour on the same host can see that it lives."""
-        if self._ranks.size > 1:
-            self._ranks.set(f"process/{self._ranks.rank}", " ".join(_process("self")).encode("ascii", "replace"))
-
-    def gone(self, *, busy: bool, ranks: Ranks) -> str:
-        """Say why the next rank is taken for dead; "" while it is not, or while nobody cares."""
-        if ranks.size == 1 or not busy:
-            self._heard_at_s = None
-            return ""
-        now_s = self._clock()
-        if self._heard_at_s is not None and now_s - self._looked_at_s < self._limits.beat_s:
-            return ""
-        self._beat += 1
-        ranks.set(f"beat/{ranks.rank}", b"%d" % self._beat)
-        if self._killed(ranks):
-            return f"rank {self._rank} has died"
-        heard = ranks.get(f"beat/{self._rank}", 0.0) if ranks.check(f"beat/{self._rank}") else b""
-        slept = now_s - self._looked_at_s > self._limits.dead_s / 2
-        if heard != self._heard or self._heard_at_s is None or slept:
-            self._heard, self._heard_at_s = heard, now_s  # one that has slept itself has no right to complain
-        self._looked_at_s = now_s
-        silent_s = now_s - self._heard_at_s
-        return f"nothing heard of rank {self._rank} for {silent_s:.1f} s" if silent_s >= self._limits.dead_s else ""
-
-    def _killed(self, ranks: Ranks) -> bool:
-        if self._process is None and ranks.check(f"process/{self._rank}"):
-            space, pid, began = ranks.get(f"process/{self._rank}", 0.0).decode().split(" ")
-            here = space == _process("self")[0] and space != "-"
-            self._process = (pid, began) if here else ("", "")
-        if self._process is None or not self._process[0]:
-            return False
-        return _process(self._process[0])[1:] != self._process
-
-
-def _process(pid: str) -> tuple[str, str, str]:
-    """Return where this process counts (boot, pid namespace), its pid and when it began; dashes where not to be had."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-        space = f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return "-", "-", "-"
-    number, (state, *rest) = fields.partition(" ")[0], fields.rpartition(") ")[2].split(" ")
-    if state in {"Z", "X"}:
-        return space, "-", "-"
-    return space, number, rest[18]
+    def _end_failed(self, known: Generation, reason: str) -> None:
+        number, own = known.number, self._replica.own
+        if known.step is None and 1 < self.ranks.size <= _NAMED and (late := self._parts.missing(own, number, "bid")):
+            reason += f" (no word from {', '.join(f'rank {rank}' for rank in late)})"
+        entry = {"kind": "end", "g": number, "ok": False, "error": clean_text(reason)}
+        self._replica.write(entry, lambda state: over(state, number))

@@ -24,9 +24,9 @@ from typing import Any, Final
 
 from powerguard.wire import MAX_STEP, After, clean_text, escalated
 
-_KEPT: Final = 32  # generations that are remembered after their end
+_KEPT: Final = 16  # generations that are remembered after their end
 _MAX_IDS: Final = 64  # ids that one generation remembers: a storm of askers must not grow the state
-_MAX_HOSTS: Final = 4096
+_MAX_HOSTS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,14 +296,11 @@ class Move(Enum):
 
     GO = auto()
     """Nothing is asked of it here."""
-    BID = auto()
-    """A generation has opened and this rank has not bid yet: bid this boundary."""
     WAIT = auto()
-    """Stand, until the state changes."""
+    """Stand, until the state changes, or this rank's watcher has bid."""
     BEGIN = auto()
     """The agreed step is here, and nobody has said so yet: say it."""
-    TAKE_FRONT = auto()
-    TAKE_BACK = auto()
+    TAKE = auto()
     """Take part: hand in this rank's state of this step."""
     PASSED = auto()
     """The agreed step lies behind: somebody set the loop to another step. The generation must fail."""
@@ -320,26 +317,26 @@ class Stance:
     taken: int = 0
 
 
-def move(state: State, stance: Stance, step: int) -> Move:
-    """Decide at the boundary after `step`."""
+def move(state: State, stance: Stance, step: int) -> tuple[Move, Generation | None]:
+    """Decide at the boundary after `step`, and for which generation."""
     back, front = state.back, state.front
     if back is not None and back.number > stance.taken and back.step is not None and step >= back.step:
-        return Move.TAKE_BACK if step == back.step else Move.PASSED
+        return (Move.TAKE if step == back.step else Move.PASSED), back
     if front is not None:
         if front.step is None:
-            if stance.bid_for != front.number or stance.bid is None:
-                return Move.BID
-            return Move.GO if step < stance.bid else Move.WAIT
+            bid = stance.bid if stance.bid_for == front.number else None
+            return (Move.GO if bid is not None and step < bid else Move.WAIT), front
         if step < front.step:
-            return Move.GO
+            return Move.GO, front
         if front.number <= stance.taken:
-            return Move.WAIT
+            return Move.WAIT, front
         if step > front.step:
-            return Move.PASSED
-        return Move.TAKE_FRONT if front.begun else Move.BEGIN
+            return Move.PASSED, front
+        return (Move.TAKE if front.begun else Move.BEGIN), front
     if state.held_at is None or step < state.held_at:
-        return Move.GO
-    return Move.WAIT if state.leaving is None else Move.LEAVE
+        return Move.GO, None
+    leaving = None if state.leaving is None else state.generation(state.leaving)
+    return (Move.WAIT if leaving is None else Move.LEAVE), leaving
 
 
 def due(state: State, stance: Stance) -> int:

@@ -1,0 +1,161 @@
+"""One rank's copy of what all have agreed on: reads the shared log, applies it, writes to it, and keeps it short."""
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from itertools import count
+from typing import Any, Final, TypeVar
+
+from powerguard.trainer.ranks.base import Ranks, RanksError
+from powerguard.trainer.ranks.machine import Generation, State, apply
+
+_T = TypeVar("_T")
+_log = logging.getLogger("powerguard.trainer")
+_PRUNE: Final = 64  # entries of the log between two cleanings; between one and two of these are kept
+_CALL_S: Final = 10.0
+
+Moot = Callable[[State], bool]
+"""Is an entry that one is about to write needed no more?"""
+Entry = dict[str, Any]
+
+
+class Replica:
+    """The state at this rank's place in the log.
+
+    One thread, the watcher, reads (`read`) and may write (`write`), with a connection of its own. All others write by
+    `append`, with the connection that they share. `lock` guards what they see; nothing waits for the store under it.
+
+    applied: called under the lock after each entry, with the state before it. changed: called after that, without.
+    """
+
+    def __init__(
+        self, ranks: Ranks, *, applied: Callable[[State, Mapping[str, Any]], None], changed: Callable[[], None]
+    ) -> None:
+        self.ranks = ranks
+        self.own = ranks.clone()
+        self.lock = threading.Condition()
+        self.state = State()
+        self.lost = ""
+        """Why this rank has lost the others; "" while it has not."""
+        self._applied = applied
+        self._changed = changed
+        self._next = 0
+        self._serial = count()
+        self._shared = threading.Lock()
+
+    # --- Any thread but the watcher ----------------------------------------------------------------------------------
+
+    def append(self, entry: Entry, moot: Moot) -> None:
+        """Write an entry at the end of the log, unless what others wrote before it makes it moot.
+
+        Returns when this rank has read it, too. Raises RanksError.
+        """
+        raw = self._sealed(entry)
+        while True:
+            with self.lock:
+                if self.lost:
+                    raise RanksError(self.lost)
+                if moot(self.state):
+                    return
+                at = self._next
+            got = self.call(lambda ranks, at=at: ranks.claim(f"log/{at}", raw))  # type: ignore[misc]
+            with self.lock:
+                if not self.lock.wait_for(lambda at=at: self._next > at or self.lost, _CALL_S):  # type: ignore[misc]
+                    msg = "the watcher of this rank does not come forward (is the process starved, or the store?)"
+                    raise RanksError(msg)
+            if got == raw:
+                return
+
+    def call(self, ask: Callable[[Ranks], _T]) -> _T:
+        """Use the connection that all threads but the watcher share."""
+        if not self._shared.acquire(timeout=_CALL_S):
+            msg = f"the store of the ranks has not answered for {_CALL_S:g} s"
+            raise RanksError(msg)
+        try:
+            return ask(self.ranks)
+        finally:
+            self._shared.release()
+
+    def until(self, done: Callable[[], object], timeout_s: float | None = None) -> None:
+        """Wait until done() is true, or this rank is lost, or timeout_s have passed."""
+        with self.lock:
+            self.lock.wait_for(lambda: self.lost or done(), timeout_s)
+
+    # --- The watcher -------------------------------------------------------------------------------------------------
+
+    def read(self, limit_s: float) -> None:
+        """Apply the next entry of the log, if there is one within limit_s."""
+        try:
+            raw = self.own.get(f"log/{self._next}", limit_s)
+        except TimeoutError:
+            self._catch_up()
+        else:
+            self._apply(raw)
+
+    def write(self, entry: Entry, moot: Moot) -> None:
+        """Append, as the watcher: it is the one who applies."""
+        raw = self._sealed(entry)
+        while not moot(self.state):
+            got = self.own.claim(f"log/{self._next}", raw)
+            self._apply(got)
+            if got == raw:
+                return
+
+    def lose(self, reason: str) -> None:
+        """Go on without the others: whoever waits for them is let go."""
+        with self.lock:
+            self.lost = self.lost or reason
+            self._applied(self.state, {})
+            self.lock.notify_all()
+        self._changed()
+
+    def _sealed(self, entry: Entry) -> bytes:
+        """Entries differ even where they say the same, so that each rank knows its own again."""
+        return json.dumps({**entry, "by": self.ranks.rank, "serial": next(self._serial)}).encode("ascii")
+
+    def _apply(self, raw: bytes) -> None:
+        try:
+            entry = json.loads(raw)
+        except ValueError:
+            entry = None
+        entry = entry if isinstance(entry, dict) else {}
+        with self.lock:
+            before, self.state = self.state, apply(self.state, entry)
+            self._next += 1
+            self._applied(before, entry)
+            self.lock.notify_all()
+        self._changed()
+        if self._next % _PRUNE == 0 and entry.get("by") == self.ranks.rank:
+            self._prune()
+
+    def _prune(self) -> None:
+        """Keep the state for those who sleep, and delete all but the newest entries: each author in its turn."""
+        base = json.dumps({"next": self._next, "state": self.state.to_json()}).encode("ascii")
+        self.own.set("base", base)
+        for old in range(max(0, self._next - 2 * _PRUNE), self._next - _PRUNE):
+            self.own.delete(f"log/{old}")
+
+    def _catch_up(self) -> None:
+        """Whoever slept so long that the next entry has been deleted goes on from the kept state."""
+        if not self.own.check("base"):
+            return
+        try:
+            base = json.loads(self.own.get("base", 0.0))
+            at, state = int(base["next"]), State.parse(base["state"])
+        except (TimeoutError, ValueError, KeyError, TypeError) as error:
+            _log.warning("the kept state of the ranks cannot be read: %s", error)
+            return
+        if at <= self._next or self.own.check(f"log/{self._next}"):
+            return
+        with self.lock:
+            before, self.state, self._next = self.state, state, at
+            self._applied(before, {})
+            self.lock.notify_all()
+        self._changed()
+
+
+def over(state: State, number: int, also: Callable[[Generation], bool] = lambda _known: False) -> bool:
+    """Has this generation ended (or been forgotten), or is `also` true of it?"""
+    known = state.generation(number)
+    return known is None or known.ended is not None or also(known)
