@@ -206,6 +206,7 @@ def _outage_began(because: str, numbers: Numbers) -> str:
     why = {
         "countdown": "the UPS counts down to cut its output",
         "fsd": "a forced shutdown (FSD) was ordered at the UPS",
+        "network": "the UPS fell silent with this host's own network, so battery is presumed",
     }.get(because, f"two witnesses say battery ({WITNESSES.get(because, because)})")
     return f"an outage began: {why}; the UPS says {shown}"
 
@@ -306,6 +307,7 @@ _GATE: Final[dict[str, str]] = {
 _SENTENCES: Final[dict[str, _Sentence]] = {
     "action_failed": lambda b, n: f"an order failed ({order(str(n.get('action')))}): {b}",
     "battery_low": lambda _, n: f"the UPS calls its battery low, twice; it reports {_for(n, 'runtime_s')}",
+    "battery_presumed": lambda b, _: f"battery is presumed: {b}",
     "battery_replaced": _who("a new battery was put in"),
     "checkpoint_deferred": _of("has to wait with its checkpoint"),
     "checkpoint_durable": _checkpoint_durable,
@@ -330,6 +332,8 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "host_returned": _host_returned,
     "maintenance_ended": _who("maintenance ended"),
     "maintenance_set": _maintenance_set,
+    "network_back": _plain("this host's own network is whole again"),
+    "network_lost": _plain("this host's own network was cut"),
     "older_checkpoint_stands": _older,
     "outage_began": _outage_began,
     "outage_continued": _continued,

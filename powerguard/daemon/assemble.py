@@ -37,6 +37,7 @@ from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Journal, Retention
 from powerguard.daemon.log import configure, open_scope
 from powerguard.daemon.loop import Loop
+from powerguard.daemon.network import network_watch
 from powerguard.daemon.parts import Parts, Runnable
 from powerguard.daemon.systemd import Notifier, is_host_stopping
 from powerguard.daemon.traps import trap_listener
@@ -168,6 +169,9 @@ def build(
         watchers["trainers"] = trainers.watch
     if CapPower not in hands.effectors and armed and settings.gpu.kind != "none":
         watchers["gpu"] = lambda: gpu.hold(is_capped, rest)
+    network = None if hands.sources else network_watch(settings, publish=publish, clock=hands.clock)
+    if network is not None:
+        watchers["network"] = network.run
     sources = (hands.sources or _sources)(settings, hands.clock)
     traps = trap_listener(settings, sources, clock=hands.clock, wall=hands.wall)
     if traps is not None:

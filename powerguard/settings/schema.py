@@ -339,6 +339,12 @@ class Settings(Options):
         description="Which UPS feeds this host. Not set: the one under `ups`.",
         examples=[{"supplies": ["rack-a"], "minimum_supplies": 1}],
     )
+    network_witness: bool = Field(
+        default=True,
+        description="A UPS that falls silent within 30 s of this host's own link or gateway is presumed to be on "
+        "battery: its switch may have gone with the power. false where the switches fail more often than utility.",
+        examples=[True],
+    )
     traps: TrapOptions | None = Field(
         default=None,
         description="The port for SNMP traps and informs. Not set: none is open.",
