@@ -6,19 +6,29 @@ one checkpoint can be taken for another's.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from hashlib import sha256
 from typing import Any, Final, Protocol, Self
 
+from powerguard.trainer.chunks import THREADS, digest_of, over_chunks
+from powerguard.trainer.items import Loaded
 from powerguard.trainer.manifest import Manifest, Shard
+from powerguard.trainer.snapshot import Snapshot
+from powerguard.trainer.store import Found
 
 PART_BYTES: Final = 32 << 20
 """How much is put at a time: what a kill can cost each connection, and what each of them holds in memory."""
 
 SET_ASIDE: Final = "SET-ASIDE"
 """Name of the marker beside a manifest that must not be loaded again; its content says why. Nothing is deleted."""
+
+NEWEST: Final = 8
+"""How many of the newest checkpoints a tier tells of: each costs its manifest, and older ones help nobody."""
+
+MAX_REASON_BYTES: Final = 2048
 
 _SAFE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 _DAY_S: Final = 86400
@@ -130,25 +140,16 @@ class Part:
         """Its name below the shard's: where it begins, how many chunks, and what they are."""
         return f"{self.first:08d}-{len(self.digests)}-{self.digest}"
 
-    def pieces(self, content: memoryview) -> Iterator[tuple[str, memoryview]]:
-        """Each chunk's digest as it must be, and its bytes in the part's content."""
-        for number, digest in enumerate(self.digests):
-            yield digest, content[number * self.chunk_bytes : (number + 1) * self.chunk_bytes]
-
     def wrong(self, content: memoryview) -> int | None:
         """The number, in the shard, of the first chunk that is not what it must be; None: all are."""
-        import xxhash
-
-        for number, (digest, piece) in enumerate(self.pieces(content)):
-            if xxhash.xxh3_128_hexdigest(piece) != digest:
+        for number, digest in enumerate(self.digests):
+            if digest_of(content[number * self.chunk_bytes : (number + 1) * self.chunk_bytes]) != digest:
                 return self.first + number
         return None
 
 
 def parts_of(shard: Shard, part_bytes: int = PART_BYTES) -> list[Part]:
     """Cut a shard into parts of at most `part_bytes`, but of at least one chunk."""
-    import xxhash
-
     count = max(1, part_bytes // shard.chunk_bytes)
     parts = []
     for first in range(0, len(shard.digests), count):
@@ -162,7 +163,7 @@ def parts_of(shard: Shard, part_bytes: int = PART_BYTES) -> list[Part]:
                 offset=offset,
                 size_bytes=min(len(digests) * shard.chunk_bytes, shard.size_bytes - offset),
                 chunk_bytes=shard.chunk_bytes,
-                digest=xxhash.xxh3_128_hexdigest(b"".join(bytes.fromhex(digest) for digest in digests)),
+                digest=digest_of(memoryview(b"".join(bytes.fromhex(digest) for digest in digests))),
             )
         )
     return parts
@@ -208,6 +209,68 @@ class Target(Protocol):
     def prune(self, keep: int, keep_days: int) -> list[str]:
         """Remove what retention does not keep; return its names. Called only after a commit."""
         ...
+
+
+class Source(Protocol):
+    """One rank's shard in one tier, open for reading."""
+
+    def read_chunk(self, index: int, target: memoryview) -> None:
+        """Fill the target, which has the chunk's size, and verify it. Raises TierError, StoreError or OSError."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Tier(Protocol):
+    """The reading side of a tier. Raises TierError, StoreError or OSError; never hangs."""
+
+    @property
+    def word(self) -> str:
+        """Its name in status, metrics and errors."""
+        ...
+
+    def found(self) -> list[Found]:
+        """The newest checkpoints that are committed and not set aside, highest step first."""
+        ...
+
+    def open_shard(self, found: Found, rank: int) -> Source: ...
+
+    def set_aside(self, found: Found, reason: str) -> None:
+        """See that it is never chosen again, without deleting it."""
+        ...
+
+    def aside(self) -> list[str]:
+        """The names of those that were set aside."""
+        ...
+
+
+def read_shard(
+    tier: Tier, found: Found, rank: int, into: Snapshot | None = None, *, threads: int = THREADS
+) -> dict[str, Loaded]:
+    """Read and verify one rank's shard from a tier, in one pass; its items are views of `into` or of own memory.
+
+    Raises what the tier raises; what is in `into` then is to be used by nobody.
+    """
+    shard = found.manifest.shards[rank]
+    memory = Snapshot() if into is None else into
+    with closing(tier.open_shard(found, rank)) as source:  # before the memory: its size was checked against real bytes
+        memory.reserve(shard.size_bytes)
+        buffer = memory.buffer
+        over_chunks(
+            shard.size_bytes,
+            shard.chunk_bytes,
+            lambda index, start, end: source.read_chunk(index, buffer[start:end]),
+            threads=threads,
+        )
+    return items_in(buffer, shard)
+
+
+def items_in(buffer: memoryview, shard: Shard) -> dict[str, Loaded]:
+    """The items of a shard that has been read and verified."""
+    return {
+        item.name: Loaded(item.name, item.dtype, item.shape, buffer[item.offset : item.offset + item.size_bytes])
+        for item in shard.items
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

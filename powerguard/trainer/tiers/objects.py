@@ -8,19 +8,25 @@ Parts are objects of their own, not parts of S3's multipart uploads: they can be
 and read one by one; nothing invisible is left behind that costs money; and it is the same on every store.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from hashlib import sha256
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from powerguard.trainer.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, Shard, step_of
+from powerguard.trainer.chunks import digest_of
+from powerguard.trainer.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, ManifestError, Shard, step_of
+from powerguard.trainer.store import Found
 from powerguard.trainer.tiers.base import (
+    MAX_REASON_BYTES,
+    NEWEST,
     SET_ASIDE,
     Kind,
     Listed,
     Part,
     Remote,
     Seen,
+    Source,
     TierError,
     folder_of,
     outdated,
@@ -28,7 +34,10 @@ from powerguard.trainer.tiers.base import (
 )
 from powerguard.trainer.tiers.connect import code_of, opened, told
 
-_MAX_REASON_BYTES: Final = 2048
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
+
+_PART: Final = re.compile(r"(\d{8})-(\d{1,8})-[0-9a-f]{32}")
 
 
 class ObjectTier:
@@ -98,6 +107,77 @@ class ObjectTier:
                     obstore.delete(self._store, [entry["path"] for entry in page])
         return names
 
+    # --- Reading ---------------------------------------------------------------------------------------------------
+
+    def found(self) -> list[Found]:
+        found: list[Found] = []
+        for name in self._names():
+            if len(found) == NEWEST:
+                break
+            with self._worded(name):
+                there = {entry["path"].rpartition("/")[2] for entry in self._entries(name)}
+            if MANIFEST in there and SET_ASIDE not in there:
+                content = self._content(f"{name}/{MANIFEST}", MAX_MANIFEST_BYTES)
+                with suppress(ManifestError):  # removed, or rotten: as if it were not there; nothing is lost by that
+                    manifest = Manifest.parse(content or b"")
+                    if manifest.step == step_of(name):
+                        path = f"{self.url}/{name}"
+                        found.append(
+                            Found(
+                                step=manifest.step,
+                                name=name,
+                                path=path,
+                                manifest=manifest,
+                                digest=manifest.digest,
+                                tier=self.word,
+                            )
+                        )
+        return found
+
+    def has(self, name: str, digest: str) -> bool:
+        """Is this very checkpoint committed here?"""
+        return self.committed(name) == digest
+
+    def open_shard(self, found: Found, rank: int) -> Source:
+        shard = found.manifest.shards[rank]
+        where: dict[int, tuple[str, int]] = {}
+        for name, size in self._sizes(f"{found.name}/{shard.file}").items():
+            match = _PART.fullmatch(name)
+            if match is not None:
+                first, count = int(match[1]), int(match[2])
+                end = min((first + count) * shard.chunk_bytes, shard.size_bytes)
+                if count <= len(shard.digests) and size == end - first * shard.chunk_bytes:
+                    path = f"{found.name}/{shard.file}/{name}"
+                    where.update(dict.fromkeys(range(first, first + count), (path, first)))
+        missing = next((index for index in range(len(shard.digests)) if index not in where), None)
+        if missing is not None:
+            msg = f"{found.path}/{shard.file}: the part with chunk {missing} is missing"
+            raise TierError(Kind.CORRUPT, msg)
+        return _ObjectShard(self, shard, where)
+
+    def read(self, path: str, start: int, target: memoryview) -> None:
+        """Fill the target from an object, from byte `start` on."""
+        import obstore
+
+        with self._worded(path):
+            content = memoryview(obstore.get_range(self._store, path, start=start, length=len(target)))
+        if len(content) != len(target):
+            msg = f"{self.url}/{path}: the answer was cut short"
+            raise TierError(Kind.NETWORK, msg)
+        target[:] = content
+
+    def set_aside(self, found: Found, reason: str) -> None:
+        import obstore
+
+        with self._worded(found.name):
+            obstore.put(self._store, f"{found.name}/{SET_ASIDE}", reason.encode()[:MAX_REASON_BYTES])
+
+    def aside(self) -> list[str]:
+        return [name for name in self._names()[:NEWEST] if self._is_aside(name)]
+
+    def _is_aside(self, name: str) -> bool:
+        return self._content(f"{name}/{SET_ASIDE}", MAX_REASON_BYTES) is not None
+
     # --- What both sides need --------------------------------------------------------------------------------------
 
     def _names(self) -> list[str]:
@@ -107,6 +187,12 @@ class ObjectTier:
         with self._worded("list"):
             prefixes = obstore.list_with_delimiter(self._store)["common_prefixes"]
         return sorted((name for name in prefixes if step_of(name) is not None), reverse=True)
+
+    def _entries(self, name: str) -> "Sequence[ObjectMeta]":
+        """What lies directly in a checkpoint's folder: the manifest, a marker."""
+        import obstore
+
+        return obstore.list_with_delimiter(self._store, name)["objects"]
 
     def _sizes(self, folder: str) -> dict[str, int]:
         """What lies directly in a folder: its name and size."""
@@ -154,3 +240,22 @@ class ObjectTier:
             yield
         except (BaseError, FileNotFoundError, ValueError) as error:
             raise told(error, f"{self.url}: {what}") from None
+
+
+class _ObjectShard:
+    """A shard whose parts are all there. where: of each chunk the part's object, and the first chunk in it."""
+
+    def __init__(self, tier: ObjectTier, shard: Shard, where: dict[int, tuple[str, int]]) -> None:
+        self._tier = tier
+        self._shard = shard
+        self._where = where
+
+    def read_chunk(self, index: int, target: memoryview) -> None:
+        path, first = self._where[index]
+        self._tier.read(path, (index - first) * self._shard.chunk_bytes, target)
+        if digest_of(target) != self._shard.digests[index]:
+            msg = f"{self._tier.url}/{path}: chunk {index} does not match its digest"
+            raise TierError(Kind.CORRUPT, msg)
+
+    def close(self) -> None:
+        """Nothing is open between two chunks."""

@@ -12,25 +12,35 @@ import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from powerguard.trainer.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, Shard, step_of
+from powerguard.trainer.reader import ShardReader
+from powerguard.trainer.snapshot import Snapshot
+from powerguard.trainer.store import Found, look
 from powerguard.trainer.tiers.base import (
+    MAX_REASON_BYTES,
+    NEWEST,
     SET_ASIDE,
     Kind,
     Listed,
     Part,
     Remote,
     Seen,
+    Source,
     TierError,
     folder_of,
     outdated,
     parts_of,
 )
+from powerguard.trainer.tiers.limit import LIMIT_S, within
+
+_T = TypeVar("_T")
 
 _PART: Final = ".part"
 _NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
@@ -60,7 +70,8 @@ class PathTier:
 
     word = "path"
 
-    def __init__(self, remote: Remote, job: str) -> None:
+    def __init__(self, remote: Remote, job: str, *, limit_s: float = LIMIT_S) -> None:
+        self._limit_s = limit_s
         self._folder = Path(remote.url)
         self._root = self._folder / folder_of(job)
         self.url = str(self._root)
@@ -167,6 +178,47 @@ class PathTier:
                     folder.rmdir()
         return names
 
+    # --- Reading: in the training's own process, so each call has a limit ------------------------------------------
+
+    def found(self) -> list[Found]:
+        return self._limited(self._found)
+
+    def has(self, name: str, digest: str) -> bool:
+        """Is this very checkpoint committed here?"""
+        return self._limited(lambda: self.committed(name)) == digest
+
+    def open_shard(self, found: Found, rank: int) -> Source:
+        shard = found.manifest.shards[rank]
+        file = self._limited(lambda: ShardReader(self._root / found.name, shard))
+        return _PathShard(file, shard.chunk_bytes, self._limit_s)
+
+    def set_aside(self, found: Found, reason: str) -> None:
+        def mark() -> None:
+            with contextlib.suppress(FileExistsError):
+                _write(self._root / found.name / SET_ASIDE, reason.encode()[:MAX_REASON_BYTES])
+
+        self._limited(mark)
+
+    def aside(self) -> list[str]:
+        return self._limited(lambda: [name for name in self._names()[:NEWEST] if self._is_aside(name)])
+
+    def _found(self) -> list[Found]:
+        found: list[Found] = []
+        if self._names():
+            for each in look(self._root):
+                if isinstance(each, Found) and not self._is_aside(each.name):
+                    found.append(replace(each, tier=self.word))
+                if len(found) == NEWEST:
+                    break
+        return found
+
+    def _is_aside(self, name: str) -> bool:
+        return (self._root / name / SET_ASIDE).exists()
+
+    def _limited(self, what: Callable[[], _T]) -> _T:
+        with self._worded("read"):
+            return within(self._limit_s, what, self.url)
+
     # --- What both sides need --------------------------------------------------------------------------------------
 
     def _names(self) -> list[str]:
@@ -201,6 +253,35 @@ class PathTier:
         except OSError as error:
             kind, meaning = _BY_NUMBER.get(error.errno or 0, (Kind.UNUSABLE, error.strerror or "failed"))
             raise TierError(kind, f"{self.url}: {what}: {meaning}") from None
+
+
+class _PathShard:
+    """A shard's file on a mount that may hang while it is read: then this source is given up for good."""
+
+    def __init__(self, file: ShardReader, chunk_bytes: int, limit_s: float) -> None:
+        self._file = file
+        self._chunk_bytes = chunk_bytes
+        self._limit_s = limit_s
+        self._gone: TierError | None = None
+        self._spare: list[Snapshot] = []
+
+    def read_chunk(self, index: int, target: memoryview) -> None:
+        if self._gone is not None:
+            raise self._gone
+        # A read that hangs may end much later: not in the caller's memory.
+        memory = self._spare.pop() if self._spare else Snapshot(self._chunk_bytes)
+        content = memory.buffer[: len(target)]
+        try:
+            within(self._limit_s, lambda: self._file.read_chunk(index, content), str(self._file.path))
+        except TierError as error:
+            self._gone = error
+            raise
+        target[:] = content
+        self._spare.append(memory)
+
+    def close(self) -> None:
+        if self._gone is None:
+            self._file.close()
 
 
 def _has(path: Path, size_bytes: int) -> bool:

@@ -1,0 +1,403 @@
+"""What a training starts from: the newest checkpoint that every rank can read to the last byte, from whichever tier.
+
+Every rank tells what it can see; rank 0 finds what all of them can, newest first; all try the first of these, verifying
+while they read; when all have it, it is taken, else all go on to the next together. A copy that cannot be read is
+replaced by the same checkpoint from the next tier before an older one is thought of, and a single bad chunk by that
+chunk from the next tier. What turns out to be rotten is set aside, told and counted; nothing is deleted here.
+
+Training never starts anew because something could not be read: that is an error, and says what would be right.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final
+
+from powerguard.trainer.chunks import THREADS, over_chunks
+from powerguard.trainer.items import Loaded
+from powerguard.trainer.manifest import Shard, StoreError
+from powerguard.trainer.ranks.base import Ranks
+from powerguard.trainer.reader import CorruptError, ShardReader
+from powerguard.trainer.snapshot import Snapshot
+from powerguard.trainer.store import Found, Store
+from powerguard.trainer.tiers.base import Kind, Source, Tier, TierError, items_in, ranks_told
+from powerguard.trainer.tiers.pace import Pace
+from powerguard.wire import clean_text
+
+_log = logging.getLogger("powerguard.trainer")
+_PATIENCE_S: Final = 120.0
+_LOOK_S: Final = 600.0
+_LOAD_S: Final = 6 * 3600.0
+_CONNECTIONS: Final = 4
+_BAD: Final = "bad-"
+_MAX_REASON: Final = 400
+
+
+class ResumeError(StoreError):
+    """There are checkpoints, or there may be, and none can be taken: why, and what would be right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What all ranks take. items: this rank's, verified, views of the memory that was handed in (or of its own).
+
+    tiers: where this rank's bytes came from, the main one first. repaired: chunks that came from another tier than the
+    rest, and were mended on the local disk where that could be written. refused: what was passed over, and why.
+    """
+
+    found: Found
+    items: Mapping[str, Loaded]
+    tiers: tuple[str, ...]
+    repaired: int = 0
+    refused: tuple[str, ...] = ()
+
+    @property
+    def step(self) -> int:
+        return self.found.step
+
+
+class LocalTier:
+    """The job's own store as the first of the tiers."""
+
+    word = "local"
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def found(self) -> list[Found]:
+        return self.store.found()
+
+    def open_shard(self, found: Found, rank: int) -> Source:
+        return ShardReader(Path(found.path), found.manifest.shards[rank])
+
+    def set_aside(self, found: Found, reason: str) -> None:
+        """Rename it to bad-...; of the ranks that share the root only the leader does."""
+        if self.store.leader:
+            self.store.set_aside(found, reason)
+
+    def aside(self) -> list[str]:
+        return [entry.name for entry in self.store.root.iterdir() if entry.name.startswith(_BAD)]
+
+    def mend(self, found: Found, shard: Shard, index: int, content: memoryview) -> None:
+        """Write one verified chunk over a rotten one, flush it, and see that it reads back. A cut leaves it as bad."""
+        path = Path(found.path, shard.file)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            done = 0
+            while done < len(content):
+                done += os.pwrite(descriptor, content[done:], index * shard.chunk_bytes + done)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        with ShardReader(path.parent, shard) as file:
+            file.read_chunk(index, Snapshot(len(content)).buffer[: len(content)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    step: int
+    digest: str
+    error: str
+
+
+@dataclass
+class _Report:
+    """How one rank fared with one candidate. corrupt: the tiers whose copies are rotten beyond repair from another."""
+
+    rank: int
+    host: int
+    loaded: bool = False
+    corrupt: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+
+
+def choose(
+    tiers: Sequence[Tier],
+    ranks: Ranks,
+    *,
+    job: str,
+    into: Snapshot | None = None,
+    key: str = "resume",
+    patience_s: float = _PATIENCE_S,
+    look_s: float = _LOOK_S,
+    load_s: float = _LOAD_S,
+) -> Chosen | None:
+    """Load the newest checkpoint that all ranks can read. None: there is none in any tier, so training begins.
+
+    Called by every rank, once for each key. tiers: fastest first, the local one (`LocalTier`) before all; the same
+    kinds on every rank. into: memory to read into, where there is some. patience_s: how long a tier that fails is tried again. look_s, load_s: how long ranks wait for each
+    other, to look and to load. Raises ResumeError, the same on all ranks, and RanksError.
+    """
+    return _Choice(tiers, ranks, job=job, memory=into or Snapshot(), key=key, patience_s=patience_s).run(look_s, load_s)
+
+
+class _Choice:
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        ranks: Ranks,
+        *,
+        job: str,
+        memory: Snapshot,
+        key: str,
+        patience_s: float,
+    ) -> None:
+        self._tiers = tiers
+        self._ranks = ranks
+        self._job = job
+        self._memory = memory
+        self._key = key
+        self._paces = {tier.word: Pace(patience_s=patience_s) for tier in tiers}
+        self._copies: dict[tuple[int, str], list[tuple[Tier, Found]]] = {}
+        self._troubles: list[str] = []
+        self._refused: list[str] = []
+
+    def run(self, look_s: float, load_s: float) -> Chosen | None:
+        candidates = self._agreed(look_s)
+        for turn, candidate in enumerate(candidates):
+            if candidate.error:
+                raise ResumeError(candidate.error)
+            report = _Report(self._ranks.rank, self._ranks.host)
+            chosen = self._tried(candidate, report)
+            reports = self._exchanged(turn, report, load_s)
+            bad = [each for each in reports if not each.loaded]
+            if not bad and chosen is not None:
+                self._tidy()
+                return chosen
+            self._pass_over(candidate, bad)
+        if candidates:
+            raise ResumeError(self._nothing_left("none of the checkpoints could be read by all ranks"))
+        return None
+
+    # --- Who can see what ------------------------------------------------------------------------------------------
+
+    def _agreed(self, look_s: float) -> list[_Candidate]:
+        """The checkpoints that all ranks can see, newest first, as rank 0 tells it to everyone."""
+        ranks = self._ranks
+        ranks.set(f"{self._key}/see/{ranks.rank}", json.dumps(self._seen()).encode())
+        if ranks.rank == 0:
+            views = [json.loads(self._awaited(f"see/{rank}", look_s, rank)) for rank in range(ranks.size)]
+            told = [[each.step, each.digest, each.error] for each in self._common(views)]
+            ranks.set(f"{self._key}/candidates", json.dumps(told).encode())
+        answer = json.loads(self._awaited("candidates", look_s + 30.0, 0))
+        return [_Candidate(step, digest, error) for step, digest, error in answer]
+
+    def _seen(self) -> dict[str, Any]:
+        """Look into every tier; say what is there and what could not be looked at."""
+        aside: list[str] = []
+        for tier in self._tiers:
+            try:
+                for found in self._paces[tier.word].call(tier.found):
+                    self._copies.setdefault((found.step, found.digest), []).append((tier, found))
+                aside += self._paces[tier.word].call(tier.aside)
+            except (TierError, StoreError, OSError) as error:
+                self._trouble(f"{tier.word}: {error}")
+            if isinstance(tier, LocalTier):
+                self._refused += [f"{each.name}: {each.reason}" for each in tier.store.refused()]
+        have = []
+        for (step, digest), copies in self._copies.items():
+            manifest = copies[0][1].manifest
+            have.append([step, manifest.created, digest, manifest.job, manifest.ranks])
+        return {"have": have, "troubles": self._troubles + self._refused[:4], "aside": len(aside)}
+
+    def _common(self, views: list[dict[str, Any]]) -> list[_Candidate]:
+        """What every rank sees, newest first; an error in place of one that must not be taken."""
+        sets = [{(step, created, digest) for step, created, digest, _, _ in view["have"]} for view in views]
+        worlds = {digest: (job, size) for view in views for _, _, digest, job, size in view["have"]}
+        candidates = []
+        for step, _, digest in sorted(set.intersection(*sets), reverse=True):
+            job, size = worlds[digest]
+            error = ""
+            if job != self._job:
+                error = (
+                    f"the checkpoint of step {step} belongs to the job {clean_text(job, 128)!r}, not to {self._job!r}"
+                    " (give each job its own folder)"
+                )
+            elif size != self._ranks.size:
+                error = (
+                    f"the checkpoint of step {step} was made by {size} ranks, and this training has"
+                    f" {self._ranks.size} (start it with {size}, or from a format that can be resharded)"
+                )
+            candidates.append(_Candidate(step, digest, error))
+        if not candidates:
+            error = _why_none(sets, views)
+            return [_Candidate(-1, "", error)] if error else []
+        return candidates
+
+    # --- One candidate ---------------------------------------------------------------------------------------------
+
+    def _tried(self, candidate: _Candidate, report: _Report) -> Chosen | None:
+        """Load this rank's shard; None: it cannot be had, and the report says why."""
+        copies = self._copies[candidate.step, candidate.digest]
+        with ExitStack() as stack:
+            sources: list[tuple[Tier, Found, Source]] = []
+            for tier, found in copies:
+                try:
+                    source = self._paces[tier.word].call(lambda t=tier, f=found: t.open_shard(f, self._ranks.rank))  # type: ignore[misc]
+                except (TierError, StoreError, OSError) as error:
+                    self._note(report, tier, error)
+                    continue
+                stack.enter_context(closing(source))
+                sources.append((tier, found, source))
+            if not sources:
+                return None
+            load = _Load(sources, self._ranks.rank, self._memory, self._paces, lambda t, e: self._note(report, t, e))
+            try:
+                items = load.run()
+            except (TierError, StoreError, OSError):
+                return None
+        report.loaded = True
+        used = [tier.word for tier, _, _ in sources if tier.word in load.used]
+        return Chosen(
+            found=sources[0][1], items=items, tiers=tuple(used), repaired=load.repaired, refused=tuple(self._refused)
+        )
+
+    def _note(self, report: _Report, tier: Tier, error: Exception) -> None:
+        reason = clean_text(f"{tier.word}: {error}", _MAX_REASON)
+        if len(report.reasons) < 4:
+            _log.warning("checkpoint_unreadable rank=%d reason=%s", report.rank, reason)
+            report.reasons.append(reason)
+        if _is_corrupt(error) and tier.word not in report.corrupt:
+            report.corrupt.append(tier.word)
+
+    def _exchanged(self, turn: int, report: _Report, load_s: float) -> list[_Report]:
+        """Tell how it went, and hear of those for whom it did not; an empty list means that all have loaded."""
+        ranks = self._ranks
+        ranks.set(f"{self._key}/{turn}/report/{ranks.rank}", json.dumps(vars(report)).encode())
+        if ranks.rank == 0:
+            all_told = [json.loads(self._awaited(f"{turn}/report/{rank}", load_s, rank)) for rank in range(ranks.size)]
+            bad = [each for each in all_told if not each["loaded"]]
+            ranks.set(f"{self._key}/{turn}/bad", json.dumps(bad[:200]).encode())
+        return [_Report(**each) for each in json.loads(self._awaited(f"{turn}/bad", load_s + 30.0, 0))]
+
+    def _pass_over(self, candidate: _Candidate, bad: list[_Report]) -> None:
+        """Remember why all go on to the next, and set aside the copies that are rotten."""
+        first = bad[0].reasons[0] if bad and bad[0].reasons else "could not be read"
+        reason = f"step {candidate.step}: rank {ranks_told([each.rank for each in bad])}: {first}"
+        self._refused.append(reason)
+        _log.error("checkpoint_passed_over %s", reason)
+        for tier, found in self._copies[candidate.step, candidate.digest]:
+            local = isinstance(tier, LocalTier)
+            mine = [each for each in bad if (each.host == self._ranks.host if local else each.rank == self._ranks.rank)]
+            if any(tier.word in each.corrupt for each in mine):
+                with suppress(TierError, StoreError, OSError):  # it was told already; the next start tries again
+                    self._paces[tier.word].call(lambda t=tier, f=found: t.set_aside(f, reason))  # type: ignore[misc]
+
+    def _tidy(self) -> None:
+        """Set aside what looks like a local checkpoint and is none, once there is a good one.
+
+        Where several hosts have roots of their own, a shard that is missing here may lie there: nothing is touched.
+        """
+        for tier in self._tiers:
+            if isinstance(tier, LocalTier) and tier.store.leader and self._ranks.hosts == 1:
+                for refused in tier.store.refused():
+                    if refused.rotten:
+                        with suppress(StoreError, OSError):
+                            tier.store.set_aside(refused, refused.reason)
+
+    # --- Words -----------------------------------------------------------------------------------------------------
+
+    def _trouble(self, text: str) -> None:
+        text = clean_text(text, _MAX_REASON)
+        self._troubles.append(text)
+        _log.warning("tier_unreadable %s", text)
+
+    def _nothing_left(self, what: str) -> str:
+        return f"{what}: {'; '.join(self._refused[-4:])}. To start anew, move the checkpoints away"
+
+    def _awaited(self, name: str, limit_s: float, rank: int) -> bytes:
+        try:
+            return self._ranks.get(f"{self._key}/{name}", limit_s)
+        except TimeoutError:
+            msg = f"rank {rank} has not told within {limit_s:g} s what it can read (is it alive?)"
+            raise ResumeError(msg) from None
+
+
+class _Load:
+    """One rank's shard on its way into memory, each chunk from the first source that has it right."""
+
+    def __init__(
+        self,
+        sources: Sequence[tuple[Tier, Found, Source]],
+        rank: int,
+        memory: Snapshot,
+        paces: Mapping[str, Pace],
+        note: Callable[[Tier, Exception], None],
+    ) -> None:
+        self._sources = sources
+        self._shard = sources[0][1].manifest.shards[rank]
+        self._memory = memory
+        self._paces = paces
+        self._note = note
+        self._lock = Lock()
+        self.used: set[str] = set()
+        self.repaired = 0
+
+    def run(self) -> dict[str, Loaded]:
+        """Raises the error of the last source for the first chunk that none has right."""
+        shard = self._shard
+        self._memory.reserve(shard.size_bytes)
+        buffer = self._memory.buffer
+
+        def read(index: int, start: int, end: int) -> None:
+            self._read(index, buffer[start:end])
+
+        threads = THREADS if isinstance(self._sources[0][0], LocalTier) else _CONNECTIONS
+        over_chunks(shard.size_bytes, shard.chunk_bytes, read, threads=threads)
+        return items_in(buffer, shard)
+
+    def _read(self, index: int, target: memoryview) -> None:
+        rotten: tuple[LocalTier, Found] | None = None
+        failed: Exception = StoreError("no source")
+        for number, (tier, found, source) in enumerate(self._sources):
+            try:
+                self._paces[tier.word].call(lambda s=source: s.read_chunk(index, target))  # type: ignore[misc]
+            except (TierError, StoreError, OSError) as error:
+                failed = error
+                with self._lock:
+                    self._note(tier, error)
+                if isinstance(tier, LocalTier) and _is_corrupt(error):
+                    rotten = (tier, found)
+                continue
+            with self._lock:
+                self.used.add(tier.word)
+                self.repaired += number > 0
+            if rotten is not None:
+                self._mend(*rotten, index, target)
+            return
+        raise failed
+
+    def _mend(self, tier: LocalTier, found: Found, index: int, content: memoryview) -> None:
+        try:
+            tier.mend(found, self._shard, index, content)
+        except (StoreError, OSError) as error:
+            _log.warning("chunk_not_mended file=%s/%s chunk=%d reason=%s", found.path, self._shard.file, index, error)
+        else:
+            _log.warning("chunk_mended file=%s/%s chunk=%d", found.path, self._shard.file, index)
+
+
+def _is_corrupt(error: Exception) -> bool:
+    return isinstance(error, CorruptError) or (isinstance(error, TierError) and error.kind is Kind.CORRUPT)
+
+
+def _why_none(sets: Sequence[set[tuple[int, str, str]]], views: Sequence[Mapping[str, Any]]) -> str:
+    """Why no checkpoint is seen by all ranks, where that is not because there is none; "" then."""
+    some = [rank for rank, each in enumerate(sets) if each]
+    if some:
+        none = [rank for rank, each in enumerate(sets) if not each] or list(range(len(sets)))
+        newest = max(step for each in sets for step, _, _ in each)
+        text = f"no checkpoint can be read by all ranks: rank {ranks_told(some)} can (up to step {newest}),"
+        text += f" rank {ranks_told(none)} cannot read that one"
+    elif any(view["troubles"] for view in views):
+        text = "no checkpoint was found, but there may be some"
+    elif any(view["aside"] for view in views):
+        text = "no checkpoint is left; the others were set aside as corrupt"
+    else:
+        return ""
+    troubles = list(dict.fromkeys(trouble for view in views for trouble in view["troubles"]))[:4]
+    return f"{text}{': ' if troubles else ''}{'; '.join(troubles)}. To start anew, move the checkpoints away"
