@@ -15,22 +15,26 @@ import math
 import random
 import signal
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from powerguard.trainer.endpoint import Endpoint, EndpointError
+from powerguard.trainer.disk import Disk
+from powerguard.trainer.endpoint import EndpointError
 from powerguard.trainer.guard import Guard
-from powerguard.trainer.store import CHUNK, FolderStore, SavedCheckpoint, StoreError
-from powerguard.wire import After, Phase
+from powerguard.trainer.items import Buffer, Item, Loaded
+from powerguard.trainer.store import StoreError
+from powerguard.wire import After
 
 _HIDDEN = 12
 _BATCH = 16
 _RATE = 0.05
 _MOMENTUM = 0.9
 _SEED = 20_240_501
-_PIECE = CHUNK // 4
+_PIECE = 256 << 10
 
 
 class Model:
@@ -103,64 +107,89 @@ class Model:
         self.step = state["step"]
 
 
-def padding(mb: int, mb_per_s: float | None) -> Iterator[bytes]:
-    """Yield so many megabytes, no faster than told."""
-    began_s = time.perf_counter()
-    total = mb * 1_000_000
-    sent = 0
-    while sent < total:
-        piece = bytes(min(_PIECE, total - sent))
-        sent += len(piece)
-        if mb_per_s is not None:
-            time.sleep(max(0.0, began_s + sent / (mb_per_s * 1e6) - time.perf_counter()))
-        yield piece
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """An item of zeros: it makes the checkpoint as large as a real one."""
+
+    size_bytes: int
+    name: str = "padding"
+    dtype: str = "uint8"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.size_bytes,)
+
+    def copy_to(self, target: memoryview) -> None:
+        """Fill the target, a piece at a time."""
+        for start in range(0, len(target), _PIECE):
+            target[start : start + _PIECE] = bytes(min(_PIECE, len(target) - start))
+
+
+class SlowDisk(Disk):
+    """A disk that takes no more than so many bytes a second, whoever writes."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_at_s = 0.0
+        self._lock = threading.Lock()
+
+    def write(self, descriptor: int, content: memoryview, offset: int) -> int:
+        """Write a piece of it when its turn has come."""
+        piece = content[:_PIECE]
+        with self._lock:
+            self._free_at_s = max(self._free_at_s, time.perf_counter()) + len(piece) / self._bytes_per_s
+            wait_s = self._free_at_s - time.perf_counter()
+        time.sleep(max(0.0, wait_s))
+        return super().write(descriptor, piece, offset)
+
+
+class ToyState:
+    """Everything that the next step depends on, and the padding."""
+
+    def __init__(self, model: Model, padding_bytes: int) -> None:
+        self._model = model
+        self._padding = [Padding(padding_bytes)] if padding_bytes else []
+
+    def items(self) -> Iterator[Item]:
+        """Model, optimizer and random numbers in one."""
+        yield Buffer("state", self._model.to_json())
+        yield from self._padding
+
+    def load(self, items: Mapping[str, Loaded]) -> None:
+        """Take over what was saved."""
+        self._model.load(bytes(items["state"].data))
 
 
 class Training:
-    """The loop, its store and its guard."""
+    """The loop and its guard."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        self._store = FolderStore(options.dir, job=options.job)
         self._model = Model(_SEED)
-        restored = self._store.restore()
-        if restored is not None:
-            self._model.load(restored.parts["state.json"])
         self.guard = Guard(
-            self.save,
+            ToyState(self._model, options.mb * 1_000_000),
+            options.dir,
             job=options.job,
-            conduct=After(options.conduct),
-            restored=None if restored is None else restored.saved,
+            conduct=options.conduct,
+            every_s=options.every_s,
+            socket=options.socket,
+            disk=None if options.mb_per_s is None else SlowDisk(options.mb_per_s * 1e6),
         )
-
-    def save(self, step: int) -> SavedCheckpoint:
-        """Write model, optimizer and random numbers, and the padding."""
-        state = self._model.to_json()
-        total = len(state) + self._options.mb * 1_000_000
-        parts: dict[str, Any] = {"state.json": [state]}
-        if self._options.mb:
-            parts["padding.bin"] = padding(self._options.mb, self._options.mb_per_s)
-
-        def progress(done: int, of: int | None) -> None:
-            self.guard.report(Phase.WRITING if of is None else Phase.COMMITTING, done, total)
-
-        return self._store.save(step, parts, progress)
 
     def run(self) -> None:
         """Train until the last step, if there is one; then save."""
         options = self._options
-        try:
+        with self.guard:
+            self.guard.restore()
+            print(f"ready {options.socket}", flush=True)
             while options.steps is None or self._model.step < options.steps:
                 began_s = time.perf_counter()
                 self._model.train()
                 time.sleep(max(0.0, began_s + options.step_ms / 1000.0 - time.perf_counter()))
                 self.guard.step(self._model.step)
                 if options.every and self._model.step % options.every == 0:
-                    self.save(self._model.step)
-            self.save(self._model.step)
-        finally:
-            self.guard.close()
-            self._store.close()
+                    self.guard.save(self._model.step)
+            self.guard.save(self._model.step)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -173,6 +202,7 @@ def parser() -> argparse.ArgumentParser:
     described.add_argument("--step-ms", type=float, default=20.0, help="a step takes at least this long")
     described.add_argument("--steps", type=int, help="end after this step (default: train for ever)")
     described.add_argument("--every", type=int, default=0, help="also save every so many steps (default: never)")
+    described.add_argument("--every-s", type=float, help="also save every so many seconds, beside training")
     described.add_argument("--job", default="toy", help="name of the job")
     described.add_argument("--conduct", choices=[*After], default="pause", help="what it is willing to do at most")
     return described
@@ -184,10 +214,8 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         training = Training(options)
-        with Endpoint(training.guard, options.socket):
-            print(f"ready {options.socket}", flush=True)
-            with contextlib.suppress(KeyboardInterrupt):
-                training.run()
+        with contextlib.suppress(KeyboardInterrupt):
+            training.run()
     except (StoreError, EndpointError, OSError) as error:
         print(f"toy_trainer: {error}", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""The HTTP face of a Guard: `powerguard.trainer/v1` on a unix socket, and on a loopback port if asked. Stdlib only.
+"""The HTTP face of a desk: `powerguard.trainer/v1` on a unix socket, and on a loopback port if asked. Stdlib only.
 
 It runs in threads of its own and is polite to the training: no busy waiting, at most 16 requests at a time, each with
 an end, each of bounded size, and none able to hold another up.
@@ -7,27 +7,30 @@ an end, each of bounded size, and none able to hold another up.
 import contextlib
 import hmac
 import io
-import json
 import os
 import re
 import secrets
 import socket
 import socketserver
 import stat
+import struct
 import threading
 import time
 from collections import deque
+from hashlib import sha256
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from powerguard.trainer.guard import Guard
+from powerguard.trainer.desk import Desk
+from powerguard.trainer.metrics import metrics
 from powerguard.wire import (
     CHECKPOINTS_PATH,
     ENDED,
     HEALTH_PATH,
+    HOLD_UPLOADS_PATH,
     MAX_BODY_BYTES,
     METRICS_PATH,
     PAUSE_PATH,
@@ -35,11 +38,13 @@ from powerguard.wire import (
     STATUS_PATH,
     TRIGGER_PATH,
     CheckpointStatus,
+    LeaseRequest,
     TriggerRequest,
     WireError,
     error_json,
 )
 
+SOCKETS = Path("/run/powerguard-trainers")
 MAX_WAIT_S = 30.0
 _REQUEST_S = 5.0
 _CONNECTIONS = 16
@@ -47,6 +52,10 @@ _MAX_DISCARD = 1 << 20
 _LINGER_S = 1.0
 _POLL_S = 0.2  # how soon the server's thread notices that it is to end
 _MAX_SOCKET_PATH = 107  # sun_path, less its final zero byte
+_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
+_MAX_TOKEN = 512
+_TOKEN = re.compile(rb"[\x21-\x7e]{16,512}")
+_PEER = struct.Struct("3i")  # pid, uid, gid of SO_PEERCRED
 _WAIT = re.compile(r"\d{1,6}(\.\d{1,6})?")
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
@@ -56,13 +65,13 @@ class EndpointError(Exception):
 
 
 class Endpoint:
-    """Serves one Guard until it is closed.
+    """Serves one desk until it is closed.
 
     path: the unix socket, mode 0660: whoever may write to it may ask. The group comes from the folder (set-group-ID).
     port: also listen on 127.0.0.1 (0: any free port, see `self.port`); that needs a token, which is never shown.
     """
 
-    def __init__(self, guard: Guard, path: Path | str, *, port: int | None = None, token: bytes | None = None) -> None:
+    def __init__(self, desk: Desk, path: Path | str, *, port: int | None = None, token: bytes | None = None) -> None:
         path = Path(path)
         if port is not None and not token:
             msg = f"port {port}: every local user can reach a TCP port, so it needs a token (the unix socket does not)"
@@ -83,7 +92,7 @@ class Endpoint:
             msg = f"{path}: the endpoint cannot listen: {error.strerror or error}"
             raise EndpointError(msg) from error
         for server in self._servers:
-            server.guard = guard
+            server.desk = desk
             server.token = token if server is not unix else None
             threading.Thread(
                 target=server.serve_forever, args=[_POLL_S], name="powerguard-endpoint", daemon=True
@@ -102,11 +111,42 @@ class Endpoint:
                     self._path.unlink()
         self._servers.clear()
 
+    def forsake(self) -> None:
+        """In a child of fork: close the sockets and leave the name, which is the parent's."""
+        for server in self._servers:
+            server.socket.close()
+        self._servers.clear()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def socket_for(job: str, folder: Path = SOCKETS) -> Path | None:
+    """Return where the daemon looks for a job's endpoint; None where no daemon has made the folder, or not for us."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return None
+    name = job if _JOB.fullmatch(job) else "x" + sha256(job.encode("utf-8", "replace")).hexdigest()[:32]
+    return folder / f"{name}.sock"
+
+
+def read_token(path: Path) -> bytes:
+    """Return the bearer token of a file that nobody else can read. Raises EndpointError, which does not show it."""
+    try:
+        with path.open("rb") as file:
+            mode, token = os.fstat(file.fileno()).st_mode, file.read(_MAX_TOKEN + 1).strip()
+    except OSError as error:
+        msg = f"{path}: the token cannot be read: {error.strerror}"
+        raise EndpointError(msg) from error
+    if mode & 0o077:
+        msg = f"{path}: mode {stat.S_IMODE(mode):04o}, others can read the token (chmod 600)"
+        raise EndpointError(msg)
+    if not _TOKEN.fullmatch(token):
+        msg = f"{path}: holds no token (16 to {_MAX_TOKEN} printable characters, no spaces)"
+        raise EndpointError(msg)
+    return token
 
 
 def _open_unix(path: Path) -> "_UnixServer":
@@ -141,7 +181,7 @@ class _Bounded(socketserver.ThreadingMixIn, socketserver.BaseServer):
 
     daemon_threads = True
     block_on_close = False
-    guard: Guard
+    desk: Desk
     token: bytes | None = None
     serving = False
 
@@ -234,15 +274,17 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, b'{"status": "ok"}')
         elif not self._allowed():
             pass
-        elif parts.path == STATUS_PATH:
-            self._send(HTTPStatus.OK, self.server.guard.status().to_json())
         elif parts.path == METRICS_PATH:
-            self._send(HTTPStatus.OK, metrics(self.server.guard), kind="text/plain; version=0.0.4; charset=utf-8")
+            self._send(HTTPStatus.OK, metrics(self.server.desk), kind="text/plain; version=0.0.4; charset=utf-8")
+        elif parts.path == STATUS_PATH:
+            self._heard()
+            self._send(HTTPStatus.OK, self.server.desk.status().to_json())
         elif (name := _checkpoint_name(parts.path)) is not None:
+            self._heard()
             query = parse_qs(parts.query)
             wait = query.get("wait", ["0"])[0]
             wait_s = min(float(wait), MAX_WAIT_S) if _WAIT.fullmatch(wait) else 0.0
-            status = self.server.guard.checkpoint(name, wait_s=wait_s, seen=query.get("seen", [""])[0])
+            status = self.server.desk.checkpoint(name, wait_s=wait_s, seen=query.get("seen", [""])[0])
             self._send_checkpoint(name, status)
         else:
             self._refuse(HTTPStatus.NOT_FOUND, f"no such route: {parts.path}")
@@ -252,19 +294,25 @@ class _Handler(BaseHTTPRequestHandler):
         body = self._body() if self._allowed() else None
         if body is None:
             return
+        asker, desk = self._heard(), self.server.desk
         if path in (TRIGGER_PATH, CHECKPOINTS_PATH):
             # Any POST is a wish for a checkpoint: `curl -X POST` without a body is one by an operator.
             request = TriggerRequest.parse(body) if body.strip() else TriggerRequest(id=f"op-{secrets.token_hex(8)}")
             if isinstance(request, WireError):
                 self._refuse(HTTPStatus.BAD_REQUEST, request.reason)
                 return
-            status = self.server.guard.trigger(request)
+            status = desk.trigger(request, asker=asker)
             code = HTTPStatus.OK if status.phase in ENDED else HTTPStatus.ACCEPTED
             self._send(code, status.to_json(), location=f"{CHECKPOINTS_PATH}/{request.id}")
-        elif path == PAUSE_PATH:
-            self._send(HTTPStatus.OK, self.server.guard.pause().to_json())
+        elif path in (PAUSE_PATH, HOLD_UPLOADS_PATH):
+            wish = LeaseRequest.parse(body)
+            if isinstance(wish, WireError):
+                self._refuse(HTTPStatus.BAD_REQUEST, wish.reason)
+                return
+            do = desk.pause if path == PAUSE_PATH else desk.hold_uploads
+            self._send(HTTPStatus.OK, do(lease_s=wish.lease_s, asker=asker).to_json())
         elif path == RESUME_PATH:
-            self._send(HTTPStatus.OK, self.server.guard.resume().to_json())
+            self._send(HTTPStatus.OK, desk.resume().to_json())
         else:
             self._refuse(HTTPStatus.NOT_FOUND, f"no such route: {path}")
 
@@ -275,7 +323,17 @@ class _Handler(BaseHTTPRequestHandler):
         if name is None:
             self._refuse(HTTPStatus.NOT_FOUND, f"no such route: {self.path}")
         else:
-            self._send_checkpoint(name, self.server.guard.cancel(name))
+            self._send_checkpoint(name, self.server.desk.cancel(name))
+
+    def _heard(self) -> str:
+        """Tell who asks, and have his leases begin anew: a process at the unix socket, or a holder of the token."""
+        asker = "token"
+        if self.connection.family == socket.AF_UNIX:
+            peer = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+            pid, uid, _ = _PEER.unpack(peer)
+            asker = f"process {pid} of user {uid}"
+        self.server.desk.heard(asker)
+        return asker
 
     def _allowed(self) -> bool:
         """Compare the bearer token in constant time, where one is needed."""
@@ -321,7 +379,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._send(HTTPStatus.OK, status.to_json())
         if status.phase in ENDED:
-            self.server.guard.tell(name)
+            self.server.desk.tell(name)
 
     def _refuse(self, code: HTTPStatus, reason: str) -> None:
         self._send(code, error_json(reason))
@@ -344,36 +402,3 @@ class _Handler(BaseHTTPRequestHandler):
 def _checkpoint_name(path: str) -> str | None:
     prefix, _, name = path.rpartition("/")
     return unquote(name) if prefix == CHECKPOINTS_PATH and name else None
-
-
-def metrics(guard: Guard) -> bytes:
-    """Return the trainer's figures in the Prometheus text format."""
-    status = guard.status()
-    job = json.dumps(status.job)
-    lines = [
-        "# HELP powerguard_trainer_paused Training stands still on request (1) or not (0).",
-        "# TYPE powerguard_trainer_paused gauge",
-        f"powerguard_trainer_paused{{job={job}}} {int(status.paused)}",
-        "# HELP powerguard_trainer_checkpoints_total Checkpoints that were asked for, by how they ended.",
-        "# TYPE powerguard_trainer_checkpoints_total counter",
-        *(
-            f'powerguard_trainer_checkpoints_total{{job={job},result="{result}"}} {count}'
-            for result, count in guard.results().items()
-        ),
-    ]
-    gauges: list[tuple[str, str, float | None]] = [
-        ("step", "Last training step that ended.", status.step),
-        ("step_seconds", "Median duration of a training step.", status.step_time_p50_s),
-        ("step_age_seconds", "Time since the last step ended.", status.last_step_age_s),
-    ]
-    if status.last_committed is not None:
-        gauges.append(("durable_step", "Step of the newest durable checkpoint.", status.last_committed.step))
-        gauges.append(("durable_age_seconds", "Age of the newest durable checkpoint.", status.last_committed.age_s))
-    if status.estimate is not None:
-        gauges.append(("checkpoint_bytes", "Size of a checkpoint.", status.estimate.bytes))
-        gauges.append(("checkpoint_seconds", "What a checkpoint is expected to take.", status.estimate.seconds))
-    for name, text, value in gauges:
-        if value is not None:
-            full = f"powerguard_trainer_{name}"
-            lines += [f"# HELP {full} {text}", f"# TYPE {full} gauge", f"{full}{{job={job}}} {value}"]
-    return ("\n".join(lines) + "\n").encode()

@@ -1,39 +1,44 @@
 """What a training loop holds on to: one call per step, and the place where it saves, pauses, goes on or ends.
 
-Two kinds of thread meet here. The training thread calls `step` at every step boundary; everything that touches the
-model happens in it, there and nowhere else. Server threads ask (`trigger`, `pause`, `resume` ...) and wait. They meet
-under one lock, which the training thread does not touch while nobody asks: then a step costs two stores and a look.
+    guard = Guard(state, "/nvme/llm", job="llm")
+    for step in range(guard.restore() + 1, last_step + 1):
+        train(step)
+        guard.step(step)
+
+The training thread calls `step` at every step boundary; everything that touches the model happens in it, there and
+nowhere else. It takes no lock while nobody asks: then a step costs a look at the clock and three stores.
 """
 
 import logging
-import time
-from collections import deque
-from collections.abc import Callable
-from threading import Condition
-from typing import NoReturn
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Self
 
+from powerguard.trainer.desk import Desk, boottime_s
+from powerguard.trainer.disk import Disk
+from powerguard.trainer.endpoint import Endpoint, EndpointError, read_token, socket_for
+from powerguard.trainer.items import State
+from powerguard.trainer.keeper import GivenUp, Keeper, Save, Saving, Taken, attempted
 from powerguard.trainer.operation import Operation
-from powerguard.trainer.store import SavedCheckpoint
-from powerguard.wire import (
-    After,
-    CheckpointStatus,
-    Estimate,
-    LastCommitted,
-    Loop,
-    Phase,
-    TrainerStatus,
-    TriggerRequest,
-    clean_text,
-    escalated,
-)
-
-Save = Callable[[int], SavedCheckpoint]
-"""Makes the state after this step durable and only then returns. Called in the training thread; may raise anything."""
+from powerguard.trainer.store import SavedCheckpoint, Store, StoreError
+from powerguard.trainer.stored import Stored
+from powerguard.trainer.writer import Writer
+from powerguard.wire import After, Loop, Phase
 
 _log = logging.getLogger("powerguard.trainer")
-_KEPT_OPERATIONS = 64
-_STEPS = 256  # step times that are remembered; a power of two
+AUTO = "auto"
+"""The socket that the daemon finds by itself."""
+
 _LAST_WORDS_S = 2.0
+_LOOK_S = 0.5
+_FIRST_SAVE_S = 30.0
+_NEVER_S = float("inf")
 
 
 class StopTraining(SystemExit):
@@ -43,281 +48,373 @@ class StopTraining(SystemExit):
     """
 
 
-def _boottime_s() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 class Guard:
-    """Connects one training loop with those who may ask it for checkpoints.
+    """Connects one training loop with those who may ask it for checkpoints, and saves by the clock meanwhile.
 
-    save: see `Save`. conduct: the most that this training is willing to do after an emergency checkpoint.
-    restored: what the training started from, so that its age and size are known from the first second.
+    state: what `items()` and `load()` make of the model (powerguard.trainer.items.State), or a function that saves by
+    itself, given the step, and returns a SavedCheckpoint; such a function is called only when somebody asks.
+    root: the folder for this job's checkpoints, on the fastest disk; None: `state` saves by itself.
+    job: its name. conduct: the most that this training is willing to do after an emergency checkpoint.
+    every_s: seconds from one periodic checkpoint to the next; None: only when asked. keep: how many stay, at least 2.
+    socket: where to be asked; AUTO: `/run/powerguard-trainers/JOB.sock` where there is such a folder; None: nowhere.
+    port: also on this port of 127.0.0.1 (0: any), for which `token_file` holds the bearer token.
+    signals: SIGTERM and SIGUSR1 ask for a checkpoint and the end. restored: what a saving function started from.
+
+    Raises StoreError, EndpointError or OSError: what, where, what would be right.
     """
 
     def __init__(
         self,
-        save: Save,
+        state: State | Save,
+        root: Path | str | None = None,
         *,
         job: str,
-        conduct: After = After.PAUSE,
+        conduct: After | str = After.PAUSE,
+        every_s: float | None = 300.0,
+        keep: int = 2,
+        socket: Path | str | None = AUTO,
+        port: int | None = None,
+        token_file: Path | str | None = None,
+        signals: bool = False,
         restored: SavedCheckpoint | None = None,
-        clock: Callable[[], float] = _boottime_s,
+        disk: Disk | None = None,
+        clock: Callable[[], float] = boottime_s,
     ) -> None:
-        self._save = save
-        self._job = job
-        self._conduct = conduct
         self._clock = clock
-        self._changed = Condition()
-        self._asked = False
-        self._held = False
-        self._ending: Operation | None = None
+        self._keeper = _keeper(state, root, job=job, keep=keep, disk=disk)
+        self._every_s = every_s if every_s is not None and self._keeper.beside else _NEVER_S
+        self.desk = Desk(job=job, conduct=After(conduct), clock=clock)
+        self._writer = Writer(self.desk, self._keeper)
+        self._pace = self.desk.pace
+        self._pace.beside = self._keeper.beside
+        self._due_s = clock()
+        self._measured = False
         self._closed = False
-        self._paused_step: int | None = None
-        self._current: Operation | None = None
-        self._operations: dict[str, Operation] = {}
-        self._last_committed = restored
-        self._committed_at_s = clock()
-        self._rates: deque[float] = deque(maxlen=20)
-        self._results = {Phase.COMMITTED: 0, Phase.FAILED: 0, Phase.ABORTED: 0}
-        self._step: int | None = None if restored is None else restored.step
-        self._stepped_at_s = clock()
-        self._step_times: list[float] = [0.0] * _STEPS
-        self._steps_seen = 0
-        self.loop = Loop.TRAIN
-        """What the loop is busy with. Set it to EVAL, COMPILE or IDLE where no step boundary comes soon."""
+        self._handlers: dict[int, object] = {}
+        self._endpoint: Endpoint | None = None
+        if restored is not None:
+            self._begin_from(restored)
+        try:
+            self._endpoint = _endpoint(self.desk, socket, port, token_file)
+        except BaseException:
+            self._keeper.close()
+            raise
+        if signals:
+            self._listen()
+        _guards.add(self)
 
-    # --- The training thread -------------------------------------------------------------------------------------
+    def restore(self) -> int:
+        """Load the newest checkpoint that verifies to the last byte; return how many steps it has done, 0 for none.
+
+        Before the first step. One that does not verify is set aside, and the next one taken. Raises StoreError when
+        what lies there is another job's, OSError when it cannot be read, and what `state.load` raises.
+        """
+        if isinstance(self._keeper, Stored) and (restored := self._keeper.restore()) is not None:
+            self._begin_from(restored)
+        return self._pace.step or 0
+
+    @property
+    def port(self) -> int | None:
+        """The TCP port that the endpoint listens on; None: none."""
+        return None if self._endpoint is None else self._endpoint.port
+
+    # --- The training loop -------------------------------------------------------------------------------------------
 
     def step(self, step: int) -> None:
-        """Say that this step has ended and its state is whole. Saves and pauses here when that was asked.
+        """Say that this step has ended and its state is whole. Saves, pauses or ends here when that was asked.
 
-        Raises StopTraining, a SystemExit, when the asker wants the process to end after its checkpoint.
+        step: how many steps have been done. Raises StopTraining, a SystemExit, when the asker wants the process to end
+        after its checkpoint.
         """
         now_s = self._clock()
-        self._step_times[self._steps_seen & (_STEPS - 1)] = now_s - self._stepped_at_s
-        self._steps_seen += 1
-        self._stepped_at_s = now_s
-        self._step = step
-        if self._asked:
+        self._pace.beat(step, now_s)
+        if now_s >= self._due_s or self.desk.asked:
             self._attend(step)
 
-    def report(self, phase: Phase, bytes_done: int | None = None, bytes_total: int | None = None) -> None:
-        """Tell, from within `save`, how far it is. phase: SNAPSHOT, WRITING or COMMITTING."""
-        with self._changed:
-            operation = self._current
-            if operation is None:
-                return
-            operation.bytes_done = bytes_done
-            operation.bytes_total = bytes_total
-            if operation.phase is not phase:
-                operation.phase = phase
-                self._changed.notify_all()
+    def poll(self) -> None:
+        """Call it where no step ends for long: training may then stand still, or end, in the middle of things.
 
-    def close(self) -> None:
-        """Say that training has ended, and with it the checkpoint in flight, if there is one."""
-        with self._changed:
-            self._closed = True
-            self._abort("training has ended")
-            self._changed.notify_all()
+        It never saves: only at a step boundary, or in a phase that was told its step, is the state known to be whole.
+        """
+        if self.desk.asked:
+            self._stand_by()
+
+    @contextmanager
+    def phase(self, loop: Loop | str, *, step: int | None = None) -> Iterator[None]:
+        """Say what the loop is busy with ("eval", "compile", "idle"): no step boundary comes soon.
+
+        step: the state is whole, and is the one after this step. Then it is copied to memory as the phase begins, so
+        that an emergency finds it; whatever happens to the model meanwhile (averaged weights swapped in, say) does not
+        matter. Without it, the last durable checkpoint is what there is.
+        """
+        before, self._pace.loop = self._pace.loop, Loop(loop)
+        began_s = self._clock()
+        if step is not None:
+            self._hold_state(step)
+        try:
+            yield
+            self.poll()
+        finally:
+            with self.desk.changed:
+                self._pace.loop = before
+                self.desk.phase_step = None
+                self._pace.rested(self._clock() - began_s)
+
+    def save(self, step: int) -> SavedCheckpoint:
+        """Make the state after this step durable and only then return: at the end of training, or by one's own rule.
+
+        Raises what the state, the disk or the store raise.
+        """
+        began_s = self._clock()
+        with self.desk.changed:
+            self.desk.changed.wait_for(lambda: not self._writer.busy)
+            outcome = self._take(step)
+            if isinstance(outcome, Taken):
+                write = self._writer.submit(outcome, None)
+                self.desk.changed.wait_for(lambda: write.outcome is not None)
+                outcome = write.outcome or outcome
+            elif isinstance(outcome, SavedCheckpoint):
+                self.desk.committed(outcome)
+        self._pace.rested(self._clock() - began_s)
+        if isinstance(outcome, SavedCheckpoint):
+            return outcome
+        raise outcome if isinstance(outcome, Exception) else GivenUp("training has ended")
+
+    def report(self, phase: Phase, bytes_done: int | None = None, bytes_total: int | None = None) -> None:
+        """Tell, from within a `save` of one's own, how far it is. phase: SNAPSHOT, WRITING or COMMITTING."""
+        with self.desk.changed:
+            if self.desk.saving and self.desk.begun:
+                self.desk.progress(self.desk.begun[-1], phase, bytes_done, bytes_total)
+
+    def close(self, *, finish: bool = True) -> None:
+        """Say that training has ended. finish: what is being written becomes durable first; else it is given up."""
+        if self._closed:
+            return
+        self._closed = True
+        self._writer.close(finish=finish)
+        self.desk.close()
+        if self._endpoint is not None:
+            self._endpoint.close()
+        self._unlisten()
+        self._keeper.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(finish=kind is None or issubclass(kind, StopTraining))
+
+    # --- At a boundary -----------------------------------------------------------------------------------------------
 
     def _attend(self, step: int) -> None:
-        with self._changed:
+        """Do what is asked, and what is due by the clock; stand still for as long as somebody wants it."""
+        desk = self.desk
+        began_s = self._clock()
+        with desk.changed:
+            desk.boundary, desk.serving = step, True
             while True:
-                operation = self._current
-                if operation is not None:
-                    self._carry_out(operation, step)
-                elif self._ending is not None:
-                    self._end(self._ending)
-                elif self._held:
-                    self._paused_step = step
-                    self._changed.notify_all()
-                    self._changed.wait()
-                else:
+                desk.take_signal()
+                if desk.waiting is not None:
+                    self._serve(desk.waiting, step)
+                elif desk.ending is not None:
+                    self._end(desk.ending)
+                elif not self._stands():
                     break
-            self._paused_step = None
-            self._asked = False
-            self._changed.notify_all()
-        self._stepped_at_s = self._clock()  # a pause is no step time
+            desk.boundary, desk.serving = None, False
+            desk.asked = False
+            desk.changed.notify_all()
+            if began_s >= self._due_s and not self._closed:
+                self._periodic(step, began_s)
+        self._pace.rested(self._clock() - began_s)  # a pause is no step time
 
-    def _end(self, ending: Operation) -> NoReturn:
-        """Leave, once whoever asked has read that the checkpoint is durable (or has had his time)."""
-        self._changed.wait_for(lambda: ending.told, timeout=_LAST_WORDS_S)
-        raise StopTraining(0)
+    def _stand_by(self) -> None:
+        """As `_attend`, where the state is not known to be whole."""
+        desk = self.desk
+        began_s = self._clock()
+        with desk.changed:
+            desk.boundary = self._pace.step
+            while True:
+                desk.take_signal()
+                if desk.ending is not None:
+                    self._end(desk.ending)
+                if desk.held and desk.waiting and desk.phase_step is None and not self._writer.flush():
+                    desk.fail_waiting("training stands in the middle of a step, and nothing newer is in memory")
+                if not self._stands():
+                    break
+            desk.boundary = None
+            desk.asked = desk.waiting is not None or desk.held
+            desk.changed.notify_all()
+        self._pace.rested(self._clock() - began_s)
 
-    def _carry_out(self, operation: Operation, step: int) -> None:
-        """Save, with the lock released meanwhile, and decide what comes after."""
-        operation.step = step
-        operation.phase = Phase.SNAPSHOT
-        operation.began_s = self._clock()
-        if operation.after is not After.CONTINUE:
-            self._paused_step = step
-        self._changed.notify_all()
-        known = self._last_committed
-        if known is not None and known.step == step and self._paused_step == step:
-            self._committed(operation, known)  # asked again while standing still: there is nothing new to write
-        else:
-            self._changed.release()
-            try:
-                saved: SavedCheckpoint | Exception = self._save(step)
-            except Exception as error:  # noqa: BLE001 - a failing disk must not end the training; the asker is told
-                _log.exception("checkpoint of step %d failed", step)
-                saved = error
-            finally:
-                self._changed.acquire()
-            if isinstance(saved, Exception):
-                operation.phase = Phase.FAILED
-                operation.error = clean_text(f"{type(saved).__name__}: {saved}")
-            else:
-                self._rates.append(saved.size_bytes / max(self._clock() - operation.began_s, 1e-6))
-                self._committed(operation, saved)
-        self._results[operation.phase] += 1
-        if operation.after is After.EXIT and operation.phase is Phase.COMMITTED:
-            self._ending = operation
-        elif operation.after is not After.CONTINUE:
-            self._held = True  # also after a failure: standing still, a second try would lose nothing
-        self._current = None
-        self._changed.notify_all()
+    def _stands(self) -> bool:
+        """Stand still until something changes, if somebody wants it. False: training may go on."""
+        desk = self.desk
+        left_s = desk.lapse()
+        if not desk.held:
+            return False
+        desk.changed.notify_all()
+        if desk.waiting is None or not desk.serving:
+            look_s = _LOOK_S if desk.signals else None
+            desk.changed.wait(look_s if left_s is None else min(left_s, look_s or left_s))
+        return True
 
-    def _committed(self, operation: Operation, saved: SavedCheckpoint) -> None:
-        operation.phase = Phase.COMMITTED
-        operation.path = saved.path
-        operation.manifest_digest = saved.manifest_digest
-        operation.bytes_done = operation.bytes_total = saved.size_bytes
-        if self._last_committed is not saved:
-            self._last_committed = saved
-            self._committed_at_s = self._clock()
-
-    # --- Those who ask --------------------------------------------------------------------------------------------
-
-    def trigger(self, request: TriggerRequest) -> CheckpointStatus:
-        """Ask for a checkpoint at the next step boundary. The same id, or one in flight, is the same checkpoint."""
-        with self._changed:
-            now_s = self._clock()
-            after = request.after if escalated(request.after, self._conduct) is self._conduct else self._conduct
-            operation = self._operations.get(request.id) or self._current
-            if operation is None:
-                operation = Operation(id=request.id, after=after)
-                self._current = operation
-            operation.join(request, after, now_s)
-            self._operations[request.id] = operation
-            while len(self._operations) > _KEPT_OPERATIONS:
-                del self._operations[next(iter(self._operations))]
-            if operation.step is not None and not operation.ended and operation.after is not After.CONTINUE:
-                self._paused_step = operation.step  # joined in mid-write: training stands there already
-            if self._closed:
-                self._abort("training has ended")
-            self._asked = True
-            self._changed.notify_all()
-            return self._status_of(operation)
-
-    def checkpoint(self, name: str, *, wait_s: float = 0.0, seen: str = "") -> CheckpointStatus | None:
-        """Return how a checkpoint goes on, after wait_s or as soon as there is news. None: never heard of.
-
-        seen: the phase that the asker knows of; another one is news at once. "": a change from now on is.
-        """
-        with self._changed:
-            operation = self._operations.get(name)
-            if operation is None:
-                return None
-            known = seen or operation.phase.value
-            if not operation.ended and wait_s > 0:
-                self._changed.wait_for(lambda: operation.phase != known, timeout=wait_s)
-            return self._status_of(operation)
-
-    def tell(self, name: str) -> None:
-        """Note that an asker has been sent this checkpoint's end: a training that is to exit may go now."""
-        with self._changed:
-            operation = self._operations.get(name)
-            if operation is not None and operation.ended:
-                operation.told = True
-                self._changed.notify_all()
-
-    def cancel(self, name: str) -> CheckpointStatus | None:
-        """Call a checkpoint off: one not begun is aborted; one begun is finished, and training goes on after it."""
-        with self._changed:
-            operation = self._operations.get(name)
-            if operation is None:
-                return None
-            if operation is self._current:
-                operation.after = After.CONTINUE
-                self._paused_step = None
-                if operation.phase is Phase.WAITING_STEP:
-                    self._abort("called off before it began")
-                self._changed.notify_all()
-            return self._status_of(operation)
-
-    def pause(self) -> TrainerStatus:
-        """Stand still at the next step boundary, without a checkpoint, if this training is willing to."""
-        with self._changed:
-            if self._conduct is not After.CONTINUE:
-                self._held = True
-                self._asked = True
-                self._changed.notify_all()
-        return self.status()
-
-    def resume(self, *, wait_s: float = 1.0) -> TrainerStatus:
-        """Go on in place; a write that has begun is finished first. Waits up to wait_s to see it happen."""
-        with self._changed:
-            self._held = False
-            if self._current is not None:
-                self._current.after = After.CONTINUE
-                self._paused_step = None
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._paused_step is None, timeout=wait_s)
-        return self.status()
-
-    def status(self) -> TrainerStatus:
-        """Return what the daemon budgets from."""
-        with self._changed:
-            now_s = self._clock()
-            times = sorted(self._step_times[1 : min(self._steps_seen, _STEPS)])  # the first one is start-up
-            last = self._last_committed
-            return TrainerStatus(
-                job=self._job,
-                step=self._step,
-                step_time_p50_s=times[len(times) // 2] if times else None,
-                step_time_p95_s=times[len(times) * 95 // 100] if times else None,
-                last_step_age_s=now_s - self._stepped_at_s,
-                loop=self.loop,
-                paused=self._paused_step is not None,
-                conduct=self._conduct,
-                checkpoint="" if self._current is None else self._current.id,
-                last_committed=None
-                if last is None
-                else LastCommitted(
-                    step=last.step,
-                    age_s=now_s - self._committed_at_s,
-                    manifest_digest=last.manifest_digest,
-                    path=last.path,
-                ),
-                estimate=self._estimate(times[len(times) * 95 // 100] if times else 0.0),
-            )
-
-    def results(self) -> dict[str, int]:
-        """Return how many checkpoints ended how, since the start."""
-        with self._changed:
-            return {phase.value: count for phase, count in self._results.items()}
-
-    def _estimate(self, step_s: float) -> Estimate | None:
-        if self._last_committed is None:
-            return None
-        size = self._last_committed.size_bytes
-        if not self._rates:
-            return Estimate(bytes=size)
-        slow = sorted(self._rates)[(len(self._rates) - 1) // 10]
-        return Estimate(bytes=size, write_bw_p10=slow, seconds=step_s + size / max(0.8 * slow, 1.0))
-
-    def _status_of(self, operation: Operation) -> CheckpointStatus:
-        estimate = self._estimate(0.0)
-        usual_s = None if estimate is None else estimate.seconds
-        return operation.status(self._clock(), paused_step=self._paused_step, usual_s=usual_s)
-
-    def _abort(self, why: str) -> None:
-        """End the checkpoint in flight, if there is one: aborted before it began, else failed."""
-        operation = self._current
-        if operation is None:
+    def _serve(self, operation: Operation, step: int) -> None:
+        """Take the state for whoever asked, and have it written; a failure is told to him, and to nobody else."""
+        desk = self.desk
+        desk.claim(step, Phase.SNAPSHOT)
+        if self._writer.join(operation):
             return
-        operation.phase = Phase.ABORTED if operation.phase is Phase.WAITING_STEP else Phase.FAILED
-        operation.error = why
-        self._results[operation.phase] += 1
-        self._current = None
+        outcome = self._take(step)
+        if isinstance(outcome, Taken):
+            self._writer.submit(outcome, operation)
+            return
+        if isinstance(outcome, SavedCheckpoint):
+            desk.pace.written(outcome.size_bytes, desk.clock() - (operation.began_s or desk.clock()))
+            desk.pace.size_bytes = outcome.size_bytes
+            desk.committed(outcome)
+        desk.settle(operation, outcome)
+
+    def _take(self, step: int) -> Taken | SavedCheckpoint | Exception:
+        """Copy the state, with the lock released meanwhile; the time it takes is a stall, and counted as one."""
+        desk = self.desk
+        slot = self._writer.slot()
+        began_s = self._clock()
+        desk.saving = True
+        desk.changed.release()
+        try:
+            return attempted(lambda: self._keeper.take(step, slot), f"checkpoint of step {step}")
+        finally:
+            desk.changed.acquire()
+            desk.saving = False
+            desk.pace.stalled(self._clock() - began_s)
+
+    def _periodic(self, step: int, now_s: float) -> None:
+        """Save by the clock. While an older state is still being written, the next one waits for its turn."""
+        desk = self.desk
+        if not self._measured:
+            self._measured = True
+            self._measure()
+            self._due_s = now_s + (self._every_s if self._every_s == _NEVER_S else min(self._every_s, _FIRST_SAVE_S))
+            return
+        if self._writer.busy:
+            desk.pace.totals.late += 1
+            self._due_s = now_s + min(1.0, self._every_s / 10)
+            return
+        self._due_s = now_s + self._every_s
+        outcome = self._take(step)
+        if isinstance(outcome, Taken):
+            self._pace.size_bytes = outcome.size_bytes
+            self._writer.submit(outcome, None)
+        elif isinstance(outcome, SavedCheckpoint):
+            desk.committed(outcome)
+        else:
+            desk.pace.totals.failed += 1
+
+    def _hold_state(self, step: int) -> None:
+        """Have the state of a phase in memory."""
+        with self.desk.changed:
+            if not self._writer.has(step):
+                outcome = self._take(step)
+                if isinstance(outcome, Taken):
+                    self._writer.keep(outcome)
+            self.desk.phase_step = step if self._writer.has(step) else None
+            self.desk.changed.notify_all()
+
+    def _end(self, ending: Operation) -> None:
+        """Leave, once whoever asked has read that the checkpoint is durable (or has had his time)."""
+        desk = self.desk
+        if not ending.must_end:
+            desk.changed.wait_for(lambda: ending.told or desk.ending is None, timeout=_LAST_WORDS_S)
+        if desk.ending is not None:  # else utility is back, and nobody has gone yet
+            raise StopTraining(0 if ending.phase is Phase.COMMITTED else 1)
+
+    # --- Beginning ---------------------------------------------------------------------------------------------------
+
+    def _begin_from(self, restored: SavedCheckpoint) -> None:
+        """Know the age and the size of what training starts from, from the first second."""
+        with self.desk.changed:
+            self._pace.step = restored.step
+            self._pace.size_bytes = restored.size_bytes
+            self.desk.committed(restored)
+
+    def _measure(self) -> None:
+        """At the first boundary: learn what a checkpoint will write, and have room made for it beside training."""
+        if isinstance(size_bytes := attempted(self._keeper.size_bytes, "measuring the state"), int):
+            self._pace.size_bytes = size_bytes
+            self._writer.prepare(size_bytes)
+
+    def _listen(self) -> None:
+        """Take SIGTERM and SIGUSR1 (Slurm's warning) for a wish: a checkpoint at the next boundary, then the end."""
+
+        def heard(number: int, _frame: FrameType | None) -> None:
+            if self.desk.signals_heard:  # asked twice: now
+                signal.signal(number, self._handlers[number])  # type: ignore[arg-type] # what getsignal() gave
+                signal.raise_signal(number)
+            self.desk.signals_heard = True
+            self.desk.signalled = number
+            self.desk.asked = True
+
+        if threading.current_thread() is not threading.main_thread():
+            _log.warning("signals=True outside the main thread: signals are not listened to")
+            return
+        self.desk.signals = True
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            self._handlers[number] = signal.getsignal(number)
+            signal.signal(number, heard)
+
+    def _unlisten(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)  # type: ignore[arg-type] # what getsignal() gave
+        self._handlers.clear()
+
+    def forsake(self) -> None:
+        """In a child of fork (a data loader's worker): be nobody's guard, and hold nothing that is the parent's."""
+        self._closed = True
+        self.desk.asked = False
+        self._due_s = _NEVER_S
+        if self._endpoint is not None:
+            self._endpoint.forsake()
+        self._unlisten()
+        self._keeper.forsake()
+
+
+_guards: "weakref.WeakSet[Guard]" = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for guard in list(_guards):
+        guard.forsake()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _keeper(state: State | Save, root: Path | str | None, *, job: str, keep: int, disk: Disk | None) -> Keeper:
+    if not callable(state):
+        if root is None:
+            msg = "a state with items() needs a root: the folder for its checkpoints"
+            raise StoreError(msg)
+        return Stored(state, Store(root, job=job, keep=keep, disk=disk))
+    if root is not None:
+        msg = f"{root}: a root needs a state with items() and load(); a function that saves by itself has its own"
+        raise StoreError(msg)
+    return Saving(state)
+
+
+def _endpoint(
+    desk: Desk, socket: Path | str | None, port: int | None, token_file: Path | str | None
+) -> Endpoint | None:
+    path = socket_for(desk.job) if socket == AUTO else socket
+    if path is None:
+        if port is not None:
+            msg = f"port {port}: needs a socket too (its folder may be any)"
+            raise EndpointError(msg)
+        return None
+    token = None if token_file is None else read_token(Path(token_file))
+    try:
+        return Endpoint(desk, path, port=port, token=token)
+    except EndpointError as error:
+        if socket != AUTO:
+            raise
+        _log.warning("nobody can ask this training for a checkpoint: %s", error)
+        return None

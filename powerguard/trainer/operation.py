@@ -1,21 +1,48 @@
-"""One checkpoint that somebody asked for, from the first request to its end."""
+"""One checkpoint that somebody asked for, from the first request to its end; and how long a pause lasts."""
 
 from dataclasses import dataclass
 
-from powerguard.wire import ENDED, After, CheckpointStatus, Phase, TriggerRequest, escalated
+from powerguard.wire import ENDED, After, CheckpointStatus, Phase, Reason, TriggerRequest, escalated
+
+
+@dataclass(slots=True)
+class Lease:
+    """A wish that lapses when its asker is not heard any more.
+
+    lease_s: seconds without a word of the asker. asker: who it is, as the endpoint tells askers apart.
+    heard_s: when he was last heard, on the guard's clock.
+    """
+
+    lease_s: float
+    asker: str
+    heard_s: float
+
+    def left_s(self, now_s: float) -> float:
+        """Seconds until it lapses; 0 when it has."""
+        return max(0.0, self.heard_s + self.lease_s - now_s)
+
+
+def leased(lease_s: float | None, asker: str, now_s: float) -> Lease | None:
+    """Return the lease of a request; None for one that stands until it is taken back."""
+    return None if lease_s is None else Lease(lease_s, asker, now_s)
 
 
 @dataclass(slots=True, kw_only=True)
 class Operation:
-    """A checkpoint in the making. Owned by a Guard and touched under its lock only.
+    """A checkpoint in the making. Owned by a Desk and touched under its lock only.
 
     deadline_at_s: the tightest deadline of all who asked, on the guard's clock; None when nobody set one.
-    began_s, ended_s: when its bytes began and when it ended. told: an asker has read how it ended.
+    lease: how long training stands still for it unheard; None: until it is told to go on.
+    began_s: when its bytes began. was_held: training stood still before it, too.
+    told: an asker has read how it ended. must_end: the process is to end even when it fails (a signal said so).
     """
 
     id: str
     after: After
+    reason: Reason = Reason.OPERATOR
+    event: str = ""
     deadline_at_s: float | None = None
+    lease: Lease | None = None
     phase: Phase = Phase.WAITING_STEP
     step: int | None = None
     bytes_done: int | None = None
@@ -24,17 +51,27 @@ class Operation:
     manifest_digest: str = ""
     error: str = ""
     began_s: float | None = None
+    was_held: bool = False
     told: bool = False
+    must_end: bool = False
 
     @property
     def ended(self) -> bool:
         """Nothing will change any more."""
         return self.phase in ENDED
 
-    def join(self, request: TriggerRequest, after: After, now_s: float) -> None:
-        """Let one more asker in: the tighter deadline wins, and what comes after it only escalates."""
+    @property
+    def stands(self) -> bool:
+        """Training is to stand still for it."""
+        return self.after is not After.CONTINUE
+
+    def join(self, request: TriggerRequest, after: After, now_s: float, asker: str = "") -> None:
+        """Let one more asker in: the tighter deadline wins, what comes after it only escalates, no lease beats one."""
         if self.ended:
             return
+        if after is not After.CONTINUE:
+            lease = leased(request.lease_s, asker, now_s)
+            self.lease = lease if not self.stands else self.lease and lease
         self.after = escalated(self.after, after)
         if request.deadline_s is not None:
             deadline_at_s = now_s + request.deadline_s

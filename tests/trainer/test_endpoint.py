@@ -42,7 +42,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def where(guard: Guard, folder: Path) -> Iterator[Path]:
-    with Endpoint(guard, folder / "t.sock"):
+    with Endpoint(guard.desk, folder / "t.sock"):
         yield folder / "t.sock"
 
 
@@ -215,7 +215,7 @@ def test_those_who_trickle_hold_up_nobody_for_long(where: Path) -> None:
 
 def test_the_socket_is_for_owner_and_group_and_goes_with_the_endpoint(guard: Guard, folder: Path) -> None:
     path = folder / "t.sock"
-    with Endpoint(guard, path):
+    with Endpoint(guard.desk, path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o660
         assert [entry.name for entry in folder.iterdir()] == ["t.sock"]
     assert list(folder.iterdir()) == []
@@ -234,7 +234,7 @@ def test_the_folder_gives_the_socket_its_group(guard: Guard, folder: Path) -> No
             os.setgroups([])
             os.setgid(65534)
             os.setuid(65534)
-            endpoint = Endpoint(guard, folder / "t.sock")
+            endpoint = Endpoint(guard.desk, folder / "t.sock")
             found = (folder / "t.sock").stat()
             code = 0 if (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (65534, group, 0o660) else 2
             endpoint.close()
@@ -246,7 +246,7 @@ def test_the_folder_gives_the_socket_its_group(guard: Guard, folder: Path) -> No
 def test_what_a_killed_trainer_left_behind_is_replaced(guard: Guard, folder: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(folder / "t.sock"))
-    with Endpoint(guard, folder / "t.sock"):
+    with Endpoint(guard.desk, folder / "t.sock"):
         assert ask(folder / "t.sock", "GET", "/api/v1/healthz")[0] == 200
 
 
@@ -262,14 +262,14 @@ def test_an_endpoint_that_cannot_open_says_why(guard: Guard, where: Path, case: 
         "no token": (folder / "new.sock", 0, "needs a token"),
     }[case]
     with pytest.raises(EndpointError, match=said):
-        Endpoint(guard, path, port=port)
+        Endpoint(guard.desk, path, port=port)
     assert ask(where, "GET", "/api/v1/healthz")[0] == 200
     assert (folder / "file").read_text() == "mine"
 
 
 def test_a_port_needs_the_token(guard: Guard, folder: Path) -> None:
     """Loopback is open to every local user; and neither answer nor refusal ever shows the token."""
-    with Endpoint(guard, folder / "t.sock", port=0, token=TOKEN) as endpoint:
+    with Endpoint(guard.desk, folder / "t.sock", port=0, token=TOKEN) as endpoint:
         port = endpoint.port
         assert port is not None
         good = {"Authorization": f"Bearer {TOKEN.decode()}"}
@@ -287,6 +287,6 @@ def test_a_port_needs_the_token(guard: Guard, folder: Path) -> None:
         assert ask(port, "POST", "/api/v1/trigger_checkpoint", b'{"id": "a"}')[0] == 401
         assert ask(port, "POST", "/api/v1/trigger_checkpoint", b"x" * 500_000)[0] == 401
         assert ask(port, "DELETE", "/api/v1/checkpoints/a")[0] == 401
-        assert guard.status().checkpoint == ""
+        assert guard.desk.status().checkpoint == ""
         assert ask(port, "POST", "/api/v1/trigger_checkpoint", b'{"id": "a"}', good)[0] == 202
         assert ask(folder / "t.sock", "GET", "/api/v1/status")[0] == 200, "the socket's mode is its guard"

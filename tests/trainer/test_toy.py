@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from powerguard.sim.toy_trainer import Model
-from powerguard.trainer.store import newest_in
+from powerguard.trainer.store import Store
 from tests.trainer.toy import Toy, short_folder
 
 STEPS = 300
@@ -23,9 +23,8 @@ def folder() -> Iterator[Path]:
 
 
 def state(checkpoints: Path) -> bytes:
-    saved = newest_in(checkpoints)
-    assert saved is not None
-    return (Path(saved.path) / "state.json").read_bytes()
+    with Store(checkpoints, job="toy") as store:
+        return bytes(store.read_shard(store.found()[0], 0)["state"].data)
 
 
 def uninterrupted(steps: int) -> bytes:
@@ -134,7 +133,7 @@ def test_exit_ends_the_process_after_its_checkpoint(folder: Path) -> None:
 @pytest.mark.parametrize("when", ["training", "paused", "writing"])
 def test_told_to_end_it_ends_at_once_and_cleans_up(folder: Path, when: str) -> None:
     """SIGTERM, as systemd sends it: no traceback, no socket, no half checkpoint left behind."""
-    with Toy(folder, "--step-ms", "2", "--mb", "20", "--mb-per-s", "200" if when == "paused" else "5") as toy:
+    with Toy(folder, "--step-ms", "2", "--mb", "60", "--mb-per-s", "400" if when == "paused" else "8") as toy:
         toy.until_step(2)
         if when != "training":
             toy.ask("POST", "/api/v1/trigger_checkpoint", {"id": "e1", "after": "pause"})

@@ -1,0 +1,411 @@
+"""Where those who ask and those who save meet: the wishes, who stands still for them, and how they ended.
+
+Three kinds of thread come here. Server threads ask (`trigger`, `pause`, `resume` ...) and wait. The training thread
+looks at `asked` after every step, without a lock, and attends to what it finds at a step boundary. The writer's thread
+says how far it has come. They meet under one lock, `changed`.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from threading import Condition, Event
+from typing import Protocol
+
+from powerguard.trainer.keeper import GivenUp
+from powerguard.trainer.operation import Lease, Operation, leased
+from powerguard.trainer.pace import Pace
+from powerguard.trainer.store import SavedCheckpoint
+from powerguard.wire import (
+    After,
+    CheckpointStatus,
+    LastCommitted,
+    Phase,
+    Reason,
+    TrainerStatus,
+    TriggerRequest,
+    clean_text,
+    escalated,
+)
+
+_KEPT_OPERATIONS = 64
+UPLOADS_HELD_S = 900.0  # without a lease and without a pause: a daemon that died must not stop uploads for ever
+
+
+class Uploads(Protocol):
+    """What copies checkpoints to slower storage, in the background."""
+
+    def hold(self) -> None:
+        """Stop at once, and begin nothing."""
+        ...
+
+    def release(self) -> None:
+        """Go on."""
+        ...
+
+    def figures(self) -> Mapping[str, tuple[str, str, float]]:
+        """Return metrics: name -> (type, help, value)."""
+        ...
+
+
+def boottime_s() -> float:
+    """Seconds since boot, suspended or not: no step of the wall clock reaches it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Desk:
+    """One training process's wishes. Every attribute but `asked` and `pace` is touched under `changed` only.
+
+    job: its name. conduct: the most that it is willing to do after an emergency checkpoint. ranks, hosts: of the job.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        conduct: After,
+        clock: Callable[[], float] = boottime_s,
+        ranks: int = 1,
+        hosts: int = 1,
+        uploads: Uploads | None = None,
+    ) -> None:
+        self.job = job
+        self.conduct = conduct
+        self.clock = clock
+        self.ranks, self.hosts = ranks, hosts
+        self.uploads = uploads
+        self.pace = Pace(clock())
+        self.changed = Condition()
+        self.asked = False
+        """There is something to attend to at the next step boundary. Read without the lock."""
+        self.wanted = Event()
+        """Set when the disk is needed by somebody who cannot wait: tidying up ends at once."""
+        self.waiting: Operation | None = None
+        """Asked for; its state is not taken yet."""
+        self.begun: list[Operation] = []
+        """Its state is being taken or written, oldest first."""
+        self.held = False
+        self.lease: Lease | None = None
+        self.ending: Operation | None = None
+        self.closed = False
+        self.boundary: int | None = None
+        """The step after which the training thread is with us just now; None while it trains."""
+        self.serving = False
+        """The training thread is at a step boundary and attends to whoever waits."""
+        self.phase_step: int | None = None
+        """Within a phase that told its state: the step that this state is of."""
+        self.signals = self.signals_heard = False
+        """Signals that mean the end are listened to; one has come."""
+        self.signalled: int | None = None
+        """The one that has come and is not attended to yet. Set by its handler, which can take no lock."""
+        self.saving = False
+        """The training thread is busy with the state: it cannot go on before that is done."""
+        self.last: SavedCheckpoint | None = None
+        self.last_at_s = clock()
+        self.snapshot_step: int | None = None
+        self.results = {Phase.COMMITTED: 0, Phase.FAILED: 0, Phase.ABORTED: 0}
+        self._operations: dict[str, Operation] = {}
+        self._uploads_lease: Lease | None = None
+
+    # --- Those who ask --------------------------------------------------------------------------------------------
+
+    def heard(self, asker: str) -> None:
+        """An asker has sent a request, of whatever kind: his leases begin anew."""
+        with self.changed:
+            now_s = self.clock()
+            for lease in (
+                self.lease,
+                self._uploads_lease,
+                *(each.lease for each in (self.waiting, *self.begun) if each),
+            ):
+                if lease is not None and lease.asker == asker:
+                    lease.heard_s = now_s
+
+    def trigger(self, request: TriggerRequest, *, asker: str = "") -> CheckpointStatus:
+        """Ask for a checkpoint at the next step boundary. The same id, or one in flight, is the same checkpoint."""
+        with self.changed:
+            after = request.after if escalated(request.after, self.conduct) is self.conduct else self.conduct
+            return self.status_of(self.open(request, after, asker))
+
+    def open(self, request: TriggerRequest, after: After, asker: str) -> Operation:
+        """Find or make the operation of a request, let it join, and have it attended to. With the lock held."""
+        now_s = self.clock()
+        operation = self._operations.get(request.id) or self._joinable(after)
+        if operation is None:
+            lease = leased(request.lease_s, asker, now_s) if after is not After.CONTINUE else None
+            operation = Operation(id=request.id, after=after, reason=request.reason, event=request.event, lease=lease)
+            self.waiting = operation
+        stood = operation.stands
+        operation.join(request, after, now_s, asker)
+        self._operations[request.id] = operation
+        while len(self._operations) > _KEPT_OPERATIONS:
+            del self._operations[self._forgettable()]
+        if operation in self.begun and operation.stands and not stood:
+            self.hold(operation)  # joined in mid-write by one who wants it to stand
+        if self.closed:
+            self._abort_all("training has ended")
+        elif not operation.ended and (after is not After.CONTINUE or request.reason is Reason.ON_BATTERY):
+            self._hold_uploads(leased(request.lease_s, asker, now_s))
+        self.asked = True
+        self.wanted.set()
+        self.changed.notify_all()
+        return operation
+
+    def checkpoint(self, name: str, *, wait_s: float = 0.0, seen: str = "") -> CheckpointStatus | None:
+        """Return how a checkpoint goes on, after wait_s or as soon as there is news. None: never heard of.
+
+        seen: the phase that the asker knows of; another one is news at once. "": a change from now on is.
+        """
+        with self.changed:
+            operation = self._operations.get(name)
+            if operation is None:
+                return None
+            known = seen or operation.phase.value
+            if not operation.ended and wait_s > 0:
+                # Looked up anew each time: one that a newer one supersedes goes on under its name.
+                self.changed.wait_for(lambda: self._operations.get(name, operation).phase != known, timeout=wait_s)
+            return self.status_of(self._operations.get(name, operation))
+
+    def tell(self, name: str) -> None:
+        """Note that an asker has been sent this checkpoint's end: a training that is to exit may go now."""
+        with self.changed:
+            operation = self._operations.get(name)
+            if operation is not None and operation.ended:
+                operation.told = True
+                self.changed.notify_all()
+
+    def cancel(self, name: str) -> CheckpointStatus | None:
+        """Call a checkpoint off: one not begun is aborted; one begun is finished, and training goes on meanwhile."""
+        with self.changed:
+            operation = self._operations.get(name)
+            if operation is None:
+                return None
+            if operation is self.waiting:
+                self._abort(operation, "called off before it began")
+            elif operation in self.begun and operation.stands:
+                operation.after = After.CONTINUE
+                self.held = operation.was_held
+            self.changed.notify_all()
+            return self.status_of(operation)
+
+    def pause(self, *, lease_s: float | None = None, asker: str = "") -> TrainerStatus:
+        """Stand still at the next step boundary, without a checkpoint, if this training is willing to."""
+        with self.changed:
+            if self.conduct is not After.CONTINUE:
+                lease = leased(lease_s, asker, self.clock())
+                self.lease = self.lease and lease if self.held else lease
+                self.held = self.asked = True
+                self.changed.notify_all()
+            return self.status()
+
+    def resume(self, *, wait_s: float = 1.0) -> TrainerStatus:
+        """Go on in place. Waits up to wait_s to see it happen; a checkpoint that has begun is finished beside."""
+        with self.changed:
+            self.held = False
+            self.lease = None
+            for operation in (*self.begun, *filter(None, [self.waiting])):
+                operation.after = After.CONTINUE
+            if self.ending is not None and not self.ending.told:
+                self.ending = None
+            self._release_uploads()
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: self.boundary is None or self.saving, timeout=wait_s)
+            return self.status()
+
+    def hold_uploads(self, *, lease_s: float | None = None, asker: str = "") -> TrainerStatus:
+        """Copy nothing to slower storage until `resume`, or until nobody is heard for lease_s (15 minutes if None)."""
+        with self.changed:
+            self._hold_uploads(leased(lease_s, asker, self.clock()), asker)
+            self.wanted.set()
+            self.changed.notify_all()
+            return self.status()
+
+    def status(self) -> TrainerStatus:
+        """Return what the daemon budgets from."""
+        with self.changed:
+            now_s = self.clock()
+            last, pace = self.last, self.pace
+            in_flight = self.waiting or (self.begun[-1] if self.begun else None)
+            return TrainerStatus(
+                job=self.job,
+                step=pace.step,
+                ranks=self.ranks,
+                hosts=self.hosts,
+                step_time_p50_s=pace.step_time_s(0.5),
+                step_time_p95_s=pace.step_time_s(0.95),
+                last_step_age_s=max(0.0, now_s - pace.stepped_at_s),
+                loop=pace.loop,
+                paused=self.paused_step is not None,
+                conduct=self.conduct,
+                checkpoint="" if in_flight is None else in_flight.id,
+                last_committed=None
+                if last is None
+                else LastCommitted(
+                    step=last.step,
+                    age_s=now_s - self.last_at_s,
+                    manifest_digest=last.manifest_digest,
+                    path=last.path,
+                ),
+                estimate=pace.estimate(),
+                snapshot_step=self.snapshot_step,
+                lease_s=self.lease.left_s(now_s) if self.held and self.lease is not None else None,
+                uploads_held=self._uploads_lease is not None,
+            )
+
+    # --- The training thread and the writer's, with the lock held ---------------------------------------------------
+
+    @property
+    def paused_step(self) -> int | None:
+        """The step at which training stands still, or at which it ended for good; None while it trains."""
+        return self.boundary if self.held or self.ending is not None else None
+
+    def take_signal(self) -> None:
+        """Make the wish of a signal one like any other: a checkpoint, and then the end."""
+        number, self.signalled = self.signalled, None
+        if number is not None:
+            request = TriggerRequest(id=f"signal-{number}-{secrets.token_hex(4)}", after=After.EXIT)
+            self.open(request, After.EXIT, asker="").must_end = True
+
+    def claim(self, step: int, phase: Phase) -> Operation | None:
+        """Take the operation that waits, if one does, for the state after this step."""
+        operation, self.waiting = self.waiting, None
+        if operation is not None:
+            operation.step = step
+            operation.phase = phase
+            operation.began_s = self.clock()
+            self.begun.append(operation)
+            if operation.stands:
+                self.hold(operation)
+            self.changed.notify_all()
+        return operation
+
+    def hold(self, operation: Operation) -> None:
+        """Have training stand still for this operation, from the beginning of its write and after it, come what may."""
+        operation.was_held = self.held
+        self.lease = self.lease and operation.lease if self.held else operation.lease
+        self.held = self.asked = True
+
+    def lapse(self) -> float | None:
+        """Let a pause go whose lease is over; return the seconds until that comes, None when it never does."""
+        if not self.held or self.lease is None:
+            return None
+        left_s = self.lease.left_s(self.clock())
+        if left_s <= 0:
+            self.held = False
+            self.lease = None
+            for operation in self.begun:
+                operation.after = After.CONTINUE
+            self._release_uploads()
+        return left_s
+
+    def lapse_uploads(self) -> float | None:
+        """Let held uploads go when nobody wants that any more; return the seconds until it is worth a look again."""
+        if self._uploads_lease is None:
+            return None
+        left_s = self._uploads_lease.left_s(self.clock())
+        if left_s <= 0 and not (self.held or self.waiting or self.begun):
+            self._release_uploads()
+        return max(1.0, left_s)
+
+    def progress(self, operation: Operation, phase: Phase, done: int | None, total: int | None) -> None:
+        """Note how far a write has come."""
+        operation.bytes_done, operation.bytes_total = done, total
+        if operation.phase is not phase:
+            operation.phase = phase
+            self.changed.notify_all()
+
+    def committed(self, saved: SavedCheckpoint) -> None:
+        """A checkpoint is durable, whoever wanted it. An older one than the newest is none to boast of."""
+        if self.last is None or saved.step >= self.last.step:
+            self.last = saved
+            self.last_at_s = self.clock()
+            self.changed.notify_all()
+
+    def settle(self, operation: Operation, outcome: SavedCheckpoint | Exception) -> None:
+        """End an operation that was claimed."""
+        if isinstance(outcome, GivenUp):
+            operation.phase = Phase.ABORTED
+            operation.error = clean_text(str(outcome))
+        elif isinstance(outcome, Exception):
+            operation.phase = Phase.FAILED
+            operation.error = clean_text(f"{type(outcome).__name__}: {outcome}")
+        else:
+            operation.phase = Phase.COMMITTED
+            operation.path = outcome.path
+            operation.manifest_digest = outcome.manifest_digest
+            operation.bytes_done = operation.bytes_total = outcome.size_bytes
+        if operation.must_end or (operation.after is After.EXIT and operation.phase is Phase.COMMITTED):
+            self.ending = operation
+            self.asked = True
+        self.results[operation.phase] += 1
+        self.begun.remove(operation)
+        self.changed.notify_all()
+
+    def supersede(self, old: Operation, new: Operation) -> None:
+        """Let those who asked for an older state have the newer one, whose bytes go first."""
+        self.begun.remove(old)
+        for name, operation in self._operations.items():
+            if operation is old:
+                self._operations[name] = new
+        new.after = escalated(old.after, new.after)
+        if old.deadline_at_s is not None:
+            new.deadline_at_s = min(old.deadline_at_s, new.deadline_at_s or old.deadline_at_s)
+        self.changed.notify_all()
+
+    def fail_waiting(self, why: str) -> None:
+        """Abort the operation that waits: there is no way in which it could begin."""
+        if self.waiting is not None:
+            self._abort(self.waiting, why)
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        """Training has ended, and with it what is in flight."""
+        with self.changed:
+            self.closed = True
+            self._abort_all("training has ended")
+            self.changed.notify_all()
+
+    def status_of(self, operation: Operation) -> CheckpointStatus:
+        """Return what an asker is told of an operation."""
+        estimate = self.pace.estimate()
+        usual_s = None if estimate is None else estimate.seconds
+        return operation.status(self.clock(), paused_step=self.paused_step, usual_s=usual_s)
+
+    def _joinable(self, after: After) -> Operation | None:
+        """Return the operation that a new wish is part of.
+
+        One whose state is older than where training stands is not: who wants that wants the checkpoint of that step.
+        """
+        if self.waiting is not None:
+            return self.waiting
+        newest = self.begun[-1] if self.begun else None
+        if newest is None or after is After.CONTINUE or newest.step == self.boundary:
+            return newest
+        return None
+
+    def _forgettable(self) -> str:
+        """Return the oldest name that is ended or only joined: a storm of wishes must not drown the first one's."""
+        old = (name for name, operation in self._operations.items() if operation.ended or operation.id != name)
+        return next(old, next(iter(self._operations)))
+
+    def _abort(self, operation: Operation, why: str) -> None:
+        operation.phase = Phase.ABORTED if operation is self.waiting else Phase.FAILED
+        operation.error = why
+        self.results[operation.phase] += 1
+        if operation is self.waiting:
+            self.waiting = None
+        else:
+            self.begun.remove(operation)
+
+    def _abort_all(self, why: str) -> None:
+        for operation in (*self.begun, *filter(None, [self.waiting])):
+            self._abort(operation, why)
+
+    def _hold_uploads(self, lease: Lease | None, asker: str = "") -> None:
+        if self.uploads is not None:
+            self._uploads_lease = lease or Lease(UPLOADS_HELD_S, asker, self.clock())
+            self.uploads.hold()
+
+    def _release_uploads(self) -> None:
+        if self._uploads_lease is not None and self.uploads is not None:
+            self._uploads_lease = None
+            self.uploads.release()

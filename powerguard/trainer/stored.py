@@ -1,0 +1,159 @@
+"""The state of one process in a store: copied into one of two snapshots, written from there."""
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final
+
+from powerguard.trainer.chunks import CancelledError
+from powerguard.trainer.items import State
+from powerguard.trainer.keeper import GivenUp, Order, Taken, Tell
+from powerguard.trainer.manifest import Layout, Manifest, Shard
+from powerguard.trainer.ranks.base import boottime_s
+from powerguard.trainer.snapshot import Snapshot, laid_out
+from powerguard.trainer.store import CorruptError, SavedCheckpoint, Store, StoreError
+from powerguard.wire import Phase
+
+_SCRUB_EVERY_S: Final = 6 * 3600.0
+_SCRUB_RATE: Final = 100e6
+"""Bytes a second for what can wait: a little of any disk that one trains on."""
+
+_log = logging.getLogger("powerguard.trainer")
+
+
+class Stored:
+    """Takes and writes the state of one rank; see `keeper.Keeper`. Two snapshots, each as large as the state."""
+
+    beside = True
+
+    def __init__(
+        self,
+        state: State,
+        store: Store,
+        *,
+        hosts: int = 1,
+        clock: Callable[[], float] = boottime_s,
+    ) -> None:
+        self._state = state
+        self._store = store
+        self._hosts = hosts
+        self._clock = clock
+        self._snapshots = (Snapshot(), Snapshot())
+        self._layouts: list[Layout | None] = [None, None]
+        # Held while a snapshot is written into: the training thread's copy, and the touching of its pages beforehand.
+        self._locks = (threading.Lock(), threading.Lock())
+        self._scrub_at_s = clock() + _SCRUB_EVERY_S
+
+    def size_bytes(self) -> int | None:
+        """What this rank would write: asked of the items, without copying any."""
+        return laid_out(self._state.items()).size_bytes
+
+    def take(self, step: int, slot: int) -> Taken | SavedCheckpoint:
+        """Copy every item. Raises what the state raises."""
+        with self._locks[slot]:
+            self._layouts[slot] = None
+            layout = self._snapshots[slot].take(self._state.items())
+            self._layouts[slot] = layout
+        return Taken(step, slot, layout.size_bytes)
+
+    def write(self, taken: Taken, tell: Tell, order: Order) -> SavedCheckpoint:
+        """Write this rank's shard; the leader of each root commits once all ranks have. A failure leaves nothing."""
+        layout, others = self._layouts[taken.slot], order.others
+        if layout is None:
+            msg = f"the state of step {taken.step} is not in memory any more"
+            raise GivenUp(msg)
+        name = self._store.name(taken.step, others.token)
+        try:
+            shard = self._store.write_shard(
+                name,
+                self._store.rank,
+                self._snapshots[taken.slot],
+                layout,
+                lambda done, total: tell(Phase.WRITING, done, total),
+                urgent=order.urgent,
+                cancel=order.cancel,
+            )
+            tell(Phase.COMMITTING, layout.size_bytes, layout.size_bytes)
+            saved = self._commit(name, taken.step, others.gather(shard.to_json(), read=self._store.leader), order)
+        except Exception as error:
+            self._store.abandon(name)
+            others.failed(error)
+            if isinstance(error, CancelledError):
+                raise GivenUp(str(error)) from error
+            raise
+        return others.conclude(saved)
+
+    def _commit(self, name: str, step: int, shards: list[bytes], order: Order) -> SavedCheckpoint:
+        """Commit as the leader of this root; else say where it will lie, once the leader has."""
+        if not self._store.leader:
+            return SavedCheckpoint(step=step, path=str(self._store.root / name), size_bytes=0, manifest_digest="")
+        manifest = Manifest(
+            job=self._store.job,
+            step=step,
+            created=order.created or datetime.now(UTC).isoformat(timespec="milliseconds"),
+            reason=order.reason,
+            ranks=self._store.ranks,
+            hosts=self._hosts,
+            shards=tuple(Shard.parse(each) for each in shards),
+        )
+        return self._store.commit(name, manifest)
+
+    def prepare(self, size_bytes: int, stop: threading.Event) -> float | None:
+        """Touch the snapshots, let old checkpoints go, and fill the emergency slots; see `Store.prepare`.
+
+        Returns bytes a second that the disk took meanwhile; None when there was nothing to write, or it was stopped.
+        """
+        for snapshot, lock in zip(self._snapshots, self._locks, strict=True):
+            with lock:
+                if snapshot.size_bytes < size_bytes and not self._is_used(snapshot):
+                    snapshot.reserve(size_bytes)
+        if stop.is_set():
+            return None
+        self._store.prune()
+        missing = 2 - self._store.slots_ready(size_bytes)
+        began_s = self._clock()
+        is_done = self._store.prepare(size_bytes, stop=stop)
+        return missing * size_bytes / max(self._clock() - began_s, 1e-6) if is_done and missing > 0 else None
+
+    def _is_used(self, snapshot: Snapshot) -> bool:
+        """Growing it would lose what it holds."""
+        return self._layouts[self._snapshots.index(snapshot)] is not None
+
+    def idle(self, stop: threading.Event) -> int:
+        """Verify the newest checkpoint on the disk every six hours; return how many were set aside."""
+        if not self._store.leader or self._clock() < self._scrub_at_s:
+            return 0
+        scrubbed = self._store.scrub(rate=_SCRUB_RATE, stop=stop)
+        if scrubbed is None or scrubbed.whole or scrubbed.corrupt is not None:
+            self._scrub_at_s = self._clock() + _SCRUB_EVERY_S
+        return int(scrubbed is not None and scrubbed.corrupt is not None)
+
+    def restore(self) -> SavedCheckpoint | None:
+        """Load the newest checkpoint that verifies; set those aside that do not. Raises StoreError, OSError."""
+        for found in self._store.found():
+            manifest = found.manifest
+            if (manifest.job, manifest.ranks) != (self._store.job, self._store.ranks):
+                msg = (
+                    f"{found.path}: is of job {manifest.job!r} with {manifest.ranks} ranks, not of {self._store.job!r} "
+                    f"with {self._store.ranks} (another root, or the same number of ranks)"
+                )
+                raise StoreError(msg)
+            try:
+                items = self._store.read_shard(found, self._store.rank, self._snapshots[0])
+            except CorruptError as error:
+                self._store.set_aside(found, str(error))
+                continue
+            self._state.load(items)
+            return found.saved()
+        return None
+
+    def close(self) -> None:
+        """Let go of the root and of the memory."""
+        self._store.close()
+        for snapshot in self._snapshots:
+            snapshot.close()
+
+    def forsake(self) -> None:
+        """In a child of fork: the lock is the parent's."""
+        self._store.close()
