@@ -48,9 +48,6 @@ class Disk:
         """Write some or all of it; return how many bytes."""
         return os.pwrite(descriptor, content, offset)
 
-    def truncate(self, descriptor: int, size_bytes: int) -> None:
-        os.ftruncate(descriptor, size_bytes)
-
     def sync(self, descriptor: int) -> None:
         """Flush a file to the disk itself, past its cache."""
         os.fsync(descriptor)

@@ -71,6 +71,15 @@ def step_of(name: str) -> int | None:
     return None if match is None else int(match[1])
 
 
+def digest_of(content: bytes) -> str:
+    """Name a manifest that `Manifest.parse` takes: see `Manifest.digest`."""
+    return f"sha256:{sha256(_unpadded(content)).hexdigest()}"
+
+
+def _unpadded(content: bytes) -> bytes:
+    return content.rstrip(b"\n") + b"\n"
+
+
 def shard_file(rank: int) -> str:
     """The file name of a rank's shard: a manifest cannot choose another."""
     return f"shard-{rank:05d}"
@@ -166,7 +175,7 @@ class Manifest:
     @property
     def digest(self) -> str:
         """The name of this checkpoint's content: "sha256:<hex>" of the manifest, and so of everything in it."""
-        return f"sha256:{sha256(self.to_json()).hexdigest()}"
+        return digest_of(self.to_json())
 
     def to_json(self) -> bytes:
         """The bytes that are stored; the same manifest always yields the same bytes."""
@@ -186,7 +195,7 @@ class Manifest:
         """Read a manifest file, with the line ends that pad it in a slot. Raises ManifestError."""
         if len(content) > MAX_MANIFEST_BYTES:
             _refuse(f"is larger than {MAX_MANIFEST_BYTES} bytes")
-        content = content.rstrip(b"\n") + b"\n"
+        content = _unpadded(content)
         document = _object(_load(content), "the manifest")
         schema = document.get("schema")
         if schema != SCHEMA:

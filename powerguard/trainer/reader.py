@@ -17,6 +17,7 @@ from typing import Self
 from powerguard.trainer.chunks import THREADS, digest_of, over_chunks
 from powerguard.trainer.disk import refuses_direct
 from powerguard.trainer.items import Loaded
+from powerguard.trainer.locks import FolderLock
 from powerguard.trainer.manifest import MANIFEST, Shard, StoreError
 from powerguard.trainer.snapshot import Progress, Snapshot
 
@@ -136,17 +137,11 @@ def held(folder: Path) -> Iterator[None]:
 
     Raises FileNotFoundError when it is going or gone. Where the file system has no locks, nothing is held.
     """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise FileNotFoundError(errno.ENOENT, "is being removed", str(folder)) from error
-        except OSError:
-            yield
-            return
-        if not os.path.samestat(folder.stat(), os.fstat(descriptor)) or not (folder / MANIFEST).exists():
+        lock = FolderLock(folder, shared=True)
+    except BlockingIOError as error:
+        raise FileNotFoundError(errno.ENOENT, "is being removed", str(folder)) from error
+    with lock:
+        if not lock.is_at(folder) or not (folder / MANIFEST).exists():
             raise FileNotFoundError(errno.ENOENT, "is being removed", str(folder))
         yield
-    finally:
-        os.close(descriptor)

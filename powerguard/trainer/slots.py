@@ -11,28 +11,27 @@ data, of a manifest or of a folder (`.room-` gives way where even the root's fol
 
 import contextlib
 import errno
-import fcntl
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Lock
 from typing import Final
 
 from powerguard.trainer.disk import Disk, overwrite_in_place, refuses_direct
+from powerguard.trainer.locks import FolderLock
 from powerguard.trainer.manifest import MANIFEST, StoreError, shard_file
 from powerguard.trainer.snapshot import Snapshot
 
 UNBORN: Final = f"{MANIFEST}.tmp"
-MANIFEST_ROOM: Final = 64 << 10
+MANIFEST_ROOM: Final = 16 << 10
 _ROOM: Final = ".room-" + "-" * 34
 _PIECE: Final = 8 << 20
-_SLACK_MIN: Final = 1 << 20
+_SLACK_MIN: Final = 64 << 10
 _THERE: Final = {errno.ENOTEMPTY, errno.EEXIST}
 
 
 def roomy(size_bytes: int) -> int:
-    """How long a slot's file is made: 1 % and 1 MiB more than was needed last, in whole pages."""
+    """How long a slot's file is made: 1 % and 64 KiB more than was needed last, in whole pages."""
     return -(-(size_bytes + size_bytes // 100 + _SLACK_MIN) // 4096) * 4096
 
 
@@ -167,9 +166,11 @@ class Slots:
         Its manifest goes first, alone and durably: a half-removed checkpoint must not look whole, and nothing may be
         written over while a manifest still says that it is good.
         """
-        with _alone(folder) as alone:
-            if not alone:
-                return False
+        try:
+            lock = FolderLock(folder)
+        except BlockingIOError:
+            return False
+        with lock:
             if (folder / MANIFEST).exists():
                 self._disk.rename(folder / MANIFEST, folder / UNBORN)
                 self._disk.sync_folder(folder)
@@ -197,23 +198,6 @@ def remove(disk: Disk, folder: Path) -> None:
         else:
             disk.unlink(Path(entry.path))
     disk.remove_folder(folder)
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[bool]:
-    """Whether nobody holds this folder (see `reader.held`); nobody can until this ends."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        alone = True
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            alone = False
-        except OSError:  # a file system without such locks
-            pass
-        yield alone
-    finally:
-        os.close(descriptor)
 
 
 def _is_ours_alone(folder: Path) -> bool:

@@ -15,18 +15,20 @@ docs/reference/checkpoint-format.md.
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Final, Self
 
 from powerguard.trainer.disk import Disk
 from powerguard.trainer.items import Loaded
+from powerguard.trainer.locks import FolderLock
 from powerguard.trainer.manifest import (
+    CHUNK_BYTES,
     MANIFEST,
     MAX_MANIFEST_BYTES,
     Layout,
@@ -35,6 +37,7 @@ from powerguard.trainer.manifest import (
     Shard,
     StoreError,
     checkpoint_name,
+    digest_of,
     shard_file,
     step_of,
 )
@@ -112,6 +115,7 @@ class Store:
         leader: bool = True,
         keep: int = 2,
         slots: int = 2,
+        chunk_bytes: int = CHUNK_BYTES,
         disk: Disk | None = None,
     ) -> None:
         if keep < 2:
@@ -127,11 +131,12 @@ class Store:
         self.set_aside_count = 0
         """How many checkpoints this store has set aside since it was opened."""
         self._keep = keep
+        self._chunk_bytes = chunk_bytes
         self._disk = disk or Disk()
         self._slots = Slots(self.root, self._disk, slots)
         self._verified: set[str] = set()
         self._manifest_bytes = MANIFEST_ROOM
-        self._lock = -1
+        self._lock: FolderLock | None = None
         self.root.mkdir(parents=True, exist_ok=True)
         if leader:
             self._lock = _locked(self.root)
@@ -139,9 +144,9 @@ class Store:
 
     def close(self) -> None:
         """Let go of the root."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def __enter__(self) -> Self:
         return self
@@ -188,18 +193,31 @@ class Store:
         folder = self._folder(name, urgent=urgent)
         content = snapshot.buffer[: layout.size_bytes]
         path = folder / shard_file(rank)
+        write = partial(
+            ShardWriter(self._disk, path).write,
+            content,
+            chunk_bytes=self._chunk_bytes,
+            progress=progress,
+            cancel=cancel,
+        )
         try:
-            written = ShardWriter(self._disk, path).write(content, progress=progress, cancel=cancel)
+            written = write()
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
             # A bad block under this file: it stays under another name, so that nobody is given that block again.
             self._disk.rename(path, path.with_name(f"{_BAD}{path.name}"))
-            written = ShardWriter(self._disk, path).write(content, progress=progress, cancel=cancel)
+            written = write()
         self._disk.sync_folder(folder)
         self._disk.sync_folder(self.root)
         self.last_write = written
-        return Shard(rank=rank, size_bytes=layout.size_bytes, digests=tuple(written.digests), items=layout.items)
+        return Shard(
+            rank=rank,
+            size_bytes=layout.size_bytes,
+            chunk_bytes=self._chunk_bytes,
+            digests=tuple(written.digests),
+            items=layout.items,
+        )
 
     def commit(self, name: str, manifest: Manifest) -> SavedCheckpoint:
         """Make it a checkpoint, once every rank's shard is durable. Only the leader; durable when this returns."""
@@ -413,7 +431,7 @@ def _looked_at(folder: Path, rank: int | None) -> Found:
     if not present:
         msg = f"{folder}: none of its shards is here"
         raise StoreError(msg)
-    return Found(step=manifest.step, name=folder.name, path=str(folder), manifest=manifest, digest=manifest.digest)
+    return Found(step=manifest.step, name=folder.name, path=str(folder), manifest=manifest, digest=digest_of(content))
 
 
 def _folders(root: Path) -> Sequence[Path]:
@@ -428,16 +446,13 @@ def _folders(root: Path) -> Sequence[Path]:
     return [path for _, _, path in sorted(found, reverse=True)]
 
 
-def _locked(root: Path) -> int:
+def _locked(root: Path) -> FolderLock:
     """Hold the root's lock. It goes with the process, however that ends."""
-    lock = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(lock)
+        return FolderLock(root / ".lock", create=True)
+    except BlockingIOError as error:
         msg = f"{root}: another process writes checkpoints here (give each training its own folder)"
         raise StoreError(msg) from error
-    return lock
 
 
 from powerguard.trainer.folder_store import CHUNK, FolderStore  # noqa: E402 - its users move to Store, then it goes

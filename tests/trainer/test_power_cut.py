@@ -1,117 +1,207 @@
-"""The power is cut before every single write, flush and rename of a checkpoint: what was acknowledged is there, whole.
+"""The power is cut at every instant of a job's saving: nothing torn is taken for good, nothing promised is lost.
 
-The disk keeps what was flushed and may lose all else, in three ways: it keeps nothing that was not flushed; it keeps
-names but not contents (empty files); it keeps names and lengths but not contents (zeroes, as ext4 leaves them). And a
-disk that forgets a kind of flush must be caught, else this test would prove nothing.
+Everything the store does to the disk is recorded, and each state that a cut could leave is laid down and opened again
+(see cuts/states.py for what may be lost). A store whose flushes are forgotten, one kind at a time, must be caught, else
+this suite would prove nothing.
 """
 
-import os
-import stat
+import random
+import shutil
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Final
 
 import pytest
 
-from powerguard.trainer.store import Disk, FolderStore
+from powerguard.trainer.items import Buffer
+from powerguard.trainer.manifest import Manifest
+from powerguard.trainer.reader import CorruptError
+from powerguard.trainer.snapshot import Snapshot, laid_out
+from powerguard.trainer.store import Found, Store
+from tests.trainer.cuts.recording import RecordingDisk
+from tests.trainer.cuts.states import Tree, cuts, lay_down
 
-WAYS: Final = ("nothing", "names", "zeroes")
-
-
-class CutDisk(Disk):
-    """Copies what a power cut would leave, before every call; `forgets` names a kind of flush that does nothing."""
-
-    def __init__(self, root: Path, cuts: Path, forgets: str = "") -> None:
-        self.acknowledged = 0
-        self.taken: list[tuple[Path, int]] = []
-        self._root = root
-        self._cuts = cuts
-        self._forgets = forgets
-        self._contents: dict[int, bytes] = {}
-        self._names: dict[int, dict[str, int]] = {}
-
-    def write(self, descriptor: int, content: memoryview) -> int:
-        self.cut()
-        return super().write(descriptor, content)
-
-    def rename(self, old: Path, new: Path) -> None:
-        self.cut()
-        super().rename(old, new)
-
-    def sync(self, descriptor: int) -> None:
-        self.cut()
-        found = os.fstat(descriptor)
-        path = Path(f"/proc/self/fd/{descriptor}").resolve()
-        kind = ("root" if path == self._root else "folder") if stat.S_ISDIR(found.st_mode) else path.suffix or "data"
-        if kind == self._forgets:
-            return
-        if stat.S_ISDIR(found.st_mode):
-            self._names[found.st_ino] = {entry.name: entry.stat().st_ino for entry in path.iterdir()}
-        else:
-            self._contents[found.st_ino] = path.read_bytes()
-
-    def cut(self) -> None:
-        where = {path.stat().st_ino: path for path in self._root.rglob("*")}
-        for way in WAYS:
-            target = self._cuts / f"{len(self.taken)}-{way}"
-            self._copy(self._root, target, way, where)
-            self.taken.append((target, self.acknowledged))
-
-    def _copy(self, folder: Path, target: Path, way: str, where: dict[int, Path]) -> None:
-        target.mkdir()
-        names = {entry.name: entry.stat().st_ino for entry in folder.iterdir()}
-        if way == "nothing":
-            names = self._names.get(folder.stat().st_ino, {})
-        for name, number in names.items():
-            path = where.get(number)
-            if path is None:
-                continue  # removed since: an old checkpoint that was not to be kept
-            if path.is_dir():
-                self._copy(path, target / name, way, where)
-                continue
-            flushed, now = self._contents.get(number, b""), path.read_bytes()
-            (target / name).write_bytes(bytes(len(now)) if way == "zeroes" and flushed != now else flushed)
+CHUNK = 4096
+LIVES = 3
+MEMORY = Path("/dev/shm")
 
 
-def parts(step: int) -> dict[str, list[bytes]]:
-    return {"a.bin": [bytes([step]) * 1000, bytes([step + 100]) * 500], "b.bin": [b"b" * step]}
+@pytest.fixture
+def scratch(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory, where there is one: thousands of states are laid down here."""
+    if not MEMORY.is_dir():
+        yield tmp_path
+        return
+    folder = MEMORY / f"powerguard-{tmp_path.parent.name}-{tmp_path.name}"
+    folder.mkdir()
+    yield folder
+    shutil.rmtree(folder)
 
 
-def whole(step: int) -> dict[str, bytes]:
-    return {name: b"".join(chunks) for name, chunks in parts(step).items()}
+def items(step: int, rank: int) -> list[Buffer]:
+    """A state of this step, which differs from every other one's in every page. It grows on the way."""
+    size = 9000 + 3000 * (step > 4)
+    return [Buffer("weights", bytes([16 * rank + step]) * size), Buffer.json("step", [step, rank])]
 
 
-def broken_promises(tmp_path: Path, forgets: str = "") -> tuple[int, list[str]]:
-    """Save five checkpoints; return how many cuts were tried and what was wrong after them."""
-    root, cuts = tmp_path / "root", tmp_path / "cuts"
-    cuts.mkdir()
-    disk = CutDisk(root, cuts, forgets)
-    with FolderStore(root, disk=disk) as store:
-        for step in range(1, 6):
-            store.save(step, parts(step))
-            disk.acknowledged = step
-        disk.cut()
-    wrong = []
-    for target, acknowledged in disk.taken:
-        with FolderStore(target) as store:
-            restored = store.restore()
-        step = 0 if restored is None else restored.saved.step
-        if step < acknowledged:
-            wrong.append(f"{target.name}: step {acknowledged} was acknowledged, {step} is there")
-        if restored is not None and restored.parts != whole(step):
-            wrong.append(f"{target.name}: a torn checkpoint of step {step} was taken for a good one")
-    return len(disk.taken), wrong
+class Job:
+    """All ranks of a job, in one process, one after the other."""
+
+    def __init__(self, root: Path, disk: RecordingDisk | None, ranks: int, slots: int) -> None:
+        self.stores = [
+            Store(root, job="cut", rank=rank, ranks=ranks, leader=rank == 0, slots=slots, chunk_bytes=CHUNK, disk=disk)
+            for rank in range(ranks)
+        ]
+        self.snapshot = Snapshot(1 << 16)
+
+    def prepare(self, step: int) -> None:
+        for rank, store in enumerate(self.stores):
+            store.prepare(laid_out(items(step, rank)).size_bytes)
+
+    def save(self, step: int, *, urgent: bool = False, commit: bool = True) -> str:
+        name = self.stores[0].name(step, f"{step:08x}")
+        shards = {}
+        for rank, store in sorted(enumerate(self.stores), reverse=step % 2 == 0):
+            layout = self.snapshot.take(items(step, rank))
+            shards[rank] = store.write_shard(name, rank, self.snapshot, layout, urgent=urgent)
+        if commit:
+            self.stores[0].commit(
+                name,
+                Manifest(
+                    job="cut",
+                    step=step,
+                    created="2026-01-01T00:00:00Z",
+                    reason="test",
+                    ranks=len(self.stores),
+                    hosts=1,
+                    shards=tuple(shards[rank] for rank in range(len(self.stores))),
+                ),
+            )
+        return name
+
+    def close(self) -> None:
+        self.snapshot.close()
+        for store in self.stores:
+            store.close()
 
 
-def test_no_cut_costs_an_acknowledged_checkpoint(tmp_path: Path) -> None:
-    tried, wrong = broken_promises(tmp_path)
-    print(f"power cuts tried: {tried}")
-    assert wrong == []
-    assert tried > 150
+def recorded(root: Path, *, ranks: int, slots: int, seed: int, forgets: str = "") -> RecordingDisk:
+    """A job's life: saves with and without hurry, slots that grow, retention, some given up, some set aside, restarts."""
+    rng = random.Random(seed)
+    disk = RecordingDisk(root, forgets)
+    job = Job(root, disk, ranks, slots)
+    held: list[int] = []
+
+    def save(step: int, *, urgent: bool) -> None:
+        job.save(step, urgent=urgent)
+        held.append(step)
+        disk.promise(step)
+        if rng.random() < 0.8:
+            job.stores[0].prune()
+
+    save(1, urgent=False)
+    for step in range(2, 9):
+        match rng.choice(("save", "urgent", "prepare", "give up", "set aside", "restart")):
+            case "prepare":
+                job.prepare(step)
+            case "give up":
+                job.stores[0].abandon(job.save(step, commit=False))
+            case "set aside" if len(held) > 1:
+                disk.promise(0)  # taken away on purpose: only what is saved from here on is promised again
+                job.stores[0].set_aside(job.stores[0].found()[0], "a test of what follows")
+                held.pop()
+            case "restart":
+                job.close()
+                job = Job(root, disk, ranks, slots)
+                job.prepare(step)
+            case what:
+                save(step, urgent=what == "urgent")
+    save(9, urgent=True)
+    save(10, urgent=False)
+    job.close()
+    return disk
 
 
-@pytest.mark.parametrize("forgets", [".bin", ".tmp", "folder", "root"])
-def test_a_disk_that_forgets_a_flush_is_caught(tmp_path: Path, forgets: str) -> None:
-    """Every flush that we do is needed: of the parts, of the manifest, of the folder, and of the folder above."""
-    _, wrong = broken_promises(tmp_path, forgets)
-    assert any("was acknowledged" in what for what in wrong)
-    assert not any("torn" in what for what in wrong), "even then the digests refuse it"
+class Wrong(list[str]):
+    """What was wrong after the cuts, in words."""
+
+
+def judge(tree: Tree, target: Path, promised: int, snapshot: Snapshot, wrong: Wrong, *, go_on: bool) -> None:
+    """Open what a cut left, and say what is wrong with it. go_on: also save once more, and look again."""
+    lay_down(tree, target)
+    with Store(target, job="cut") as store:
+        wrong.extend(f"refused: {refused.reason}" for refused in store.refused())
+        found = store.found()
+        good = [each for each in found if is_whole(store, each, snapshot, wrong)]
+        newest = good[0].step if good else 0
+        if newest < promised:
+            wrong.append(f"lost: step {promised} was promised, {newest} is there")
+    if go_on:
+        ranks = good[0].manifest.ranks if good else 1
+        job = Job(target, None, ranks, 2)
+        for rank in range(ranks):
+            job.stores[rank].prepare(8192)
+        job.save(99, urgent=True)
+        job.stores[0].prune()
+        for store in job.stores:
+            store.prepare(8192)
+        again = job.stores[0].found()
+        if not again or again[0].step != 99 or not is_whole(job.stores[0], again[0], snapshot, wrong):
+            wrong.append("stuck: no new checkpoint could be made")
+        if job.stores[0].slots_ready(4096) != 2:
+            wrong.append("stuck: the slots are not there")
+        job.close()
+    shutil.rmtree(target)
+
+
+def is_whole(store: Store, found: Found, snapshot: Snapshot, wrong: Wrong) -> bool:
+    for rank in range(found.manifest.ranks):
+        try:
+            loaded = store.read_shard(found, rank, snapshot)
+        except CorruptError as error:
+            wrong.append(f"corrupt: {error}")
+            return False
+        if any(loaded[item.name].data != item.data for item in items(found.step, rank)):
+            wrong.append(f"torn: {found.name} was taken for good")
+    return True
+
+
+def tried(scratch: Path, disk: RecordingDisk, *, ordered: bool, samples: int, seed: int = 1) -> tuple[int, Wrong]:
+    """Judge every state; return how many, and what was wrong."""
+    wrong = Wrong()
+    count = 0
+    with Snapshot(1 << 16) as snapshot:
+        for count, (instant, promised, tree) in enumerate(
+            cuts(disk.changes, ordered=ordered, seed=seed, samples=samples), start=1
+        ):
+            before = len(wrong)
+            judge(tree, scratch / "cut", promised, snapshot, wrong, go_on=count % 10 == 0)
+            wrong[before:] = [f"{instant} {disk.changes[instant]!r:.200}: {each}" for each in wrong[before:]]
+    return count, wrong
+
+
+@pytest.mark.parametrize("ordered", [True, False], ids=["ext4", "weakest"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_nothing_torn_is_accepted_and_nothing_promised_is_lost(scratch: Path, ranks: int, ordered: bool) -> None:
+    """Slots, retention, emergencies, some given up, some set aside, growth, restarts: at every instant, in every way."""
+    total = 0
+    for seed in range(LIVES):
+        disk = recorded(scratch / f"root-{seed}", ranks=ranks, slots=0 if seed == 0 else 2, seed=seed)
+        count, wrong = tried(scratch, disk, ordered=ordered, samples=8)
+        assert list(islice(wrong, 5)) == []
+        total += count
+    print(f"states that a cut may leave: {total}")
+    assert total > 200 * LIVES
+
+
+KINDS = ["shard", "manifest", "folder", "root", "folder with its manifest", "folder that lost its manifest"]
+
+
+@pytest.mark.parametrize("forgets", KINDS)
+def test_a_disk_that_forgets_a_flush_is_caught(scratch: Path, forgets: str) -> None:
+    """Every kind of flush that we do is needed; and even without it the digests let nothing torn through."""
+    disk = recorded(scratch / "root", ranks=1, slots=2, seed=1, forgets=forgets)
+    assert disk.kinds == set(KINDS)
+    _, wrong = tried(scratch, disk, ordered=False, samples=3)
+    assert wrong
+    assert not any("torn" in each for each in wrong)
