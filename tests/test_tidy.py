@@ -35,13 +35,16 @@ STARTERS: Final[Mapping[str, str]] = {
     "powerguard/effectors/child.py": "the one way in which the daemon starts a program",
     "powerguard/cli/event.py": "the hook becomes the operator's own SHUTDOWNCMD unless the daemon owns the shutdown",
     "powerguard/sim/*": "the demo starts its world",
+    "powerguard/trainer/tiers/upload.py": "uploads run in a child of the training that can be killed at any instant",
 }
 WIRE_LIBRARIES: Final[Mapping[str, tuple[str, ...]]] = {
     "pyghmi": ("powerguard/effectors/bmc*", "powerguard/sim/*"),
     "pysnmp": ("powerguard/sources/snmp*", "powerguard/sim/*"),
 }
 CORE_IMPORTS: Final = {"collections", "dataclasses", "enum", "math", "types", "typing"}
-TRAINER_IMPORTS: Final = {"lightning", "numpy", "torch", "transformers", "xxhash"} | set(sys.stdlib_module_names)
+TRAINER_IMPORTS: Final = {"obstore", "lightning", "numpy", "torch", "transformers", "xxhash"} | set(
+    sys.stdlib_module_names
+)
 
 UNFINISHED: Final = re.compile(r"\b(?:TODO|FIXME|XXX|HACK|NotImplementedError)\b")
 FOREIGN: Final = re.compile(

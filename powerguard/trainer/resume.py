@@ -130,8 +130,9 @@ def choose(
     """Load the newest checkpoint that all ranks can read. None: there is none in any tier, so training begins.
 
     Called by every rank, once for each key. tiers: fastest first, the local one (`LocalTier`) before all; the same
-    kinds on every rank. into: memory to read into, where there is some. patience_s: how long a tier that fails is tried again. look_s, load_s: how long ranks wait for each
-    other, to look and to load. Raises ResumeError, the same on all ranks, and RanksError.
+    kinds on every rank. into: memory to read into, where there is some. patience_s: how long a tier that fails is
+    tried again. look_s, load_s: how long ranks wait for each other, to look and to load. Raises ResumeError, the same
+    on all ranks, and RanksError.
     """
     return _Choice(tiers, ranks, job=job, memory=into or Snapshot(), key=key, patience_s=patience_s).run(look_s, load_s)
 

@@ -71,7 +71,8 @@ class Remote:
     made below it. endpoint: of an S3 server that is not Amazon's. region: None: the environment's, else us-east-1.
     credentials_file: as ~/.aws/credentials, readable by nobody else; None: the environment's, the pod's or the
     instance's own. profile: its section. checksum: let S3 verify the sha256 of each part (a few S3-likes cannot).
-    bytes_per_s: the most it may send, on average over a few seconds; None: all it gets. connections: at a time.
+    bytes_per_s: the most it may send, on average over a few seconds; None: all it gets. connections: at a time;
+    each holds one part of part_bytes in memory.
     keep, keep_days: the newest so many stay, and the newest of each of so many days before.
     """
 
@@ -83,6 +84,7 @@ class Remote:
     checksum: bool = True
     bytes_per_s: float | None = None
     connections: int = 4
+    part_bytes: int = PART_BYTES
     keep: int = 3
     keep_days: int = 7
 
@@ -148,25 +150,25 @@ class Part:
         return None
 
 
+def part_of(shard: Shard, first: int, count: int) -> Part:
+    """The part of so many chunks (fewer at the end) from `first` on."""
+    digests = shard.digests[first : first + count]
+    offset = first * shard.chunk_bytes
+    return Part(
+        file=shard.file,
+        first=first,
+        digests=digests,
+        offset=offset,
+        size_bytes=min(len(digests) * shard.chunk_bytes, shard.size_bytes - offset),
+        chunk_bytes=shard.chunk_bytes,
+        digest=digest_of(memoryview(b"".join(bytes.fromhex(digest) for digest in digests))),
+    )
+
+
 def parts_of(shard: Shard, part_bytes: int = PART_BYTES) -> list[Part]:
     """Cut a shard into parts of at most `part_bytes`, but of at least one chunk."""
     count = max(1, part_bytes // shard.chunk_bytes)
-    parts = []
-    for first in range(0, len(shard.digests), count):
-        digests = shard.digests[first : first + count]
-        offset = first * shard.chunk_bytes
-        parts.append(
-            Part(
-                file=shard.file,
-                first=first,
-                digests=digests,
-                offset=offset,
-                size_bytes=min(len(digests) * shard.chunk_bytes, shard.size_bytes - offset),
-                chunk_bytes=shard.chunk_bytes,
-                digest=digest_of(memoryview(b"".join(bytes.fromhex(digest) for digest in digests))),
-            )
-        )
-    return parts
+    return [part_of(shard, first, count) for first in range(0, len(shard.digests), count)]
 
 
 Seen = Callable[[int], None]

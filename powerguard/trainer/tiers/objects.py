@@ -30,6 +30,7 @@ from powerguard.trainer.tiers.base import (
     TierError,
     folder_of,
     outdated,
+    part_of,
     parts_of,
 )
 from powerguard.trainer.tiers.connect import code_of, opened, told
@@ -46,8 +47,7 @@ class ObjectTier:
     def __init__(self, remote: Remote, job: str) -> None:
         self.word = remote.url.partition("://")[0]
         self.url = f"{remote.url.rstrip('/')}/{folder_of(job)}"
-        self._job = job
-        self._connections = remote.connections
+        self._part_bytes = remote.part_bytes
         self._store = opened(remote, self.url)
 
     # --- Writing ---------------------------------------------------------------------------------------------------
@@ -57,11 +57,12 @@ class ObjectTier:
         return None if content is None else f"sha256:{sha256(content).hexdigest()}"
 
     def missing(self, name: str, shard: Shard, seen: Seen) -> list[Part]:  # noqa: ARG002 - one answer tells all
-        return self._missing(name, shard)
-
-    def _missing(self, name: str, shard: Shard) -> list[Part]:
-        there = self._sizes(f"{name}/{shard.file}")
-        return [part for part in parts_of(shard) if there.get(part.name) != part.size_bytes]
+        there = self._chunks(name, shard)
+        return [
+            part
+            for part in parts_of(shard, self._part_bytes)
+            if any(part.first + number not in there for number in range(len(part.digests)))
+        ]
 
     def put(self, name: str, part: Part, content: memoryview) -> None:
         import obstore
@@ -73,7 +74,7 @@ class ObjectTier:
         """Nothing is left to do: an object is there as a whole, and with its checksum, or not at all."""
 
     def absent(self, name: str, manifest: Manifest) -> list[int]:
-        return [shard.rank for shard in manifest.shards if self._missing(name, shard)]
+        return [shard.rank for shard in manifest.shards if len(self._chunks(name, shard)) < len(shard.digests)]
 
     def commit(self, name: str, manifest: Manifest) -> bool:
         import obstore
@@ -140,15 +141,7 @@ class ObjectTier:
 
     def open_shard(self, found: Found, rank: int) -> Source:
         shard = found.manifest.shards[rank]
-        where: dict[int, tuple[str, int]] = {}
-        for name, size in self._sizes(f"{found.name}/{shard.file}").items():
-            match = _PART.fullmatch(name)
-            if match is not None:
-                first, count = int(match[1]), int(match[2])
-                end = min((first + count) * shard.chunk_bytes, shard.size_bytes)
-                if count <= len(shard.digests) and size == end - first * shard.chunk_bytes:
-                    path = f"{found.name}/{shard.file}/{name}"
-                    where.update(dict.fromkeys(range(first, first + count), (path, first)))
+        where = self._chunks(found.name, shard)
         missing = next((index for index in range(len(shard.digests)) if index not in where), None)
         if missing is not None:
             msg = f"{found.path}/{shard.file}: the part with chunk {missing} is missing"
@@ -194,13 +187,21 @@ class ObjectTier:
 
         return obstore.list_with_delimiter(self._store, name)["objects"]
 
-    def _sizes(self, folder: str) -> dict[str, int]:
-        """What lies directly in a folder: its name and size."""
+    def _chunks(self, name: str, shard: Shard) -> dict[int, tuple[str, int]]:
+        """Which chunks of a shard are there, however it was cut: the part's object, and the first chunk in it."""
         import obstore
 
-        with self._worded(folder):
-            pages = list(obstore.list(self._store, folder, chunk_size=1000))
-        return {entry["path"].rpartition("/")[2]: entry["size"] for page in pages for entry in page}
+        with self._worded(f"{name}/{shard.file}"):
+            pages = list(obstore.list(self._store, f"{name}/{shard.file}", chunk_size=1000))
+        where: dict[int, tuple[str, int]] = {}
+        for entry in (entry for page in pages for entry in page):
+            match = _PART.fullmatch(entry["path"].rpartition("/")[2])
+            if match is not None:
+                part = part_of(shard, int(match[1]), int(match[2]))
+                if (part.name, part.size_bytes) == (match[0], entry["size"]):  # its name says what is in it
+                    chunks = range(part.first, part.first + len(part.digests))
+                    where.update(dict.fromkeys(chunks, (entry["path"], part.first)))
+        return where
 
     def _listed(self) -> list[Listed]:
         import obstore

@@ -75,7 +75,7 @@ class PathTier:
         self._folder = Path(remote.url)
         self._root = self._folder / folder_of(job)
         self.url = str(self._root)
-        self._job = job
+        self._part_bytes = remote.part_bytes
 
     # --- Writing ---------------------------------------------------------------------------------------------------
 
@@ -86,7 +86,7 @@ class PathTier:
 
     def missing(self, name: str, shard: Shard, seen: Seen) -> list[Part]:
         """What has been written before counts only when it reads back as it must: a kill may have torn it."""
-        parts = parts_of(shard)
+        parts = parts_of(shard, self._part_bytes)
         with self._worded(name):
             if _has(self._root / name / shard.file, shard.size_bytes):
                 return []
