@@ -5,11 +5,15 @@ for later: an event that is delivered after the next boot would be a lie.
 """
 
 import argparse
+import contextlib
+import json
 import os
+import socket
 import sys
 from typing import Final, NoReturn
 
 from powerguard.cli.client import DownError, RefusedError, add_options, post
+from powerguard.cli.main import SOCKET
 from powerguard.cli.operate import Subparsers
 from powerguard.cli.render import clean
 
@@ -18,6 +22,8 @@ OWNED: Final = 99
 LIMIT_S: Final = 2.0
 MAX_TEXT: Final = 200
 """Of a name, which somebody else has chosen; the daemon keeps no more of it."""
+HINT_NAME: Final = "hint.sock"
+"""Where hints go, in the folder of the admin socket (daemon/hints.py): anybody may give one."""
 NUT_SHUTDOWN: Final = "nut-shutdown"
 """What the event is called when upsmon is about to shut the host down."""
 
@@ -62,8 +68,21 @@ def run(args: argparse.Namespace) -> int:
     # What stands after -- was never looked at as options: names come from other people's files, and from UPSes.
     after: list[str] = args.command
     name, ups, *_ = [*(str(word) for word in (args.name, args.ups) if word), *after, "", ""]
+    if args.caller is None and _hint(args.socket or SOCKET, name or "unnamed", ups):
+        return 0
     owned = _tell(args, name or "unnamed", ups)
     return OWNED if args.caller is not None and owned else 0
+
+
+def _hint(admin: str, name: str, ups: str) -> bool:
+    """Leave a hint at the hint socket, which waits for nobody; return whether there is one that took it."""
+    folder, slash, _ = admin.rpartition("/")
+    body = json.dumps({"name": name[:MAX_TEXT], "ups": ups[:MAX_TEXT]}).encode()
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.setblocking(False)
+        sock.sendto(body, f"{folder}{slash}{HINT_NAME}")
+        return True
+    return False
 
 
 def _tell(args: argparse.Namespace, name: str, ups: str) -> bool:

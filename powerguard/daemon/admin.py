@@ -318,7 +318,7 @@ def _drill_words(body: Mapping[str, object]) -> tuple[tuple[str, ...], str]:
     return tuple(clean_text(scope, 40) for scope in scopes), _text(body, "witness") or "simulated"
 
 
-def _bind(path: Path, mode: int, gid: int | None) -> socket.socket:
+def bind_unix(path: Path, mode: int, gid: int | None, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
     """Bind the socket with its mode from the very first moment; a dead one of an earlier life makes way.
 
     Raises OSError when somebody listens there already, or when the path is something else than a socket.
@@ -326,7 +326,7 @@ def _bind(path: Path, mode: int, gid: int | None) -> socket.socket:
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise FileExistsError(17, "is in the way and is not a socket (remove it)", str(path))
-        with socket.socket(socket.AF_UNIX) as probe:
+        with socket.socket(socket.AF_UNIX, kind) as probe:
             probe.settimeout(1.0)
             try:
                 probe.connect(str(path))
@@ -334,7 +334,7 @@ def _bind(path: Path, mode: int, gid: int | None) -> socket.socket:
                 path.unlink()
             else:
                 raise FileExistsError(17, "another powerguard listens there already", str(path))
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    sock = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     old = os.umask(0o777 & ~mode)
     try:
         sock.bind(str(path))
@@ -349,7 +349,8 @@ def _bind(path: Path, mode: int, gid: int | None) -> socket.socket:
     return sock
 
 
-def _unbind(path: Path) -> None:
+def unbind(path: Path) -> None:
+    """Take the socket's name away."""
     path.unlink(missing_ok=True)
 
 
@@ -362,13 +363,13 @@ async def admin_server(
     add_reads(app, daemon)
     Admin(daemon, group=group).add(app)
     async with guarded(app) as make:
-        sock = _bind(Path(path), mode, group_id(group))
+        sock = bind_unix(Path(path), mode, group_id(group))
         server = await asyncio.get_running_loop().create_unix_server(make, sock=sock, backlog=BACKLOG)
         try:
             yield path
         finally:
             server.close()
-            _unbind(Path(path))
+            unbind(Path(path))
 
 
 async def serve_admin(daemon: Daemon, *, path: str = SOCKET, mode: int = MODE, group: str = GROUP) -> None:

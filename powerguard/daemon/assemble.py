@@ -34,6 +34,7 @@ from powerguard.core.model import Online
 from powerguard.daemon import admin, http, stops
 from powerguard.daemon.alone import TakenError, alone
 from powerguard.daemon.attempt import rest
+from powerguard.daemon.hints import hint_path, serve_hints
 from powerguard.daemon.journal import Journal, Retention
 from powerguard.daemon.log import configure, open_scope
 from powerguard.daemon.loop import Loop
@@ -260,6 +261,11 @@ def services(loop: Loop, settings: Settings, spawn: Spawn = run_child) -> dict[s
             f"control.socket {control.socket}",
             lambda: admin.serve_admin(loop, path=control.socket, group=control.group),
             right="its folder must exist, and the daemon's user must be able to write it",
+        ),
+        "hint socket": lambda: _served(
+            f"hint socket {hint_path(control.socket)}",
+            lambda: serve_hints(loop, path=hint_path(control.socket)),
+            right="it lies beside control.socket, whose folder the daemon's user must be able to write",
         ),
         "stops": lambda: stops.measure(loop, spawn),
     }

@@ -24,6 +24,7 @@ from powerguard.cli.main import VERBS, Verbs
 from powerguard.core.events import Abort, CheckpointNow, SetMaintenance
 from powerguard.core.model import State
 from powerguard.daemon.admin import admin_server
+from powerguard.daemon.hints import hint_socket
 from powerguard.daemon.http import http_server
 from powerguard.daemon.journal import Entry, Journal
 from tests.daemon.watched import BOOT, NOW_S, PHASES, WALL_S, Watched, scene
@@ -206,6 +207,21 @@ async def test_event_polls_at_once(folder: Path) -> None:
     async with served(daemon, folder) as path:
         ended = await powerguard("event", "onbattery", "rack-a", "--socket", path)
     assert (ended, daemon.polls, daemon.events) == (Ended(0, "", ""), 1, [])
+
+
+async def test_event_gives_its_hint_to_the_hint_socket(folder: Path) -> None:
+    """Which is open to everybody: the admin socket is not even asked, unless somebody wants to know who owns it."""
+    daemon, other = scene("on_battery"), scene("on_battery")
+    async with served(other, folder) as path, hint_socket(daemon, path=f"{folder}/hint.sock"):
+        assert await powerguard("event", "onbattery", "rack-a", "--socket", path) == Ended(0, "", "")
+        async with asyncio.timeout(5):
+            while True:
+                if daemon.polls:
+                    break
+                await asyncio.sleep(0.01)
+        assert other.polls == 0
+        assert (await powerguard("event", "--for", "nut", "onbattery", "--socket", path)).code == 99
+        assert (daemon.polls, other.polls, daemon.events) == (1, 1, [])
 
 
 @pytest.mark.parametrize("words", [["onbattery"], [], ["--bogus"], ["a", "b", "c", "d"], ["--for", "nobody"]])
