@@ -52,7 +52,8 @@ class Limits:
     at once). reach_s: from the opening until all stand at the step, where no deadline is tighter. write_s: from there
     to the end, where there is no deadline; with one it is late_s after it: what is nearly written is worth finishing.
     lost_s: without an answer from the store, after which this rank is on its own.
-    beat_s: how often the watchers look after each other in the meantime. idle_s: and when nothing is in flight.
+    beat_s: how often the watchers look after each other in the meantime. idle_s: how long one waits in one go for an
+    entry when nothing is in flight (it is told at once when there is one).
     """
 
     dead_s: float = 10.0
@@ -61,7 +62,7 @@ class Limits:
     late_s: float = 60.0
     lost_s: float = 15.0
     beat_s: float = 0.25
-    idle_s: float = 1.0
+    idle_s: float = 600.0
 
 
 class GenerationOverError(Exception):
@@ -274,7 +275,7 @@ class Agreement:
                 _log.debug("closing: %s", error)
         self._closing.set()
         self._replica.lose("closed")
-        self._thread.join(self._limits.idle_s + _CLOSE_S)
+        self._thread.join(_CLOSE_S)
         self._replica.own.close()
 
     def _all_in(self, number: int, what: str, value: bytes) -> bool:
@@ -316,7 +317,8 @@ class Agreement:
         trouble_since_s: float | None = None
         while not self._closing.is_set():
             try:
-                self._replica.read(self._limits.beat_s if self._flight() else self._limits.idle_s)
+                busy = self._flight() or self._replica.state.left
+                self._replica.read(self._limits.beat_s if busy else self._limits.idle_s)
                 self._duties()
                 trouble_since_s = None
             except TimeoutError as error:

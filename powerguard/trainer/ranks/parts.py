@@ -13,7 +13,7 @@ _PIECE: Final = MAX_VALUE_BYTES - _HEADER
 
 
 class Parts:
-    """This rank's own parts, and the way to those of the others. Any thread may use it, each with its connection."""
+    """A rank's own parts, and the way to those of the others. Any thread may use it, each with its connection."""
 
     def __init__(self) -> None:
         self._kept: dict[int, set[str]] = {}
@@ -50,11 +50,9 @@ class Parts:
     def forget(self, ranks: Ranks, keep: set[int], before: int) -> None:
         """Delete this rank's parts of generations before that number, less those to keep; rank 0 the counters too."""
         with self._lock:
-            old = [
-                name for number in self._kept if number < before and number not in keep for name in self._kept[number]
-            ]
-            self._kept = {number: kept for number, kept in self._kept.items() if number >= before or number in keep}
-        for name in old:
+            old = [number for number in self._kept if number < before and number not in keep]
+            names = [name for number in old for name in self._kept.pop(number)]
+        for name in names:
             ranks.delete(name)
 
 

@@ -1,5 +1,6 @@
 """One rank's copy of what all have agreed on: reads the shared log, applies it, writes to it, and keeps it short."""
 
+import contextlib
 import json
 import logging
 import threading
@@ -14,6 +15,7 @@ _T = TypeVar("_T")
 _log = logging.getLogger("powerguard.trainer")
 _PRUNE: Final = 64  # entries of the log between two cleanings; between one and two of these are kept
 _CALL_S: Final = 10.0
+_GLANCE_S: Final = 0.25  # before a long wait: was the entry deleted while this rank slept?
 
 Moot = Callable[[State], bool]
 """Is an entry that one is about to write needed no more?"""
@@ -86,10 +88,15 @@ class Replica:
 
     def read(self, limit_s: float) -> None:
         """Apply the next entry of the log, if there is one within limit_s."""
+        name = f"log/{self._next}"
         try:
-            raw = self.own.get(f"log/{self._next}", limit_s)
+            raw = self.own.get(name, min(limit_s, _GLANCE_S))
         except TimeoutError:
             self._catch_up()
+            if limit_s <= _GLANCE_S or name != f"log/{self._next}":
+                return
+            with contextlib.suppress(TimeoutError):
+                self._apply(self.own.get(name, limit_s))
         else:
             self._apply(raw)
 
