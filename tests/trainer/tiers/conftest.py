@@ -1,6 +1,5 @@
 from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 
 import pytest
 

@@ -234,7 +234,7 @@ class Proxy:
         while size:
             piece = await reader.read(min(size, 1 << 16))
             if not piece:
-                raise asyncio.IncompleteReadError(b"", size)
+                raise ConnectionResetError
             size -= len(piece)
             self.bytes_up += len(piece)
             if to is not None:

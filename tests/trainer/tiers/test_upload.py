@@ -1,4 +1,4 @@
-"""The uploader: what it offers to the training's process, with the real child, a real S3 server and a mounted folder."""
+"""The uploader, with its real child, against a real S3 server (often behind a proxy that misbehaves) and a folder."""
 
 from pathlib import Path
 
@@ -6,7 +6,6 @@ from powerguard.trainer.snapshot import Snapshot
 from powerguard.trainer.tiers import Remote, tier_of
 from powerguard.trainer.tiers.base import read_shard
 from powerguard.trainer.tiers.upload import Uploader
-
 from tests.trainer.tiers.rig import S3Server, remote_of, save, state, until
 
 

@@ -1,0 +1,287 @@
+"""What a training starts from: the newest checkpoint that all ranks can read, whatever became of the tiers."""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from powerguard.trainer.manifest import MANIFEST
+from powerguard.trainer.ranks.base import Alone, Memory, MemoryRanks
+from powerguard.trainer.resume import Chosen, LocalTier, ResumeError, choose
+from powerguard.trainer.store import SavedCheckpoint, Store
+from powerguard.trainer.tiers import PathTier, Remote
+from powerguard.trainer.tiers.base import SET_ASIDE, Tier
+from powerguard.trainer.tiers.pace import Pace
+from powerguard.trainer.tiers.transfer import Order, Progress, Transfer
+from tests.trainer.tiers.rig import CHUNK, flip, save, state
+
+
+def upload(saved: SavedCheckpoint, nas: Path, *, job: str = "llm", linger_s: float = 0.0) -> bool:
+    """What the child does, without the child."""
+    remote = Remote(url=str(nas))
+    order = Order(remote=remote, job=job, path=saved.path, digest=saved.manifest_digest)
+    return Transfer(order, PathTier(remote, job), Pace(), Progress(), linger_s=linger_s).run()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def nas(tmp_path: Path) -> Path:
+    folder = tmp_path / "nas"
+    folder.mkdir()
+    return folder
+
+
+def resumed(root: Path, *more: Tier, job: str = "llm") -> Chosen | None:
+    """A job of one process starts."""
+    with Store(root, job=job, slots=0) as store:
+        return choose([LocalTier(store), *more], Alone(), job=job, patience_s=0.0)
+
+
+def nas_tier(nas: Path, job: str = "llm") -> PathTier:
+    return PathTier(Remote(url=str(nas)), job)
+
+
+def all_ranks(roots: Sequence[Path], hosts: Sequence[str], *more: Callable[[], Tier], job: str = "llm") -> list[Chosen]:
+    """All ranks of a job start, each in a thread of its own. roots, hosts: by rank."""
+    memory = Memory()
+    leaders = {root: min(rank for rank, each in enumerate(roots) if each == root) for root in roots}
+
+    def start(rank: int) -> Chosen | None:
+        ranks = MemoryRanks(memory, rank, len(roots), hosts)
+        leader = leaders[roots[rank]] == rank
+        with Store(roots[rank], job=job, rank=rank, ranks=len(roots), leader=leader, slots=0) as store:
+            tiers = [LocalTier(store), *(make() for make in more)]
+            return choose(tiers, ranks, job=job, patience_s=0.0, look_s=20.0, load_s=20.0)
+
+    with ThreadPoolExecutor(len(roots)) as pool:
+        chosen = list(pool.map(start, range(len(roots))))
+    assert all(each is not None for each in chosen)
+    return [each for each in chosen if each is not None]
+
+
+def test_an_empty_root_means_begin(root: Path, nas: Path) -> None:
+    assert resumed(root, nas_tier(nas)) is None
+
+
+def test_the_newest_local_one_is_taken_and_is_what_was_saved(root: Path) -> None:
+    for step in (5, 6):
+        save(root, step)
+    chosen = resumed(root)
+    assert chosen is not None
+    assert (chosen.step, chosen.tiers, chosen.repaired, chosen.refused) == (6, ("local",), 0, ())
+    assert chosen.items["state"].data == state(6)
+    assert chosen.items["step"].value() == 6
+
+
+def test_a_newer_one_on_the_nas_wins(root: Path, nas: Path) -> None:
+    """A disk that was replaced, or another host: the local tier is behind."""
+    upload(save(root, 9), nas)
+    shutil.rmtree(root)
+    save(root, 8)
+    chosen = resumed(root, nas_tier(nas))
+    assert chosen is not None
+    assert (chosen.step, chosen.tiers, chosen.found.tier) == (9, ("path",), "path")
+    assert chosen.items["state"].data == state(9)
+
+
+def test_one_rotten_chunk_comes_from_the_nas_and_is_mended(root: Path, nas: Path) -> None:
+    """The rest is read at the disk's own speed; afterwards the local copy is whole again."""
+    saved = save(root, 7)
+    upload(saved, nas)
+    flip(Path(saved.path, "shard-00000"), CHUNK + 77)
+    chosen = resumed(root, nas_tier(nas))
+    assert chosen is not None
+    assert (chosen.tiers, chosen.repaired) == (("local", "path"), 1)
+    assert chosen.items["state"].data == state(7)
+    again = resumed(root)
+    assert again is not None
+    assert (again.tiers, again.items["state"].data == state(7)) == (("local",), True)
+
+
+def test_a_local_shard_that_is_cut_is_replaced_by_the_same_step(root: Path, nas: Path) -> None:
+    save(root, 6)
+    saved = save(root, 7)
+    upload(saved, nas)
+    shard = Path(saved.path, "shard-00000")
+    with shard.open("r+b") as file:
+        file.truncate(CHUNK)
+    chosen = resumed(root, nas_tier(nas))
+    assert chosen is not None
+    assert (chosen.step, chosen.tiers) == (7, ("path",))
+    assert chosen.items["state"].data == state(7)
+    assert any("shard-00000" in reason for reason in chosen.refused)
+    assert [path.name for path in root.glob("bad-*")] == [f"bad-{Path(saved.path).name}"]
+
+
+def test_a_rotten_one_without_another_copy_is_set_aside_and_the_older_taken(root: Path) -> None:
+    save(root, 6)
+    saved = save(root, 7)
+    flip(Path(saved.path, "shard-00000"), 5)
+    chosen = resumed(root)
+    assert chosen is not None
+    assert (chosen.step, chosen.items["state"].data == state(6)) == (6, True)
+    assert "step 7: rank 0" in chosen.refused[0]
+    assert "chunk 0" in chosen.refused[0]
+    assert not Path(saved.path).exists()
+    assert root.joinpath(f"bad-{Path(saved.path).name}", "shard-00000").exists()
+
+
+def test_rotten_in_both_tiers_is_marked_there_and_never_deleted(root: Path, nas: Path) -> None:
+    """The same chunk in both: only the older step is left. A marker is all that is written to the NAS."""
+    for step in (6, 7):
+        saved = save(root, step)
+        upload(saved, nas)
+    there = nas / "llm" / Path(saved.path).name
+    flip(Path(saved.path, "shard-00000"), 5)
+    flip(there / "shard-00000", 6)
+    chosen = resumed(root, nas_tier(nas))
+    assert chosen is not None
+    assert chosen.step == 6
+    assert "step 7" in (there / SET_ASIDE).read_text()
+    assert {path.name for path in there.iterdir()} == {MANIFEST, "shard-00000", SET_ASIDE}
+    assert [found.step for found in nas_tier(nas).found()] == [6]
+    assert nas_tier(nas).aside() == [there.name]
+
+
+def test_rotten_at_different_places_is_put_together_from_both(root: Path, nas: Path) -> None:
+    saved = save(root, 7)
+    upload(saved, nas)
+    flip(Path(saved.path, "shard-00000"), 5)
+    flip(nas / "llm" / Path(saved.path).name / "shard-00000", 2 * CHUNK + 5)
+    chosen = resumed(root, nas_tier(nas))
+    assert chosen is not None
+    assert (chosen.repaired, chosen.items["state"].data == state(7)) == (1, True)
+
+
+def test_a_local_disk_that_cannot_be_mended_still_resumes(root: Path, nas: Path) -> None:
+    """The chunk is in memory already; that the file stays as it is, is only told."""
+    saved = save(root, 7)
+    upload(saved, nas)
+    shard = Path(saved.path, "shard-00000")
+    flip(shard, 5)
+    rotten = shard.read_bytes()
+    shard.unlink()
+    shard.symlink_to(root / "elsewhere")  # what is no plain file is neither read nor written
+    (root / "elsewhere").write_bytes(rotten)
+    chosen = resumed(root, nas_tier(nas))
+    assert chosen is not None
+    assert chosen.items["state"].data == state(7)
+    assert (root / "elsewhere").read_bytes() == rotten
+
+
+# --- Training never starts anew by accident ------------------------------------------------------------------------
+
+
+def test_a_nas_that_is_not_mounted_is_no_empty_one(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(ResumeError, match=r"path: .*is it mounted\?.*To start anew"):
+        resumed(root, nas_tier(tmp_path / "not-mounted"))
+
+
+def test_a_nas_that_is_not_mounted_does_not_matter_where_there_is_a_local_one(root: Path, tmp_path: Path) -> None:
+    save(root, 7)
+    chosen = resumed(root, nas_tier(tmp_path / "not-mounted"))
+    assert chosen is not None
+    assert chosen.step == 7
+
+
+def test_all_rotten_is_an_error_now_and_at_the_next_start(root: Path) -> None:
+    """A service manager starts a failed training again: that must not begin at step 0 either."""
+    saved = save(root, 7)
+    flip(Path(saved.path, "shard-00000"), 5)
+    with pytest.raises(ResumeError, match=r"chunk 0.*To start anew"):
+        resumed(root)
+    with pytest.raises(ResumeError, match="set aside as corrupt"):
+        resumed(root)
+
+
+def test_a_rotten_manifest_alone_is_an_error(root: Path) -> None:
+    saved = save(root, 7)
+    flip(Path(saved.path, MANIFEST), 100)
+    with pytest.raises(ResumeError, match=MANIFEST):
+        resumed(root)
+
+
+def test_a_checkpoint_of_another_job_is_refused(root: Path) -> None:
+    save(root, 7, job="vision")
+    with pytest.raises(ResumeError, match="'vision', not to 'llm'"):
+        resumed(root)
+
+
+def test_a_checkpoint_of_another_topology_is_refused(root: Path) -> None:
+    """It is newer: to take an older one that fits would lose steps in silence."""
+    save(root, 6)
+    save(root, 7, ranks=2, mib=9)
+    with pytest.raises(ResumeError, match="step 7 was made by 2 ranks, and this training has 1"):
+        resumed(root)
+
+
+def test_an_older_one_of_another_topology_is_nobody_s_business(root: Path) -> None:
+    save(root, 6, ranks=2, mib=9)
+    save(root, 7)
+    chosen = resumed(root)
+    assert chosen is not None
+    assert chosen.step == 7
+
+
+# --- All ranks together --------------------------------------------------------------------------------------------
+
+
+def test_all_ranks_go_on_to_the_next_when_one_cannot_read(root: Path) -> None:
+    save(root, 6, ranks=3, mib=9)
+    saved = save(root, 7, ranks=3, mib=9)
+    flip(Path(saved.path, "shard-00002"), 5)
+    told = all_ranks([root] * 3, ["a"] * 3)
+    assert [each.step for each in told] == [6, 6, 6]
+    assert [bytes(each.items["state"].data) for each in told] == [state(6, rank, 9) for rank in range(3)]
+    assert all("step 7: rank 2" in each.refused[0] for each in told)
+    assert len(list(root.glob("bad-*"))) == 1
+
+
+def test_hosts_with_disks_of_their_own_take_what_both_have(tmp_path: Path) -> None:
+    """The newest was committed on one host when the power went; the other has only the one before."""
+    a, b = tmp_path / "a", tmp_path / "b"
+    save({0: a, 1: b}, 6, ranks=2, mib=9)
+    newest = save({0: a, 1: b}, 7, ranks=2, mib=9)
+    shutil.rmtree(b / Path(newest.path).name)
+    told = all_ranks([a, b], ["a", "b"])
+    assert [each.step for each in told] == [6, 6]
+    assert [bytes(each.items["state"].data) for each in told] == [state(6, 0, 9), state(6, 1, 9)]
+    assert Path(newest.path).exists()  # nothing is wrong with it
+
+
+def test_a_host_that_lost_its_disk_takes_its_shard_from_the_nas(tmp_path: Path, nas: Path) -> None:
+    """Each uploads what it has; whoever finds all of it there puts the manifest."""
+    a, b = tmp_path / "a", tmp_path / "b"
+    saved = save({0: a, 1: b}, 7, ranks=2, mib=9)
+    name = Path(saved.path).name
+    assert not upload(saved, nas)
+    assert nas_tier(nas).found() == []
+    assert upload(SavedCheckpoint(**{**vars_of(saved), "path": str(b / name)}), nas)
+    shutil.rmtree(b)
+    told = all_ranks([a, b], ["a", "b"], lambda: nas_tier(nas))
+    assert [(each.step, each.tiers) for each in told] == [(7, ("local",)), (7, ("path",))]
+    assert bytes(told[1].items["state"].data) == state(7, 1, 9)
+
+
+def vars_of(saved: SavedCheckpoint) -> Mapping[str, object]:
+    return {name: getattr(saved, name) for name in saved.__slots__}
+
+
+def test_nothing_in_common_is_an_error_on_every_rank(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    save({0: a, 1: b}, 7, ranks=2, mib=9)
+    shutil.rmtree(b)
+    with pytest.raises(ResumeError, match=r"rank 0 can \(up to step 7\), rank 1 cannot"):
+        all_ranks([a, b], ["a", "b"])
+
+
+def test_a_rank_that_never_comes_is_named(root: Path) -> None:
+    save(root, 7, ranks=2, mib=9)
+    with Store(root, job="llm", ranks=2, slots=0) as store, pytest.raises(ResumeError, match="rank 1 has not told"):
+        choose([LocalTier(store)], MemoryRanks(Memory(), 0, 2), job="llm", look_s=0.2)
