@@ -1,25 +1,19 @@
-"""The position in the data, for loaders that cannot tell it: a sampler that goes on where training stood."""
+"""The position in the data: a loader that goes on at the sample where training stood."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import DataLoader, Sampler
 
 
 class ResumableSampler(Sampler):
     """The indices of one rank, in an order that depends on seed and epoch alone.
 
-        sampler = ResumableSampler(len(data), seed=7, rank=rank, ranks=ranks)
-        loader = DataLoader(data, sampler=sampler, batch_size=32)
-        state = TorchState(..., sampler=sampler)
-        while sampler.epoch < epochs:
-            for batch in sampler.batches(loader): ...
-
     size: samples in the data set. shuffle: a new order each epoch. rank, ranks: which part is ours; what does not
     divide evenly is left out at the end of an epoch, so that all ranks take the same number of steps.
-    Workers read ahead; what counts is what `batches` has handed to the training. What workers draw at random they draw
-    anew after a resume: seed such a transform from the sample's index and the epoch where every bit matters.
+    epoch: epochs that training was given to the end. position: samples that it was given of the next one, on this rank.
+    Whoever hands samples to the training calls `advance`; iterating counts nothing, since loaders read ahead.
     """
 
     def __init__(self, size: int, *, seed: int = 0, shuffle: bool = True, rank: int = 0, ranks: int = 1) -> None:
@@ -33,37 +27,30 @@ class ResumableSampler(Sampler):
         self._ranks = ranks
         self.epoch = 0
         self.position = 0
-        """Samples of this epoch that training has been given, on this rank."""
+
+    @property
+    def epoch_seed(self) -> int:
+        """A seed for this epoch. Not seed + epoch: seed 1 would have the orders of seed 0, one epoch later."""
+        return (self._seed * 0x9E3779B97F4A7C15 + self.epoch * 0xBF58476D1CE4E5B9 + 1) % 2**63
 
     def __len__(self) -> int:
         """Samples of a whole epoch, on this rank."""
         return self._size // self._ranks
 
     def __iter__(self) -> Iterator[int]:
+        """The rest of this epoch."""
         order = torch.arange(self._size)
         if self._shuffle:
-            generator = torch.Generator().manual_seed(_mixed(self._seed, self.epoch))
-            order = torch.randperm(self._size, generator=generator)
+            order = torch.randperm(self._size, generator=torch.Generator().manual_seed(self.epoch_seed))
         mine = order[self._rank : len(self) * self._ranks : self._ranks]
         return iter(mine[self.position :].tolist())
 
-    def batches(self, loader: Any) -> Iterator[Any]:  # noqa: ANN401 - a DataLoader and whatever it collates
-        """Hand out the rest of this epoch, counting; at its end the next epoch begins.
-
-        loader: a DataLoader over this sampler, with automatic batching. A new iterator draws one random number for its
-        workers; in the middle of an epoch it has been drawn before, so the generator is put back.
-        """
-        if self.position:
-            before = torch.get_rng_state()
-            batches = iter(loader)
-            torch.set_rng_state(before)
-        else:
-            batches = iter(loader)
-        for batch in batches:
-            self.position = min(self.position + loader.batch_size, len(self))
-            yield batch
-        self.epoch += 1
-        self.position = 0
+    def advance(self, samples: int, *, drop_last: int = 0) -> None:
+        """Count what training was given. drop_last: samples at the end of an epoch that nobody is given."""
+        self.position += samples
+        if self.position >= len(self) - drop_last:
+            self.epoch += 1
+            self.position = 0
 
     def state_dict(self) -> dict[str, int | bool]:
         return {
@@ -86,6 +73,56 @@ class ResumableSampler(Sampler):
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
 
 
-def _mixed(seed: int, epoch: int) -> int:
-    """A seed for one epoch; seed + epoch would give seed 1 the orders of seed 0, one epoch later."""
-    return (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + 1) % 2**63
+class ResumableLoader(DataLoader):
+    """A DataLoader over a ResumableSampler that counts what training was given, and not what its workers have read.
+
+        loader = ResumableLoader(data, batch_size=32, seed=7, rank=rank, ranks=ranks)
+        state = TorchState(..., dataloader=loader)
+        while loader.epoch < epochs:
+            for batch in loader: ...
+
+    Iterating gives the rest of the epoch. After its last batch `epoch` is already the next one.
+    options: DataLoader's own. It draws from no global random numbers; its workers are seeded for each epoch, and begin
+    anew with that seed after a resume: where every bit matters, seed a random transform from epoch and sample.
+    """
+
+    def __init__(
+        self,
+        data: Any,  # noqa: ANN401 - a data set with a length
+        *,
+        batch_size: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        rank: int = 0,
+        ranks: int = 1,
+        **options: Any,  # noqa: ANN401 - as DataLoader has them
+    ) -> None:
+        sampler = ResumableSampler(len(data), seed=seed, shuffle=shuffle, rank=rank, ranks=ranks)
+        super().__init__(data, batch_size=batch_size, sampler=sampler, generator=torch.Generator(), **options)
+        self._dropped = len(sampler) % batch_size if self.drop_last else 0
+
+    @property
+    def epoch(self) -> int:
+        """Epochs that training was given to the end."""
+        return int(self.sampler.epoch)
+
+    def __iter__(self) -> Any:  # noqa: ANN401 - batches as they were collated
+        self.generator.manual_seed(self.sampler.epoch_seed)
+        batches = super().__iter__()
+
+        def counted() -> Iterator[Any]:
+            for batch in batches:
+                self.sampler.advance(self.batch_size, drop_last=self._dropped)
+                yield batch
+
+        return counted()
+
+    def state_dict(self) -> dict[str, int | bool]:
+        return {**self.sampler.state_dict(), "batch_size": self.batch_size}
+
+    def load_state_dict(self, state: Mapping[str, int | bool]) -> None:
+        """Go on from there, before the next `iter`. Raises ValueError when it was another order of other data."""
+        if state["batch_size"] != self.batch_size:
+            msg = f"the checkpoint's loader had batch_size={state['batch_size']}, this one has {self.batch_size}"
+            raise ValueError(msg)
+        self.sampler.load_state_dict({key: value for key, value in state.items() if key != "batch_size"})

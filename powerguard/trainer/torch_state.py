@@ -17,7 +17,6 @@ import torch
 
 from powerguard.trainer.items import Buffer, Item, Loaded
 from powerguard.trainer.torch_tree import (
-    DTYPES,
     Json,
     Packer,
     Sharded,
@@ -101,7 +100,7 @@ class TorchState:
         for name, part in (extra or {}).items():
             self._keepers[f"extra.{name}"] = _keeper(f"extra.{name}", part)
         if random:
-            self._keepers["random"] = _Random()
+            self._keepers["random"] = RandomStates()
 
     def items(self) -> Iterable[Item]:
         """One item for each tensor, live, and one of JSON. Raises StateError naming the key that cannot be kept."""
@@ -369,7 +368,7 @@ class _NumpyGenerator(_Stateful):
         self._thing.bit_generator.state = source.unpack(name, node)
 
 
-class _Random:
+class RandomStates:
     """The global random number generators of this process."""
 
     def tree(self) -> object:
@@ -389,7 +388,10 @@ class _Random:
         return [f"{name} has the states of {there} GPUs, {here} are here"]
 
     def load(self, name: str, node: Json, source: Unpacker) -> None:
-        state = source.unpack(name, node)
+        self.put_back(source.unpack(name, node))
+
+    def put_back(self, state: Mapping[str, Any]) -> None:
+        """Let every generator go on from a state that `tree` told."""
         random.setstate(state["python"])
         if state["numpy"] is not None:
             import numpy as np
@@ -398,6 +400,3 @@ class _Random:
         torch.set_rng_state(state["torch"])
         if state["cuda"]:
             torch.cuda.set_rng_state_all(state["cuda"])
-
-
-__all__ = ["DTYPES", "FORMAT", "StateError", "TorchState", "unwrapped"]

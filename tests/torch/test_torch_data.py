@@ -1,23 +1,26 @@
-"""ResumableSampler: every sample once an epoch, and after a resume the very batches that would have come."""
+"""ResumableLoader: every sample once an epoch, and after a resume the very batches that would have come."""
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
-from powerguard.trainer.torch_data import ResumableSampler
+from powerguard.trainer.torch_data import ResumableLoader, ResumableSampler
 from powerguard.trainer.torch_state import TorchState
 from tests.torch.kept import carried
 
 
-def batches(sampler: ResumableSampler, most: int, *, workers: int = 0) -> list[list[int]]:
+def loader(*, workers: int = 0, size: int = 100, batch_size: int = 8, drop_last: bool = False) -> ResumableLoader:
+    data = torch.arange(size)
+    return ResumableLoader(data, batch_size=batch_size, seed=5, num_workers=workers, drop_last=drop_last)
+
+
+def batches(source: ResumableLoader, most: int) -> list[list[int]]:
     """The next batches, over the ends of epochs."""
-    loader = DataLoader(torch.arange(100), sampler=sampler, batch_size=8, num_workers=workers)
     found: list[list[int]] = []
     while len(found) < most:
-        for batch in sampler.batches(loader):
+        for batch in source:
             found.append(batch.tolist())
             if len(found) == most:
-                return found
+                break
     return found
 
 
@@ -31,10 +34,21 @@ def test_each_epoch_and_each_seed_has_its_own_order() -> None:
     seen = set()
     for seed in range(3):
         sampler = ResumableSampler(100, seed=seed)
-        for sampler.epoch in range(3):
+        for epoch in range(3):
+            sampler.epoch = epoch
             seen.add(tuple(sampler))
     assert len(seen) == 9
     assert list(ResumableSampler(5, shuffle=False)) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_an_epoch_has_every_sample_once(drop_last: bool) -> None:
+    source = loader(drop_last=drop_last)
+    for epoch in range(3):
+        assert source.epoch == epoch
+        given = [index for batch in source for index in batch.tolist()]
+        assert len(set(given)) == len(given) == (96 if drop_last else 100)
+        assert len(source) == -(-len(given) // 8)
 
 
 @pytest.mark.parametrize(("done", "workers"), [(0, 0), (1, 0), (5, 1), (12, 0), (13, 1), (14, 0), (30, 0)])
@@ -42,20 +56,20 @@ def test_each_epoch_and_each_seed_has_its_own_order() -> None:
 def test_the_rest_is_what_would_have_come(done: int, workers: int) -> None:
     """13 batches make an epoch; workers have read further than training had got, and that must not count."""
     model = torch.nn.Linear(1, 1)
-    torch.manual_seed(3)
-    expected = batches(ResumableSampler(100, seed=5), 40)[done:]
-    drawn = torch.rand(1)
-    torch.manual_seed(3)
-    first, second = ResumableSampler(100, seed=5), ResumableSampler(100, seed=5)
-    batches(first, done, workers=workers)
-    carried(TorchState(model=model, sampler=first), TorchState(model=model, sampler=second))
-    assert batches(second, 40 - done, workers=workers) == expected
-    assert torch.rand(1) == drawn
+    before = torch.get_rng_state()
+    expected = batches(loader(), 40)[done:]
+    first, second = loader(workers=workers), loader(workers=workers)
+    batches(first, done)
+    assert first.epoch == done // 13
+    carried(TorchState(model=model, dataloader=first), TorchState(model=model, dataloader=second))
+    assert batches(second, 40 - done) == expected
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_other_data_is_refused() -> None:
-    other = ResumableSampler(101)
     with pytest.raises(ValueError, match="had size=100, this one has 101"):
-        other.load_state_dict(ResumableSampler(100).state_dict())
+        loader(size=101).load_state_dict(loader().state_dict())
+    with pytest.raises(ValueError, match="had batch_size=8, this one has 4"):
+        loader(batch_size=4).load_state_dict(loader().state_dict())
     with pytest.raises(ValueError, match="each rank from 0 needs at least one"):
         ResumableSampler(2, rank=0, ranks=3)

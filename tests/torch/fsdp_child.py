@@ -1,0 +1,67 @@
+"""Two ranks of FSDP2 on CPUs: save in the middle, go on; load into a fresh model, go on; both must be the same."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from powerguard.trainer.torch_state import StateError, TorchState
+from powerguard.trainer.torch_tree import bytes_of
+from tests.torch.kept import kept
+
+
+def made(seed: int, *, width: int = 10) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(7, width), nn.ReLU(), nn.Linear(width, 3))  # 10 and 3 do not divide by 2 alike
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[str]:
+    losses = []
+    for _ in range(steps):
+        loss = model(torch.randn(4, 7)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item().hex())
+    return losses
+
+
+def bits(model: nn.Module) -> list[bytes]:
+    return [bytes(bytes_of(param.detach().to_local().contiguous())) for param in model.parameters() if param.numel()]
+
+
+def main(folder: Path) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    model, optimizer = made(1)
+    torch.manual_seed(rank)
+    train(model, optimizer, 3)
+    items = kept(TorchState(model=model, optimizer=optimizer).items())
+    whole = sum(param.numel() * 4 for param in model.parameters())
+    mine = sum(len(items[name].data) for name in items if name.startswith("model/"))
+    assert mine < whole * 0.7, "a rank keeps its own shards only"
+    expected = train(model, optimizer, 4)
+    again, other = made(2)
+    TorchState(model=again, optimizer=other).load(items)
+    assert train(again, other, 4) == expected
+    assert bits(again) == bits(model)
+    wider, third = made(3, width=12)
+    with pytest.raises(StateError, match="in the checkpoint"):
+        TorchState(model=wider, optimizer=third).load(items)
+    (folder / f"good-{rank}").touch()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

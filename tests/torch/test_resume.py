@@ -1,0 +1,86 @@
+"""Killed at random instants, a training ends with the same bits as one that never was: every loss, every parameter."""
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.torch.processes import Launched
+
+JOB = Path(__file__).with_name("job.py")
+
+
+def told(out: Path, rank: int) -> tuple[list[int], dict[int, str]]:
+    """The steps at which it was started, and the loss of each step. A step that was done twice must tell the same."""
+    starts, losses = [], {}
+    for line in (out / f"loss-{rank}").read_text().splitlines(keepends=True):
+        first, _, second = line.strip().partition(" ")
+        if first == "start":
+            starts.append(int(second))
+        elif line.endswith("\n"):  # the last line before a kill may be cut off
+            assert losses.setdefault(int(first), second) == second, f"step {first} of rank {rank} was another one"
+    return starts, losses
+
+
+def lines(out: Path) -> int:
+    path = out / "loss-0"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def reference(folder: Path, ranks: int, steps: int) -> Path:
+    folder.mkdir()
+    Launched(ranks, JOB, folder / "ck", folder, str(steps), log=folder / "log").end()
+    return folder
+
+
+def killed(folder: Path, ranks: int, steps: int, kills: int, seed: int) -> tuple[Path, int]:
+    """Run, with so many kills. Also returns how many of them it did not go back to the beginning for."""
+    chance = random.Random(seed)
+    folder.mkdir()
+    for _ in range(kills):
+        before = lines(folder)
+        job = Launched(ranks, JOB, folder / "ck", folder, str(steps), log=folder / "log")
+        wanted = before + chance.randrange(30, max(31, steps // (kills + 1)))
+        try:
+            job.until(lambda wanted=wanted: lines(folder) >= wanted)
+            time.sleep(chance.random() * 0.2)
+        finally:
+            job.kill()
+    Launched(ranks, JOB, folder / "ck", folder, str(steps), log=folder / "log").end()
+    return folder, sum(start > 0 for start in told(folder, 0)[0])
+
+
+def compare(whole: Path, pieces: Path, ranks: int, steps: int) -> None:
+    for rank in range(ranks):
+        expected, seen = told(whole, rank)[1], told(pieces, rank)[1]
+        assert len(expected) == steps
+        assert seen == expected
+        assert (pieces / f"final-{rank}").read_text() == (whole / f"final-{rank}").read_text()
+    starts = [told(pieces, rank)[0] for rank in range(ranks)]
+    assert starts.count(starts[0]) == ranks, "all ranks went on at the same step, each time"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_three_kills_change_no_bit(ranks: int, tmp_path: Path) -> None:
+    """Under torchrun with gloo, and alone."""
+    steps = 900
+    whole = reference(tmp_path / "whole", ranks, steps)
+    pieces, resumed = killed(tmp_path / "pieces", ranks, steps, 3, seed=ranks)
+    compare(whole, pieces, ranks, steps)
+    assert resumed > 0, "no checkpoint was ever used"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_a_hundred_kills_change_no_bit(tmp_path: Path) -> None:
+    """Two ranks; ten trainings of ten kills each."""
+    steps, resumed = 1500, 0
+    whole = reference(tmp_path / "whole", 2, steps)
+    for turn in range(10):
+        pieces, times = killed(tmp_path / f"pieces-{turn}", 2, steps, 10, seed=turn)
+        compare(whole, pieces, 2, steps)
+        resumed += times
+    print(f"100 kills, {resumed} resumed from a checkpoint, the others from the beginning")
+    assert resumed > 50
