@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from powerguard.cli.checks_apcupsd import apcupsd_findings
 from powerguard.cli.checks_nut import nut_findings
+from powerguard.cli.checks_traps import trap_findings
 from powerguard.cli.client import DownError, RefusedError, get
 from powerguard.cli.last_known import last_known
 from powerguard.clock import boot_id, boottime_s
@@ -28,6 +29,7 @@ from powerguard.effectors.bmc.effector import BmcEffector, BmcError
 from powerguard.effectors.bmc.ipmi import PowerRestorePolicy
 from powerguard.effectors.gpu.findings import findings as gpu_findings
 from powerguard.effectors.host_findings import Finding, findings
+from powerguard.effectors.signals.findings import findings as signal_findings
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.options import Secret, SecretError
 from powerguard.settings.caution import warnings
@@ -106,6 +108,7 @@ async def _live(ward: Ward) -> list[Finding]:
         ("trainers", lambda: _trainers(ward)),
         ("bmc", lambda: _bmc(ward)),
         ("gpu", lambda: gpu_findings(ward.settings.gpu)),
+        ("signals", lambda: signal_findings(ward.settings.signals, pausing=_pausing(ward))),
         ("host", lambda: findings(ward.settings.host, armed=armed)),
     ]
     async with asyncio.TaskGroup() as tasks:
@@ -241,6 +244,12 @@ async def _trainers(ward: Ward) -> list[Finding]:
     ]
 
 
+def _pausing(ward: Ward) -> list[str]:
+    """Names of the sockets of the settings' trainers that are to stand still in an outage."""
+    paths = [each.socket_path for each in ward.settings.trainers if each.after != "continue"]
+    return [Path(path).name for path in paths if path is not None]
+
+
 def _trainer(event: TrainerSeen) -> Finding:
     name = f"trainer.{event.trainer}"
     if not event.alive:
@@ -373,6 +382,7 @@ def _daemon(args: argparse.Namespace) -> list[Finding]:
     for reason in told["reasons"]:
         verdict: Verdict = "FAIL" if reason["severity"] == "error" and reason["name"] != "dry_run" else "WARN"
         found.append(Finding(f"daemon.{reason['name']}", verdict, str(reason["text"]), str(reason["fix"])))
+    found += trap_findings(told.get("traps"))
     with contextlib.suppress(DownError, RefusedError):  # told above, or a daemon that knows no drills yet
         found.append(drill_finding(get(args, "/api/v1/drill")["last"]))
     with contextlib.suppress(DownError, RefusedError):  # likewise

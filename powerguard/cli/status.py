@@ -140,6 +140,8 @@ def _rows(told: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [*_outage(told), *_supply(told), *_budget(told)]
     rows += [("trainer", _trainer(trainer)) for trainer in told["trainers"]] or [("trainer", "none known")]
     rows += [("source", _source(source)) for source in told["sources"]]
+    if told.get("traps") is not None:
+        rows.append(("traps", _traps(told["traps"], told["at"])))
     bmc = told["bmc"]
     if bmc is None:
         rows.append(("bmc", "none in the settings: nothing makes sure that the host comes back"))
@@ -250,6 +252,7 @@ def _trainer(trainer: dict[str, Any]) -> str:
     if not trainer["alive"]:
         return f"{name}: not there"
     doing = "paused" if trainer["paused"] else "training"
+    doing = {"stop": "stopped by a signal", "terminate": "ended by a signal"}.get(trainer.get("signalled", ""), doing)
     at = f" at step {trainer['step']}" if trainer["step"] is not None else ""
     parts = [f"{name}: {doing}{at}"]
     if trainer["checkpoint_in_flight"]:
@@ -264,6 +267,20 @@ def _trainer(trainer: dict[str, Any]) -> str:
         parts.append(f"checkpoint failed: {clean(trainer['failed'])}")
     parts.append({"pause": "pauses", "exit": "exits", "continue": "does not pause"}[trainer["conduct"]])
     return ", ".join(parts)
+
+
+def _traps(traps: dict[str, Any], now: float) -> str:
+    """The trap port: open or not, and what came there."""
+    if not traps["listening"]:
+        return f"NOT listening at {clean(traps['listen'])}: {clean(traps['because'])}"
+    results = traps["results"]
+    last = [f"{clean(ups)} {duration(now - at)} ago" for ups, at in traps["last_at"].items() if at is not None]
+    refused = {
+        word: count for word, count in results.items() if count and word not in ("hint", "repeated", "discovery")
+    }
+    hints = f"{results['hint']} made us poll" + (f" (last: {', '.join(last)})" if last else "")
+    others = ", ".join(f"{count} {clean(word).replace('_', ' ')}" for word, count in refused.items())
+    return f"listening at {clean(traps['listen'])}; {hints}" + (f"; {others}" if others else "")
 
 
 def _source(source: dict[str, Any]) -> str:

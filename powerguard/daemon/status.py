@@ -11,11 +11,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from powerguard.core import budget as sums
-from powerguard.core import plan
+from powerguard.core import ladder, plan
 from powerguard.core.budget import Budget
 from powerguard.core.events import Reading
 from powerguard.core.feeds import each_alone
-from powerguard.core.model import Online, Policy, Shutdown, Supply, Trainer
+from powerguard.core.model import Online, Policy, Shutdown, State, Supply, Trainer
 from powerguard.core.table import phase_name
 from powerguard.daemon.origins import health_view
 from powerguard.daemon.port import Daemon, SourceView
@@ -92,8 +92,9 @@ def status(daemon: Daemon) -> Json:
         "next": _next(daemon, now, times),
         "maintenance": _maintenance(daemon, times),
         "drill": _drill(daemon, times),
-        "trainers": [_trainer(trainer, times) for trainer in state.trainers],
+        "trainers": [_trainer(trainer, state, times) for trainer in state.trainers],
         "sources": [_source(source, daemon, times) for source in daemon.sources],
+        "traps": _traps(daemon, times),
         "bmc": _bmc(daemon, times),
         "host": {"kind": daemon.host_kind},
         "last_outage": None if daemon.last_outage is None else asdict(daemon.last_outage),
@@ -169,6 +170,22 @@ def _ups(name: str, reading: Reading | None, times: Times, now: Budget) -> Json 
         "forced_shutdown": reading.forced_shutdown,
         "output_off_in_s": rounded(reading.output_off_in_s),
         "alarms": list(reading.alarms),
+    }
+
+
+def _traps(daemon: Daemon, times: Times) -> Json | None:
+    """Whether the trap port is open, and what came there; None where the settings have none."""
+    counts = daemon.traps
+    if counts is None:
+        return None
+    listening = counts.listening is not None
+    return {
+        "listen": counts.where,
+        "listening": listening,
+        "because": "" if listening else counts.closed_because,
+        "results": dict(counts.results),
+        "dropped": counts.dropped,
+        "last_at": {ups: times.at(at_s) for ups, at_s in counts.last_at_s.items()},
     }
 
 
@@ -286,7 +303,8 @@ def _maintenance(daemon: Daemon, times: Times) -> Json | None:
     }
 
 
-def _trainer(trainer: Trainer, times: Times) -> Json:
+def _trainer(trainer: Trainer, state: State, times: Times) -> Json:
+    signalled = ladder.of(state, trainer.name)
     return {
         "name": trainer.name,
         "alive": trainer.alive,
@@ -302,6 +320,7 @@ def _trainer(trainer: Trainer, times: Times) -> Json:
         "durable_step": trainer.durable_step,
         "durable_age_s": times.ago_s(trainer.durable_at_s),
         "failed": trainer.failed,
+        "signalled": "" if signalled is None else signalled.word,
     }
 
 

@@ -94,8 +94,8 @@ class TrapListener:
         names: TrapNames = dict,
     ) -> None:
         """Open nothing yet."""
-        self.counts = TrapCounts()
         self._options = options
+        self.counts = TrapCounts(where=self.where)
         self._cards = tuple(cards)
         self._poll = poll
         self._clock = clock
@@ -129,7 +129,11 @@ class TrapListener:
 
     async def run(self) -> None:
         """Listen until cancelled. Raises OSError when the address cannot be had."""
-        own = self._open()
+        try:
+            own = self._open()
+        except OSError as error:
+            self.counts.closed_because = error.strerror or str(error)
+            raise
         try:
             await asyncio.to_thread(self._prepare)
             await self._look_up()

@@ -34,12 +34,15 @@ _DROPS: Final = 8
 class TrapCounts:
     """What has come since the settings were read. last_at_s: the newest hint of each UPS, CLOCK_BOOTTIME.
 
-    listening: None until the port could be opened.
+    where: address and port of the settings. listening: None until the port could be opened. closed_because: why it is
+    not open.
     """
 
     results: dict[str, int] = field(default_factory=lambda: dict.fromkeys(RESULTS, 0))
     last_at_s: dict[str, float] = field(default_factory=dict)
     answered: int = 0
+    where: str = ""
+    closed_because: str = "not opened yet"
     listening: socket.socket | None = None
     _dropped_before: int = 0
 

@@ -4,14 +4,19 @@ import asyncio
 import socket
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from powerguard.cli.checks_traps import trap_findings
+from powerguard.cli.render import Paint
+from powerguard.cli.status import describe
 from powerguard.clock import boottime_s
 from powerguard.daemon.assemble import Hands, build
 from powerguard.daemon.metrics import registry, scrape
 from powerguard.daemon.port import Daemon
+from powerguard.daemon.status import status
 from powerguard.daemon.traps import trap_listener, trap_names
 from powerguard.settings.load import SettingsError, load
 from powerguard.settings.schema import Settings
@@ -93,7 +98,7 @@ def test_no_port_unless_it_is_set(tmp_path: Path) -> None:
     assert ("traps" in parts.watchers, parts.traps) == (False, None)
     parts = build(settings(tmp_path, "traps: {port: 1999}\n"), Hands(sources=lambda *_: []), lambda _: None)
     assert "traps" in parts.watchers
-    assert parts.traps == TrapCounts()
+    assert parts.traps == TrapCounts(where="0.0.0.0 port 1999")
 
 
 def test_a_ups_that_the_settings_do_not_have(tmp_path: Path) -> None:
@@ -125,3 +130,73 @@ def test_our_profiles_name_the_traps_of_their_families() -> None:
     """RFC 1628's and APC's onBattery, to begin with."""
     names = trap_names()
     assert names["1.3.6.1.2.1.33.2.1"] == names["1.3.6.1.4.1.318.0.5"] == "on_battery"
+
+
+def test_status_tells_of_the_port() -> None:
+    """Open or not, and why not; what came there; when each UPS's card last spoke."""
+    assert traps_of(scene()) is None
+    counts = TrapCounts(where="10.0.0.20 port 1162", closed_because="Address already in use")
+    told = traps_of(replace(scene(), traps=counts))
+    assert (told["listening"], told["because"]) == (False, "Address already in use")
+    assert describe_traps(told) == "NOT listening at 10.0.0.20 port 1162: Address already in use"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as port:
+        counts.listening = port
+        counts.results["hint"] = 3
+        counts.results["repeated"] = 9
+        counts.results["unknown_sender"] = 2
+        counts.last_at_s["rack-a"] = NOW_S - 5.0
+        told = traps_of(replace(scene(), traps=counts))
+        assert (told["listening"], told["because"], told["last_at"]) == (True, "", {"rack-a": WALL_S - 5.0})
+        assert describe_traps(told) == (
+            "listening at 10.0.0.20 port 1162; 3 made us poll (last: rack-a 5.0 s ago); 2 unknown sender"
+        )
+
+
+def traps_of(daemon: Daemon) -> Any:  # noqa: ANN401 - JSON
+    return status(daemon)["traps"]
+
+
+def describe_traps(told: dict[str, Any]) -> str:
+    told_of = {**status(scene()), "traps": told}
+    line = next(line for line in describe(told_of, Paint()) if line.lstrip().startswith("traps"))
+    return line.partition("traps")[2].strip()
+
+
+async def test_a_port_that_cannot_be_had_says_why(tmp_path: Path) -> None:
+    """Status and doctor have the kernel's own word."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        asked = settings(tmp_path, f"traps: {{listen: 127.0.0.1, port: {port}}}\n")
+        listener = trap_listener(asked, [("rack-a", "snmp", Poller())], clock=boottime_s, wall=lambda: WALL_S)
+        assert listener is not None
+        with pytest.raises(OSError, match="in use"):
+            await listener.run()
+    assert listener.counts.closed_because == "Address already in use"
+    assert listener.counts.where == f"127.0.0.1 port {port}"
+
+
+@pytest.mark.parametrize(
+    ("results", "verdict", "words"),
+    [
+        ({}, "PASS", "no trap of a UPS has come yet"),
+        ({"hint": 4, "unknown_sender": 2}, "PASS", "4 traps made us poll"),
+        ({"unknown_sender": 2}, "WARN", "2 datagrams came from addresses of no UPS here"),
+        ({"wrong_community": 1}, "WARN", "another community"),
+        ({"unknown_engine": 1}, "WARN", "engine ids that are not in the settings"),
+    ],
+)
+def test_doctor_says_what_is_wrong_with_the_traps(results: dict[str, int], verdict: str, words: str) -> None:
+    """Traps that come and are worth nothing are a mistake in the settings or the card; none at all may be calm."""
+    told = {"listen": "0.0.0.0 port 1162", "listening": True, "because": "", "results": TrapCounts().results | results}
+    (finding,) = trap_findings(told)
+    assert (finding.verdict, words in finding.text) == (verdict, True)
+
+
+def test_doctor_warns_of_a_port_that_is_not_open_and_is_silent_where_none_is_wanted() -> None:
+    assert trap_findings(None) == []
+    told = {"listen": "0.0.0.0 port 162", "listening": False, "because": "Permission denied", "results": {}}
+    (finding,) = trap_findings(told)
+    assert finding.verdict == "WARN"
+    assert "0.0.0.0 port 162: Permission denied" in finding.text
+    assert "traps.port" in finding.fix
