@@ -19,7 +19,9 @@ EX_USAGE: Final = 64
 _COLOURS: Final = {"warning": "yellow", "error": "red"}
 _SHORT_S: Final = 45.0
 """With no more runtime than this at the load of now, training is paused whatever it needs (`core.plan`)."""
-_SILENT: Final = frozenset({"TriggerCheckpoint", "PowerOff", "CapPower", "PollNow", "EnsurePolicy"})
+_SILENT: Final = frozenset(
+    {"TriggerCheckpoint", "PowerOff", "CapPower", "PollNow", "EnsurePolicy", "StopTrainer", "TerminateTrainer"}
+)
 """Orders of which a note tells, at once or when they are done."""
 
 

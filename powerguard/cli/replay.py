@@ -24,7 +24,9 @@ EX_DATA: Final = 65
 EX_CONFIG: Final = 78
 SEED_S: Final = 60.0
 _COLOURS: Final = {"warning": "yellow", "error": "red"}
-_TOLD_BY_NOTES: Final = frozenset({"TriggerCheckpoint", "PowerOff", "CapPower", "PollNow"})
+_TOLD_BY_NOTES: Final = frozenset(
+    {"TriggerCheckpoint", "PowerOff", "CapPower", "PollNow", "StopTrainer", "TerminateTrainer"}
+)
 
 
 def register(subparsers: Subparsers) -> None:

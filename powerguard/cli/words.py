@@ -37,6 +37,9 @@ ORDERS: Final = {
     "PauseTrainer": "pause",
     "CapPower": "lower GPU power",
     "RestorePower": "restore GPU power",
+    "StopTrainer": "stop its processes",
+    "TerminateTrainer": "end its processes",
+    "ContinueTrainer": "let its processes go on",
     "EnsurePolicy": "BMC: power on when AC returns",
     "SyncFilesystems": "sync the checkpoint filesystems",
     "PowerOff": "power the host off",
@@ -304,6 +307,7 @@ _GATE: Final[dict[str, str]] = {
     "bare stop fits": "a second outage would leave time for the checkpoint and a bare stop",
     "charge not told": "the UPS does not tell its charge, and nothing speaks against it",
 }
+_SIGNALS: Final = {"stop": "its processes are to be stopped", "terminate": "its processes are to be ended"}
 _SENTENCES: Final[dict[str, _Sentence]] = {
     "action_failed": lambda b, n: f"an order failed ({order(str(n.get('action')))}): {b}",
     "battery_low": lambda _, n: f"the UPS calls its battery low, twice; it reports {_for(n, 'runtime_s')}",
@@ -352,5 +356,9 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "source_lost": _source_lost,
     "source_recovered": lambda b, n: f"{b} again after {_for(n, 'lost_s')}",
     "trainer_appeared": _of("was seen for the first time"),
+    "trainer_continued": _of("goes on: its processes got SIGCONT"),
     "trainer_gone": _of("is not there any more"),
+    "trainer_signalled": lambda b, n: f"{n.get('trainer')} draws on: {_SIGNALS.get(str(n.get('word')), '')} ({b})",
+    "trainer_stopped": _of("stands: its processes were stopped by SIGSTOP"),
+    "trainer_terminated": _of("was ended: its processes got SIGTERM"),
 }

@@ -8,13 +8,14 @@ from powerguard.core import budget as sums
 from powerguard.core import fusion
 from powerguard.core.events import CapPower, Done, Failed, Level, RestorePower
 from powerguard.core.frozen import replace
+from powerguard.core.ladder import CAP_FAILED
 from powerguard.core.model import Cap, EmergencyCheckpoint, Holding, OnBattery, Online, Policy, Shutdown, State, Supply
 from powerguard.core.turn import Turn
 
 LEAST_GAIN = 1.05
 LIMIT_S = 5.0
 AGAIN_S = 10.0
-_FAILED = "gpu_cap_failed"
+_FAILED = CAP_FAILED
 _STUCK = "gpu_power_stuck"
 
 

@@ -11,13 +11,14 @@ else changes the phase. The picture in docs/ARCHITECTURE.md is drawn from `TABLE
 """
 
 from powerguard.core import budget as sums
-from powerguard.core import cap, drill, feeds, fusion, needs, plan, silence, trainers
+from powerguard.core import cap, drill, feeds, fusion, ladder, needs, plan, silence, trainers
 from powerguard.core.events import (
     Abort,
     BatteryReplaced,
     CapPower,
     CheckpointNow,
     CheckpointProgress,
+    ContinueTrainer,
     Done,
     EnsurePolicy,
     Event,
@@ -38,6 +39,8 @@ from powerguard.core.events import (
     SourceFailed,
     StartDrill,
     StopDrill,
+    StopTrainer,
+    TerminateTrainer,
     Tick,
     TrainerSeen,
     TriggerCheckpoint,
@@ -94,7 +97,7 @@ def step(policy: Policy, state: State, event: Event) -> Step:
 def _is_idle(state: State) -> bool:
     if any(trainer.resume_at_s is not None for trainer in state.trainers):
         return False
-    if state.cap is not None or state.drill is not None or state.feed.lost_since_s is not None:
+    if state.cap is not None or state.signalled or state.drill is not None or state.feed.lost_since_s is not None:
         return False
     return state.maintenance is None and state.guarded_since_s is None and state.feed.countdown_at_s is None
 
@@ -110,6 +113,7 @@ def _quick(policy: Policy, state: State, reading: Reading) -> Step | None:
         or state.maintenance is not None
         or state.told
         or state.cap is not None
+        or state.signalled
         or state.drill is not None
         or state.gone
         or battery.used is None
@@ -291,10 +295,7 @@ def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
         verified = dict(outcome.detail).get("verified") is True
         turn.set_outage(policy_verified=verified)
         turn.note("policy_verified", "read back from the BMC", Level.INFO, **dict(outcome.detail))
-    if isinstance(action, TriggerCheckpoint | ResumeTrainer | PauseTrainer):
-        trainers.take_in(turn, outcome)
-    elif isinstance(action, CapPower | RestorePower):
-        cap.take_in(turn, outcome)
+    _pass_on(turn, outcome)
     phase = turn.state.phase
     if isinstance(phase, Shutdown):
         waiting = tuple(id_ for id_ in phase.waiting if id_ != action.id)
@@ -311,6 +312,17 @@ def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
             turn.resumed = True
         else:
             turn.set_phase(replace(phase, asked=None, retry_at_s=turn.now_s + 6 * RETRY_S))
+
+
+def _pass_on(turn: Turn, outcome: Done | Failed) -> None:
+    """Hand an outcome to whoever ordered it."""
+    action = outcome.action
+    if isinstance(action, TriggerCheckpoint | ResumeTrainer | PauseTrainer):
+        trainers.take_in(turn, outcome)
+    elif isinstance(action, CapPower | RestorePower):
+        cap.take_in(turn, outcome)
+    elif isinstance(action, StopTrainer | TerminateTrainer | ContinueTrainer):
+        ladder.take_in(turn, outcome)
 
 
 def _take_in_abort(turn: Turn, event: Abort) -> None:

@@ -44,6 +44,7 @@ class Policy:
     paused_load_share: load when training is paused, as a share of the load now, until a drill has measured it.
     charge_hold_s: utility this long after a return, and training starts whatever the charge.
     cap_share: GPU power limit on battery, as a share of the limit found; None: GPUs are left alone.
+    signals: a trainer that draws on after it was told to pause may be stopped, and at last ended, by signals.
     boot_id: of this boot; an outage's latch holds in its own boot only.
     powers_off: False in dry-run: the order is recorded, nobody dies, and a latch ends when utility is back.
     feeds: where several UPSes feed the host, each of them; empty for one. minimum_supplies: power supplies that must
@@ -76,6 +77,7 @@ class Policy:
     cap_share: float | None = None
     cap_dwell_s: float = 10.0
     cap_lift_s: float = 30.0
+    signals: bool = False
     precaution_every_s: float = 60.0
     pause_dwell_s: float = 4.0
     commit_dwell_s: float = 8.0
@@ -286,6 +288,23 @@ class Cap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Signalled:
+    """What was done to the processes of a trainer that drew on: it stands until their going on has been confirmed.
+
+    word: of `ladder`, the last that was ordered, at at_s (once it was carried out: then); order: its id in flight.
+    carried_out: the highest rung that was carried out, "" for none. failed: the last word was not carried out.
+    """
+
+    trainer: str
+    outage: str
+    word: str
+    at_s: float
+    order: str | None = None
+    carried_out: str = ""
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrillOrder:
     """An order of a drill that has no outcome yet. what: of `drill.ORDERS`; trainer: whom it concerns, else ""."""
 
@@ -366,6 +385,7 @@ class EmergencyCheckpoint:
     """Trainers were told to pause and to checkpoint.
 
     paused_load: predicted load once paused; None where nobody pauses. settle_by_s: until then it counts.
+    shows_by_s: from then on a load that has not fallen is a pause that did not come.
     due_at_s: the commit test came true then and waits for one more poll.
     """
 
@@ -374,6 +394,7 @@ class EmergencyCheckpoint:
     because: str
     paused_load: float | None = None
     settle_by_s: float = 0.0
+    shows_by_s: float = 0.0
     due_at_s: float | None = None
 
 
@@ -385,6 +406,7 @@ class Holding:
     began_s: float
     paused_load: float | None = None
     settle_by_s: float = 0.0
+    shows_by_s: float = 0.0
     due_at_s: float | None = None
 
 
@@ -435,6 +457,7 @@ class State:
     guarded_since_s: training runs again below the charge gate since then, with checkpoints where they cost little.
     told: names of standing alarms that have been told, so that each is told once.
     learned: what has been measured here, the battery apart. cap: GPU power that is capped. drill: the one that runs.
+    signalled: trainers that drew on after they were told to pause, and were stopped or ended.
     upses: where several UPSes feed the host, each by itself; feed and battery are then what they are together.
     gone: parts of this host's own network that are not there any more, the newest last.
     """
@@ -450,6 +473,7 @@ class State:
     told: tuple[str, ...] = ()
     learned: Learned = field(default_factory=Learned)
     cap: Cap | None = None
+    signalled: tuple[Signalled, ...] = ()
     drill: Drill | None = None
     upses: tuple[Supplied, ...] = ()
     gone: tuple[Gone, ...] = ()

@@ -3,7 +3,7 @@
 import math
 
 from powerguard.core import budget as sums
-from powerguard.core import cap, drill, fusion, needs, plan, trainers
+from powerguard.core import cap, drill, fusion, ladder, needs, plan, trainers
 from powerguard.core.events import Conduct, EnsurePolicy, Grade, Level, PowerOff, ResumeTraining, SyncFilesystems
 from powerguard.core.frozen import replace
 from powerguard.core.model import (
@@ -92,6 +92,7 @@ def _enter(turn: Turn, old: Phase, target: type[Phase], because: str) -> Phase:
             began_s=began_s,
             paused_load=old.paused_load,
             settle_by_s=old.settle_by_s,
+            shows_by_s=old.shows_by_s,
             due_at_s=old.due_at_s,
         )
     turn.set_phase(EmergencyCheckpoint(outage=outage, began_s=began_s, because=because))
@@ -108,6 +109,7 @@ def _enter(turn: Turn, old: Phase, target: type[Phase], because: str) -> Phase:
         because=because,
         paused_load=predicted if predicted < load else None,
         settle_by_s=began_s + max(2 * slowest_s + 15.0, 45.0),
+        shows_by_s=began_s + 2 * slowest_s + 15.0,
     )
 
 
@@ -159,6 +161,7 @@ def _latch(turn: Turn, outage: Outage, because: str) -> Shutdown:
 def duties(turn: Turn) -> None:
     """What a phase does while it lasts."""
     cap.tend(turn)
+    ladder.tend(turn)
     phase = turn.state.phase
     match phase:
         case Online():

@@ -7,8 +7,18 @@ reason to power off.
 from dataclasses import dataclass
 
 from powerguard.core import battery as learning
-from powerguard.core import cap, drill, feeds, needs, trainers
-from powerguard.core.events import Action, EnsurePolicy, Level, Note, PowerOff, ResumeTrainer, ResumeTraining
+from powerguard.core import cap, drill, feeds, ladder, needs, trainers
+from powerguard.core.events import (
+    Action,
+    EnsurePolicy,
+    Level,
+    Note,
+    PowerOff,
+    ResumeTrainer,
+    ResumeTraining,
+    StopTrainer,
+    TerminateTrainer,
+)
 from powerguard.core.frozen import replace
 from powerguard.core.learned import Learned
 from powerguard.core.model import (
@@ -73,7 +83,12 @@ def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
     """Go on in the same phase with the same deadline; repeat what may not have happened (twice is as good as once)."""
     state = feeds.adopt(policy, stored.state, now_s)
     turn = Turn(policy, replace(state, trainers=_known(policy, state)), now_s)
-    again = [action for action in drill.after_restart(turn, stored.in_flight) if action.by_s > now_s]
+    # Signals are not repeated blindly: whether the load still asks for them, the next reading says.
+    again = [
+        action
+        for action in drill.after_restart(turn, stored.in_flight)
+        if action.by_s > now_s and not isinstance(action, StopTrainer | TerminateTrainer)
+    ]
     expired = {action.id for action in stored.in_flight} - {action.id for action in again}
     turn.update(
         trainers=tuple(replace(t, order=None) if t.order in expired else t for t in turn.state.trainers),
@@ -81,6 +96,7 @@ def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
         upses=tuple(replace(each, feed=replace(each.feed, suspect=False)) for each in turn.state.upses),
     )
     cap.after_restart(turn, expired)
+    ladder.after_restart(turn, expired)
     phase = turn.state.phase
     if isinstance(phase, Online | OnBattery):
         # Nobody else would ever let them go on; what a later outage has paused meanwhile stays paused.

@@ -3,7 +3,7 @@
 import math
 
 from powerguard.core import budget as sums
-from powerguard.core import needs, plan
+from powerguard.core import ladder, needs, plan
 from powerguard.core.budget import Budget
 from powerguard.core.events import (
     CheckpointProgress,
@@ -107,13 +107,16 @@ def _take_in_seen(turn: Turn, seen: TrainerSeen) -> None:
         )
         turn.note("trainer_appeared", "first contact", trainer=seen.trainer, conduct=seen.conduct)
     if known.alive and not seen.alive:
-        turn.note("trainer_gone", "no longer reachable", Level.WARNING, trainer=seen.trainer)
+        ended = ladder.is_terminated(turn.state, seen.trainer)
+        because, level = ("ended by our signal", Level.INFO) if ended else ("no longer reachable", Level.WARNING)
+        turn.note("trainer_gone", because, level, trainer=seen.trainer)
         if isinstance(turn.state.phase, Online) and all(t.name != seen.trainer for t in turn.policy.trainers):
             turn.update(trainers=tuple(t for t in turn.state.trainers if t.name != seen.trainer))
             return
     if seen.alive and not known.alive:
         # Another process: it trains on, and what the one before it has saved or was told is not true of it.
         known = replace(known, order=None, eta_at_s=None, told_pause=False, durable=False, failed="", tries=0)
+        ladder.forget(turn, seen.trainer)
     told_s = known.told_s
     if seen.checkpoint_s is not None and seen.checkpoint_s > 0:
         told_s = min(seen.checkpoint_s, limits.max_checkpoint_s)
@@ -160,12 +163,16 @@ def _take_in_done(turn: Turn, done: Done) -> None:
         if _in_emergency(turn):
             # One that joined an older checkpoint is not at the paused step: a second one, if there is time.
             older = detail.get("at_paused_step") is False and action.after is not Conduct.CONTINUE
-            fresh = replace(fresh, durable=not older or trainer.tries >= MAX_TRIES or not _fits_again(turn, trainer))
+            # One that trains on is stopped: asked again, it would empty the battery for as long once more.
+            stopped = older and ladder.is_to_be_stopped(turn)
+            again = older and not stopped and trainer.tries < MAX_TRIES and _fits_again(turn, trainer)
+            fresh = replace(fresh, durable=not again)
             if older and fresh.durable:
                 told_step = detail.get("step")
                 known = trainer.step is not None and isinstance(told_step, int)
                 lost = trainer.step - told_step if known else None  # type: ignore[operator]
-                turn.note("older_checkpoint_stands", "a second one does not fit", Level.WARNING, steps_lost=lost)
+                because = "it does not pause: it is stopped" if stopped else "a second one does not fit"
+                turn.note("older_checkpoint_stands", because, Level.WARNING, steps_lost=lost)
     _put(turn, fresh)
     told = {name: value for name, value in done.detail if name in ("bytes", "verified", "paused", "path")}
     because = "told by the trainer" if told.get("verified") is True else "told by the trainer, unverified"
@@ -225,7 +232,7 @@ def order_limit_s(turn: Turn, now: Budget) -> float:
 def order_all(turn: Turn, *, reason: str, by_s: float) -> None:
     """Order a checkpoint of every living trainer that has none in flight; training goes on beside it."""
     for trainer in turn.state.trainers:
-        if trainer.alive and trainer.order is None:
+        if trainer.alive and trainer.order is None and not ladder.is_stopped(turn.state, trainer.name):
             _order(turn, trainer, reason=reason, after=Conduct.CONTINUE, by_s=by_s)
 
 
@@ -283,6 +290,8 @@ def take_precautions(turn: Turn, *, since_s: float, stood_until_s: float = 0.0) 
     for trainer in turn.state.trainers:
         if not trainer.alive or trainer.order is not None or turn.now_s - trainer.ordered_at_s < every_s:
             continue
+        if ladder.is_stopped(turn.state, trainer.name):
+            continue
         saved_s = since_s if trainer.durable_at_s is None else trainer.durable_at_s
         at_risk_s = turn.now_s - max(saved_s, stood_until_s)
         # Who does not say how long a checkpoint holds it up may stand still for all of it.
@@ -299,6 +308,8 @@ def learn_drop(turn: Turn, phase: Holding) -> None:
     told = turn.state.feed.lost_since_s is None
     if not told or before is None or len(pausing) != 1 or turn.state.cap is not None or turn.now_s < phase.settle_by_s:
         return
+    if turn.state.signalled or (turn.policy.signals and turn.load_stays_high(phase)):
+        return  # A pause that did not come has shown nothing; what a signal brought is no pause.
     after = sums.load_of(turn.state.battery)
     known = needs.drop_of(turn.state.learned, pausing[0].name)
     if 0.0 < after < before and pausing[0].paused and (known is None or known.at_s < phase.outage.since_s):
@@ -378,9 +389,12 @@ def resume_all(turn: Turn) -> None:
     restart = False
     for trainer in turn.state.trainers:
         if trainer.alive and (trainer.paused or trainer.told_pause):
-            _put(turn, replace(trainer, resume_at_s=None))
-            turn.order(ResumeTrainer, limit_s=10.0, trainer=trainer.name, outage=turn.outage_id)
-        if trainer.told_pause and (not trainer.alive or trainer.conduct is Conduct.EXIT):
+            stopped = ladder.is_stopped(turn.state, trainer.name)
+            _put(turn, replace(trainer, resume_at_s=turn.now_s if stopped else None))
+            if not stopped:  # else once it can hear: see `resume_again`
+                turn.order(ResumeTrainer, limit_s=10.0, trainer=trainer.name, outage=turn.outage_id)
+        ended = not trainer.alive or trainer.conduct is Conduct.EXIT or ladder.is_terminated(turn.state, trainer.name)
+        if trainer.told_pause and ended:
             # One that exits may be gone before anybody has seen it go; starting what runs changes nothing.
             restart = True
     if restart:
@@ -400,7 +414,8 @@ def resume_again(turn: Turn) -> None:
     if turn.state.feed.suspect:
         return  # One unconfirmed reading causes a poll and nothing else.
     for trainer in turn.state.trainers:
-        if trainer.resume_at_s is not None and turn.now_s >= trainer.resume_at_s:
+        due = trainer.resume_at_s is not None and turn.now_s >= trainer.resume_at_s
+        if due and not ladder.is_stopped(turn.state, trainer.name):
             _put(turn, replace(trainer, resume_at_s=None))
             if trainer.alive:
                 turn.order(ResumeTrainer, limit_s=10.0, trainer=trainer.name, outage=turn.outage_id)

@@ -19,6 +19,7 @@ from powerguard.clock import Clock, boot_id, boottime_s
 from powerguard.core.events import (
     Action,
     CapPower,
+    ContinueTrainer,
     Detail,
     EnsurePolicy,
     Event,
@@ -27,7 +28,9 @@ from powerguard.core.events import (
     RestorePower,
     ResumeTrainer,
     ResumeTraining,
+    StopTrainer,
     SyncFilesystems,
+    TerminateTrainer,
     TriggerCheckpoint,
 )
 from powerguard.core.model import Online
@@ -48,6 +51,7 @@ from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.filesystems import SyncEffector
 from powerguard.effectors.gpu.effector import GpuEffector
 from powerguard.effectors.host import HostEffector
+from powerguard.effectors.signals.effector import SignalEffector
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.settings.caution import warnings
 from powerguard.settings.explain import dotted
@@ -129,10 +133,12 @@ def build(
     *,
     dry_run: bool = False,
     is_capped: Callable[[], bool] = lambda: False,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> Parts:
     """Make the parts of a daemon. Touches nothing yet.
 
-    publish: takes what trainers say of themselves. is_capped: whether GPU power is capped, as the core remembers.
+    publish: takes what trainers say of themselves. is_capped, is_stopped: whether GPU power is capped, and
+    anybody stopped by a signal, as the core remembers.
     """
     armed = settings.mode == "armed" and not dry_run
     today = datetime.fromtimestamp(hands.wall()).astimezone().date()
@@ -154,6 +160,8 @@ def build(
     disks = SyncEffector([*settings.checkpoint_dirs, *folders], spawn=hands.spawn, clock=hands.clock)
     gpu = GpuEffector(settings.gpu)
     power: Effector = gpu if armed else Recorder()
+    signals = SignalEffector(settings.signals, sockets={each.name: each.socket_path for each in settings.trainers})
+    ladder: Effector = signals if armed else Recorder()
     effectors: dict[type[Action], Effector] = {
         TriggerCheckpoint: hold,
         PauseTrainer: hold,
@@ -161,6 +169,9 @@ def build(
         EnsurePolicy: BmcEffector(bmc, spawn=hands.spawn, clock=hands.clock, limit_s=policy.bmc_limit_s),
         CapPower: power,
         RestorePower: power,
+        StopTrainer: ladder,
+        TerminateTrainer: ladder,
+        ContinueTrainer: ladder,
         SyncFilesystems: disks if armed else Recorder(),
         PowerOff: host,
         ResumeTraining: host,
@@ -170,6 +181,8 @@ def build(
         watchers["trainers"] = trainers.watch
     if CapPower not in hands.effectors and armed and settings.gpu.kind != "none":
         watchers["gpu"] = lambda: gpu.hold(is_capped, rest)
+    if StopTrainer not in hands.effectors and armed and settings.signals.kind != "none":
+        watchers["signals"] = lambda: signals.hold(is_stopped, rest)
     network = None if hands.sources else network_watch(settings, publish=publish, clock=hands.clock)
     if network is not None:
         watchers["network"] = network.run
@@ -214,6 +227,9 @@ def assemble(
     def is_capped() -> bool:
         return bool(made) and made[0].state.cap is not None
 
+    def is_stopped() -> bool:
+        return bool(made) and bool(made[0].state.signalled)
+
     def reload() -> Parts:
         try:
             fresh = load(config)
@@ -223,7 +239,7 @@ def assemble(
             log.info("setting_changed", setting=key)
         if fresh.http != settings.http or fresh.control != settings.control or fresh.journal != settings.journal:
             log.warning("restart_needed", because="http, control and journal change only with a restart")
-        parts = build(fresh, hands, publish, dry_run=dry_run, is_capped=is_capped)
+        parts = build(fresh, hands, publish, dry_run=dry_run, is_capped=is_capped, is_stopped=is_stopped)
         accepted[:] = [fresh]
         return parts
 
@@ -235,7 +251,7 @@ def assemble(
         )
         journal = Journal(path, boot_id=hands.boot(), wall=hands.wall, retention=retention)
     loop = Loop(
-        build(settings, hands, publish, dry_run=dry_run, is_capped=is_capped),
+        build(settings, hands, publish, dry_run=dry_run, is_capped=is_capped, is_stopped=is_stopped),
         journal,
         clock=hands.clock,
         wall=hands.wall,

@@ -71,4 +71,9 @@ LEARNED: Final[tuple[Family, ...]] = (
     gauge("need_seconds", "How long this takes: q95 of what was measured.", _needs, "need", "name"),
     gauge("need_samples", "How many measurements that rests on, at most 32.", _needs_counted, "need", "name"),
     gauge("gpu_cap_active", "1 while GPU power is capped.", plain(lambda v: v.daemon.state.cap is not None)),
+    gauge(
+        "trainers_signalled",
+        "Trainers that were stopped or ended by a signal because they drew on, and do not go on yet.",
+        plain(lambda v: len(v.daemon.state.signalled)),
+    ),
 )

@@ -9,6 +9,7 @@ from powerguard.clock import Clock
 from powerguard.core.events import (
     Action,
     CapPower,
+    ContinueTrainer,
     Done,
     EnsurePolicy,
     Event,
@@ -18,7 +19,9 @@ from powerguard.core.events import (
     RestorePower,
     ResumeTrainer,
     ResumeTraining,
+    StopTrainer,
     SyncFilesystems,
+    TerminateTrainer,
     TriggerCheckpoint,
 )
 from powerguard.core.model import Policy, State
@@ -31,6 +34,9 @@ ACTION_WORDS: Final[Mapping[type[Action], str]] = {
     EnsurePolicy: "bmc_policy",
     CapPower: "cap_power",
     RestorePower: "restore_power",
+    StopTrainer: "stop_trainer",
+    TerminateTrainer: "terminate_trainer",
+    ContinueTrainer: "continue_trainer",
     SyncFilesystems: "sync",
     PowerOff: "power_off",
     ResumeTraining: "resume_training",

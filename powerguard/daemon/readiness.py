@@ -45,6 +45,8 @@ WARNINGS: Final = {
     "battery_worn": "the UPS wants its battery replaced",
     "runtime_steep": "the reported runtime falls faster than time passes: the battery holds less than the UPS believes",
     "load_not_fallen": "training was paused and the load did not fall as expected",
+    "signal_failed": "a trainer that draws on could not be signalled",
+    "trainer_left_stopped": "a trainer that was stopped could not be let go on; it is tried again",
     "fsd_at_first": "a forced shutdown stood at the UPS when it was first read",
     "low_charge": "the battery would not survive a second outage yet",
     "training_paused": "training stands still, and there is no outage",
@@ -72,6 +74,9 @@ FIXES: Final = {
     "battery_worn": "replace the battery",
     "runtime_steep": "replace the battery; until then only our own account is worth anything",
     "fsd_at_first": "clear it at the UPS's primary",
+    "load_not_fallen": "see its trainers in `powerguard status`; signals.kind: helper would stop who draws on",
+    "signal_failed": "see signals in `powerguard doctor`",
+    "trainer_left_stopped": "as root: powerguard-signal continue",
     "training_paused": "POST /api/v1/resume to its socket, if nobody paused it on purpose",
 }
 

@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from powerguard.effectors.bmc.options import BmcOptions
 from powerguard.effectors.gpu.options import GpuOptions
 from powerguard.effectors.host_options import HostOptions, ResumeOptions
+from powerguard.effectors.signals.options import SignalsOptions
 from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.options import Options
 from powerguard.sources.apcupsd_options import ApcupsdOptions
@@ -386,6 +387,11 @@ class Settings(Options):
         default_factory=GpuOptions,
         description="Power limits of GPUs on battery. Not set: left alone.",
         examples=[{"kind": "nvml"}],
+    )
+    signals: SignalsOptions = Field(
+        default_factory=SignalsOptions,
+        description="Signals to trainers that draw power on after they were told to pause. Not set: none.",
+        examples=[{"kind": "helper"}],
     )
     resume: ResumeOptions = Field(
         default_factory=ResumeOptions,

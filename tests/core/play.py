@@ -25,6 +25,7 @@ from powerguard.core.events import (
     CheckpointNow,
     CheckpointProgress,
     Conduct,
+    ContinueTrainer,
     Done,
     EnsurePolicy,
     Event,
@@ -46,7 +47,9 @@ from powerguard.core.events import (
     SourceFailed,
     StartDrill,
     StopDrill,
+    StopTrainer,
     SyncFilesystems,
+    TerminateTrainer,
     Tick,
     TrainerSeen,
     TriggerCheckpoint,
@@ -69,6 +72,9 @@ KINDS: dict[str, type[Action]] = {
     "pause": PauseTrainer,
     "cap": CapPower,
     "restore": RestorePower,
+    "stop": StopTrainer,
+    "terminate": TerminateTrainer,
+    "continue": ContinueTrainer,
 }
 _NOTED = (
     "reff_paused_s",

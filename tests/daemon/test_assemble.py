@@ -15,13 +15,16 @@ import pytest
 from powerguard.clock import Clock
 from powerguard.core.events import (
     CapPower,
+    ContinueTrainer,
     EnsurePolicy,
     PauseTrainer,
     PowerOff,
     RestorePower,
     ResumeTrainer,
     ResumeTraining,
+    StopTrainer,
     SyncFilesystems,
+    TerminateTrainer,
     TriggerCheckpoint,
 )
 from powerguard.core.model import Cap, Online, Shutdown, State
@@ -32,6 +35,7 @@ from powerguard.daemon.loop import Loop
 from powerguard.effectors.bmc.effector import BmcEffector
 from powerguard.effectors.gpu.effector import GpuEffector
 from powerguard.effectors.host import HostEffector
+from powerguard.effectors.signals.effector import SignalEffector
 from powerguard.settings.load import load
 from powerguard.settings.schema import Settings
 from powerguard.sim.ups import Battery, SimUps
@@ -112,6 +116,9 @@ def test_armed_is_armed(folder: Path) -> None:
         ResumeTrainer,
         CapPower,
         RestorePower,
+        StopTrainer,
+        TerminateTrainer,
+        ContinueTrainer,
         EnsurePolicy,
         SyncFilesystems,
         PowerOff,
@@ -135,6 +142,21 @@ def test_gpus_are_touched_where_the_settings_say_so(
     assert ("gpu" in parts.watchers) is watched
     assert isinstance(parts.effectors[RestorePower], GpuEffector) is touched
     assert (parts.policy.cap_share is None) is (kind == "none")
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "watched", "touched"),
+    [("armed", "none", False, True), ("armed", "helper", True, True), ("dry-run", "helper", False, False)],
+)
+def test_processes_are_touched_where_the_settings_say_so(
+    folder: Path, mode: str, kind: str, *, watched: bool, touched: bool
+) -> None:
+    """Kind none lets go on, too: who was stopped before somebody changed the settings must not stay so."""
+    settings = Settings.model_validate({**load(write(folder, mode=mode)).model_dump(), "signals": {"kind": kind}})
+    parts = build(settings, Hands(), lambda _: None)
+    assert ("signals" in parts.watchers) is watched
+    assert isinstance(parts.effectors[ContinueTrainer], SignalEffector) is touched
+    assert parts.policy.signals is (kind == "helper")
 
 
 async def test_a_cap_is_held_for_as_long_as_the_core_remembers_it(folder: Path) -> None:
