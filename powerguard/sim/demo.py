@@ -15,7 +15,6 @@ import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,8 @@ from powerguard.sim.bmc import SimBmc
 from powerguard.sim.snmp_agent import SnmpAgent
 from powerguard.sim.story import Facts, StoryError
 from powerguard.sim.ups import Battery, SimUps
-from powerguard.trainer.store import MANIFEST, newest_in
+from powerguard.trainer.reader import read_shard
+from powerguard.trainer.store import Found, StoreError, look
 
 _TRAINING_LOAD, _PAUSED_LOAD = 0.60, 0.36
 _SETTINGS: dict[str, Any] = {
@@ -152,17 +152,14 @@ class LiveStage:
 def verified_step(root: Path) -> int | None:
     """Return the step of the newest checkpoint on the disk, if every byte of it matches its manifest."""
     try:
-        saved = newest_in(root)
-        if saved is None:
+        found = next((each for each in look(root) if isinstance(each, Found)), None)
+        if found is None:
             return None
-        folder = Path(saved.path)
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        for part in manifest["parts"]:
-            if sha256((folder / part["name"]).read_bytes()).hexdigest() != part["sha256"]:
-                return None
-    except (OSError, ValueError, KeyError):
+        for shard in found.manifest.shards:
+            read_shard(Path(found.path), shard)
+    except (OSError, StoreError):
         return None
-    return saved.step
+    return found.step
 
 
 def free_port() -> int:

@@ -16,6 +16,7 @@ from powerguard.trainer.store import SavedCheckpoint
 from powerguard.wire import Phase
 
 PERIODIC = "periodic"
+_NEWER = "a newer state went first"
 _LOOK_S = 0.5  # how soon the thread sees what nobody can wake it for: a deadline that comes near
 _IDLE_S = 60.0  # between two little pieces of work that can wait
 _MARGIN = 1.25  # of the time that a write is expected to take: it must be over before the deadline
@@ -33,8 +34,8 @@ class Write:
     """
 
     taken: Taken
-    operation: Operation | None = None
-    others: Others = field(default_factory=Nobody)
+    operation: Operation | None
+    others: Others
     cancel: threading.Event = field(default_factory=threading.Event)
     began_s: float | None = None
     bytes_done: int = 0
@@ -56,8 +57,8 @@ class Writer:
     def __init__(self, desk: Desk, keeper: Keeper) -> None:
         self._desk = desk
         self._keeper = keeper
-        self._running: Write | None = None
-        self._next: Write | None = None
+        self._queue: list[Write] = []
+        """Oldest first: the one that is being written, if one is, and at most two that have not begun."""
         self._fresh: Taken | None = None
         self._prepare_bytes: int | None = None
         self._idle_at_s = desk.clock() + _IDLE_S
@@ -69,7 +70,7 @@ class Writer:
     @property
     def busy(self) -> bool:
         """A state is being written or waits for it."""
-        return self._running is not None or self._next is not None
+        return bool(self._queue)
 
     def prepare(self, size_bytes: int) -> None:
         """Have room made for checkpoints of this size, in idle time."""
@@ -79,13 +80,15 @@ class Writer:
     def slot(self) -> int:
         """Return the snapshot that may be overwritten: never the one that is being written.
 
-        What it held and nobody has written is lost with it: the state that comes is newer.
+        The newest state that nobody has written stays in memory if it can, until the next one is whole.
         """
-        slot = 1 - self._running.taken.slot if self._running is not None else 0
-        if self._running is None and self._fresh is not None:
-            slot = 1 - self._fresh.slot  # keep the newest whole state until the next one is whole
-        if self._next is not None and self._next.taken.slot == slot:
-            self._drop_next()
+        taken = {write.taken.slot for write in self._queue if write.began_s is not None or not write.given_up}
+        free = [slot for slot in (0, 1) if slot not in taken]
+        if not free:
+            last = next(write for write in reversed(self._queue) if write.began_s is None)
+            self._give_up(last, self._desk.begun[-1] if self._desk.begun else None)
+            return last.taken.slot
+        slot = next((each for each in free if self._fresh is None or self._fresh.slot != each), free[0])
         if self._fresh is not None and self._fresh.slot == slot:
             self._fresh = None
         return slot
@@ -99,9 +102,9 @@ class Writer:
 
     def has(self, step: int) -> bool:
         """The state after this step is durable, being written, or held in memory."""
-        last = self._desk.last
-        known = [each.taken.step for each in (self._running, self._next) if each is not None and not each.given_up]
-        return step in known or (last is not None and last.step == step) or self._is_fresh(step)
+        last, fresh = self._desk.last, self._fresh
+        held = (last is not None and last.step == step) or (fresh is not None and fresh.step == step)
+        return held or self._writing(step) is not None
 
     def join(self, operation: Operation) -> bool:
         """Let an operation have a state that we have already. False: the state has to be taken."""
@@ -109,28 +112,28 @@ class Writer:
         if desk.last is not None and desk.last.step == step:
             desk.settle(operation, desk.last)  # asked again for the same state: there is nothing new to write
             return True
-        for write in (self._running, self._next):
-            if write is not None and not write.given_up and write.taken.step == step:
-                if write.operation is not None:
-                    desk.supersede(write.operation, operation)
-                write.operation = operation
-                desk.progress(operation, write.phase, write.bytes_done, write.taken.size_bytes)
-                return True
+        if step is not None and (write := self._writing(step)) is not None:
+            self.attach(write, operation)
+            return True
         if self._fresh is not None and self._fresh.step == step:
             self.submit(self._fresh, operation)
             return True
         return False
 
-    def submit(self, taken: Taken, operation: Operation | None) -> Write:
+    def attach(self, write: Write, operation: Operation) -> None:
+        """Let an operation have a state that is being written already."""
+        if write.operation is not None and write.operation is not operation:
+            self._desk.supersede(write.operation, operation)
+        write.operation = operation
+        self._desk.progress(operation, write.phase, write.bytes_done, write.taken.size_bytes)
+
+    def submit(self, taken: Taken, operation: Operation | None, others: Others | None = None) -> Write:
         """Have a state written: next, or instead of what is being written now."""
-        write = Write(taken, operation)
-        running = self._running
-        if self._next is not None:
-            self._drop(self._next, operation)
-        if running is not None and operation is not None and not self._finish_first(running, write):
-            running.cancel.set()
-            self._drop(running, operation)
-        self._next = write
+        write = Write(taken, operation, others or Nobody())
+        for older in self._queue:
+            if operation is not None and not older.given_up and not self._finish_first(older, write):
+                self._give_up(older, operation)
+        self._queue.append(write)
         self._fresh = None
         self._desk.wanted.set()
         self._desk.snapshot_step = taken.step
@@ -140,35 +143,30 @@ class Writer:
         self._desk.changed.notify_all()
         return write
 
-    def _drop_next(self) -> None:
-        """Give up what waits: its snapshot is needed for a newer state."""
-        waiting, self._next = self._next, None
-        if waiting is not None:
-            self._drop(waiting, self._desk.begun[-1] if self._desk.begun else None)
+    def _writing(self, step: int) -> Write | None:
+        return next((write for write in self._queue if write.taken.step == step and not write.given_up), None)
 
-    def _drop(self, write: Write, newer: Operation | None) -> None:
-        """Hand those who asked for a state that is not written any more to a newer one's operation."""
+    def _give_up(self, write: Write, newer: Operation | None) -> None:
+        """Write this state no more, and hand those who asked for it to a newer one's operation."""
+        write.cancel.set()
         operation, write.operation = write.operation, None
-        write.outcome = write.outcome or GivenUp("a newer state went first")
         if operation is not None and operation is not newer and operation in self._desk.begun:
             if newer is not None:
                 self._desk.supersede(operation, newer)
             else:
-                self._desk.settle(operation, write.outcome)
+                self._desk.settle(operation, GivenUp(_NEWER))
 
-    def _finish_first(self, running: Write, write: Write) -> bool:
+    def _finish_first(self, older: Write, write: Write) -> bool:
         """Whether the older state's last bytes go before the newer one's first.
 
         Both in time: the older one is durable sooner, should the battery lie. Only the newer one in time: it alone.
         The newer one not in time anyway: the older one, if that is nearer.
         """
         operation = write.operation
-        if running.given_up:
-            return False
         if operation is None or operation.deadline_at_s is None:
             return True
         need_s = self._need_s(write.taken.size_bytes)
-        rest_s = self._need_s(running.taken.size_bytes - running.bytes_done)
+        rest_s = self._need_s(older.taken.size_bytes - older.bytes_done)
         if need_s is None or rest_s is None:
             return False
         left_s = operation.deadline_at_s - self._desk.clock()
@@ -177,9 +175,6 @@ class Writer:
     def _need_s(self, size_bytes: int) -> float | None:
         write_s = self._desk.pace.write_s(size_bytes)
         return None if write_s is None else _MARGIN * write_s + _COMMIT_S
-
-    def _is_fresh(self, step: int) -> bool:
-        return self._fresh is not None and self._fresh.step == step
 
     # --- Its own thread -----------------------------------------------------------------------------------------------
 
@@ -194,9 +189,8 @@ class Writer:
             self._over = True
             self._desk.wanted.set()
             if not finish:
-                for write in (self._running, self._next):
-                    if write is not None:
-                        write.cancel.set()
+                for write in self._queue:
+                    write.cancel.set()
             self._desk.changed.notify_all()
         if self._thread is not None:
             self._thread.join(None if finish else 5.0)
@@ -204,13 +198,12 @@ class Writer:
     def _run(self) -> None:
         desk = self._desk
         with desk.changed:
-            while not (self._over and self._next is None):
+            while self._queue or not self._over:
                 desk.take_signal()
                 self._flush_if_pressed()
-                if self._next is not None:
-                    self._running, self._next = self._next, None
-                    self._write(self._running)
-                    self._running = None
+                if self._queue:
+                    self._write(self._queue[0])
+                    self._queue.pop(0)
                     desk.changed.notify_all()
                 elif not self._work():
                     desk.changed.wait(self._look_s())
@@ -226,8 +219,10 @@ class Writer:
             cancel=write.cancel,
             others=write.others,
         )
-        outcome: SavedCheckpoint | Exception = GivenUp("training has ended")
-        if not write.given_up:
+        outcome: SavedCheckpoint | Exception = GivenUp("training has ended" if self._over else _NEWER)
+        if write.given_up:
+            self._apart(lambda: write.others.failed(GivenUp(str(outcome))), "calling a checkpoint off")
+        else:
             outcome = self._apart(
                 lambda: self._keeper.write(taken, lambda *told: self._tell(write, *told), order),
                 f"checkpoint of step {taken.step}",
@@ -239,7 +234,7 @@ class Writer:
             desk.committed(outcome)
         elif not write.given_up:
             desk.pace.totals.failed += write.operation is None
-            if self._fresh is None and self._next is None:
+            if self._fresh is None and len(self._queue) == 1:
                 self._fresh = taken  # still whole, and in memory: an emergency may try again
         if write.operation is not None and write.operation in desk.begun:
             desk.settle(write.operation, outcome)
