@@ -9,6 +9,7 @@ SHELLS: Final = ("bash", "zsh", "fish")
 FILES: Final = frozenset(
     (
         *("--config", "--socket", "--journal", "--keep", "--conf-d", "--site"),
+        *("--to", "--into", "--undo", "--credentials-file"),
         *("--save", "--community-file", "--auth-file", "--priv-file"),
     )
 )

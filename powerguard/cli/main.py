@@ -27,6 +27,8 @@ VERBS: Final = {
     "abort": "call this outage's shutdown off (before the commit point)",
     "maintenance": "suspend the power-off for a while",
     "checkpoint": "ask every trainer for a checkpoint now",
+    "checkpoints": "the checkpoints that there are: list, verify, restore, prune",
+    "seal": "make a checkpoint folder of any framework safe against a power cut",
     "drill": "rehearse an outage on this host, and measure it",
     "event": "for the hooks of apcupsd and NUT: poll at once",
     "config": "check or show the settings",

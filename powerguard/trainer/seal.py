@@ -47,6 +47,8 @@ from powerguard.trainer.seal_read import (
     walk,
 )
 
+__all__ = ["Finding", "Progress", "SealError", "Sealed", "Verdict", "glance", "seal", "verify"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sealed:
@@ -189,6 +191,16 @@ def _flush_and_digest(
 
     names = list(tree.files)
     return dict(zip(names, each_of(work, names), strict=True))
+
+
+def glance(folder: Path | str) -> Verdict | None:
+    """Compare names and sizes alone, which needs no xxhash; None: not sealed. Raises SealError, OSError."""
+    root = Path(folder).resolve()
+    sealed = read_seal(root)
+    if sealed is None:
+        return None
+    tree = walk(root, refuse=False)
+    return Verdict(path=str(root), seal=sealed, findings=(*_listed(sealed, tree), *_sized(sealed, tree)), read_bytes=0)
 
 
 # --- Comparing --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,251 @@
+"""`powerguard checkpoints restore`: roll selected items or files back, verified while they are read.
+
+Native: a new checkpoint is written that has the selected items of the old one and all others of the newest; nothing is
+written over, so a training that resumes finds it, or, undone, what was there before. Sealed folders:
+`checkpoints_files`.
+"""
+
+import argparse
+import json
+import logging
+import secrets
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final
+
+from powerguard.cli import checkpoints_files as files
+from powerguard.cli.checkpoints import access_of
+from powerguard.cli.checkpoints_found import BAD, NEWER, Entry, PlaceError, entries_at, tier_at
+from powerguard.cli.operate import fail
+from powerguard.cli.progress import Bar
+from powerguard.cli.render import clean
+from powerguard.trainer.disk import Disk
+from powerguard.trainer.items import Buffer, Loaded
+from powerguard.trainer.manifest import Manifest, Shard, StoreError, checkpoint_name, step_of
+from powerguard.trainer.reader import read_shard
+from powerguard.trainer.seal_manifest import SEAL, SealError
+from powerguard.trainer.snapshot import Snapshot
+from powerguard.trainer.store import Found, SavedCheckpoint, Store
+from powerguard.trainer.tiers.base import TierError
+from powerguard.trainer.tiers.base import read_shard as read_stored
+
+_VERB: Final = "checkpoints restore"
+_REASON: Final = "restored from "
+_TOLD: Final = 4
+
+
+class RestoreError(Exception):
+    """Nothing was restored, and nothing changed: why, what would be right."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the verb."""
+    logging.getLogger("powerguard.trainer").addHandler(logging.NullHandler())  # what it did is told below, once
+    try:
+        told = _undo(Path(args.undo)) if args.undo else _restore(args)
+    except (RestoreError, PlaceError, StoreError, SealError, TierError, files.FilesError) as error:
+        return fail(args, _VERB, str(error), 1)
+    except OSError as error:
+        return fail(args, _VERB, f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
+    if args.json:
+        print(json.dumps({"schema_version": 1, "object": "checkpoints_restore", **told}, indent=2))
+    else:
+        names = told["restored"] if isinstance(told["restored"], list) else []
+        more = f" and {len(names) - _TOLD} more" if len(names) > _TOLD else ""
+        what = f"{', '.join(names[:_TOLD])}{more} restored from {told['from']}" if told["from"] else "undone"
+        print(f"{clean(told['path'])}: {clean(what)}{clean(told['note'])}")
+    return 0
+
+
+def _restore(args: argparse.Namespace) -> dict[str, object]:
+    if args.place is None:
+        msg = "name the checkpoint to restore from"
+        raise RestoreError(msg)
+    entry = source_of(args.place, args.step, **access_of(args))
+    target = Path(args.to or args.into).absolute()
+    if args.to is not None and target.exists() and (not target.is_dir() or any(target.iterdir())):
+        msg = f"{target}: is there already (name a new folder, or --into it)"
+        raise RestoreError(msg)
+    if args.into is not None:
+        if not target.is_dir():
+            msg = f"{target}: no such folder (--to makes a new one)"
+            raise RestoreError(msg)
+        if not args.yes and (args.json or not _asked(entry, target, args.only)):
+            msg = "nothing was changed (--yes does it)"
+            raise RestoreError(msg)
+    with Bar("restoring", quiet=args.json) as bar:
+        if entry.kind == "sealed":
+            names = files.restore(Path(entry.path), target, args.only, is_new=args.to is not None, progress=bar)
+            return {"from": entry.path, "path": str(target), "restored": names, "note": ""}
+        if entry.found is None:
+            msg = f"{entry.path}: {entry.because}"
+            raise RestoreError(msg)
+        return Native(entry.found, target, args.only, is_new=args.to is not None, **access_of(args)).restore(bar)
+
+
+def source_of(place: str, step: int | None, **access: str | None) -> Entry:
+    """Return the checkpoint that is meant: the place itself, or of a place the one of this step, or the newest."""
+    url, _, name = place.rstrip("/").rpartition("/")
+    is_stored = "://" in place and step_of(name) is not None
+    entries = [each for each in entries_at(url if is_stored else place, **access) if each.is_whole]
+    if is_stored:
+        entries = [each for each in entries if each.name == name]
+    if step is not None:
+        entries = [each for each in entries if each.step == step]
+    if not entries:
+        which = "" if step is None else f" of step {step}"
+        msg = f"{place}: no checkpoint{which} there that is complete (`powerguard checkpoints list {place}`)"
+        raise RestoreError(msg)
+    return entries[0]
+
+
+def _asked(entry: Entry, target: Path, only: list[str]) -> bool:
+    if not sys.stdin.isatty():
+        return False
+    what = ", ".join(only) or "everything"
+    print(f"restore {what} from {entry.path} into {target}? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+# --- Native checkpoints -----------------------------------------------------------------------------------------------
+
+
+class Native:
+    """Restores items of one native checkpoint, into a new root or beside the checkpoints of one that is there.
+
+    Needs memory for a shard three times over: the old one, the newest one, and what they make together.
+    """
+
+    def __init__(self, found: Found, target: Path, only: list[str], *, is_new: bool, **access: str | None) -> None:
+        self._found = found
+        self._target = target
+        self._only = only
+        self._is_new = is_new
+        self._access = access
+
+    def restore(self, bar: Bar) -> dict[str, object]:
+        """Write and commit; return what was done. Raises RestoreError and what reading and writing raise."""
+        found = self._found
+        with Store(self._target, job=found.manifest.job, ranks=found.manifest.ranks) as store:
+            if self._is_new:
+                saved, names = self._write(store, found, None, bar)
+                return self._told(saved.path, names, "")
+            base = next(iter(store.found()), None)
+            if self._only and base is not None and base.digest != found.digest:
+                self._check_alike(base)
+                saved, names = self._write(store, base, base, bar)
+                return self._told(saved.path, names, f" into a new checkpoint of step {base.step}")
+            if self._only:
+                msg = f"{self._target}: its newest checkpoint is the one to restore from (name an older one: --step N)"
+                raise RestoreError(msg)
+            return self._roll_back(store, bar)
+
+    def _roll_back(self, store: Store, bar: Bar) -> dict[str, object]:
+        """Make this checkpoint the newest of the root: what is newer is set aside, and can be brought back."""
+        found, path = self._found, self._found.path
+        names: list[str] = []
+        if Path(path).parent != self._target:
+            saved, names = self._write(store, found, None, bar)
+            path = saved.path
+        newer = [each for each in store.found() if each.step >= found.step and each.path != path]
+        for each in newer:
+            Path(each.path).rename(store.root / f"{NEWER}{each.name}")
+        Disk().sync_folder(store.root)
+        note = f"; {len(newer)} newer checkpoints are set aside there (copies of them in other places are not)"
+        return self._told(path, names or list(self._names()), note)
+
+    def _told(self, path: str, names: list[str], note: str) -> dict[str, object]:
+        return {"from": self._found.path, "path": path, "restored": names, "note": note}
+
+    def _check_alike(self, base: Found) -> None:
+        mine, theirs = self._found.manifest, base.manifest
+        if mine.ranks != theirs.ranks or theirs.hosts != 1:
+            msg = (
+                f"{base.path}: of {theirs.ranks} ranks on {theirs.hosts} hosts, {self._found.name} of {mine.ranks}; "
+                "items go in place only between the same ranks on one host (--to a new folder)"
+            )
+            raise RestoreError(msg)
+        if mine.job != theirs.job:
+            msg = f"{base.path}: of job {theirs.job!r}, {self._found.name} of {mine.job!r}"
+            raise RestoreError(msg)
+        for old, new in zip(mine.shards, theirs.shards, strict=True):
+            shapes = {item.name: (item.dtype, item.shape) for item in new.items}
+            for item in old.items:
+                now = shapes.get(item.name, (item.dtype, item.shape))
+                if self._is_chosen(item.name) and item.dtype != "json" and now != (item.dtype, item.shape):
+                    msg = f"{item.name}: {item.dtype} {list(item.shape)} then, {now[0]} {list(now[1])} now"
+                    raise RestoreError(msg)
+
+    def _is_chosen(self, name: str) -> bool:
+        return not self._only or any(fnmatchcase(name, glob) for glob in self._only)
+
+    def _write(self, store: Store, model: Found, base: Found | None, bar: Bar) -> tuple[SavedCheckpoint, list[str]]:
+        """Write a checkpoint of the model's step: the chosen items of the old one, all others of the base."""
+        known = self._names()
+        chosen = [name for name in known if self._is_chosen(name)]
+        if not chosen:
+            more = f" and {len(known) - 8} more" if len(known) > 8 else ""
+            msg = f"{self._found.path}: no item {', '.join(self._only)}; it has {', '.join(known[:8])}{more}"
+            raise RestoreError(msg)
+        name = checkpoint_name(model.step, secrets.token_hex(4))
+        shards: list[Shard] = []
+        try:
+            for rank in range(self._found.manifest.ranks):
+                bar.renamed(f"rank {rank}")
+                old = self._read(self._found, rank)
+                items = dict(self._read(base, rank)) if base is not None else {}
+                items.update({key: item for key, item in old.items() if self._is_chosen(key)})
+                with Snapshot() as snapshot:
+                    layout = snapshot.take(Buffer(i.name, i.data, i.dtype, i.shape) for i in items.values())
+                    shards.append(store.write_shard(name, rank, snapshot, layout, progress=bar))
+            what = "" if not self._only else f": {', '.join(self._only)}"
+            manifest = Manifest(
+                job=model.manifest.job,
+                step=model.step,
+                created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                reason=f"{_REASON}{self._found.name}{what}"[:512],
+                ranks=model.manifest.ranks,
+                hosts=1,
+                shards=tuple(shards),
+            )
+            return store.commit(name, manifest), chosen
+        except BaseException:
+            store.abandon(name)
+            raise
+
+    def _names(self) -> list[str]:
+        return sorted({item.name for shard in self._found.manifest.shards for item in shard.items})
+
+    def _read(self, found: Found, rank: int) -> Mapping[str, Loaded]:
+        if "://" in found.path:
+            return read_stored(tier_at(found.path.rpartition("/")[0], **self._access), found, rank)
+        return read_shard(Path(found.path), found.manifest.shards[rank])
+
+
+# --- Undoing ----------------------------------------------------------------------------------------------------------
+
+
+def _undo(target: Path) -> dict[str, object]:
+    target = target.absolute()
+    told: dict[str, object] = {"from": "", "path": str(target), "restored": [], "note": ""}
+    if files.journal_of(target).exists():
+        return {**told, "restored": files.undo(target), "note": ": the files are as they were"}
+    if not target.is_dir() or (target / SEAL).exists():
+        msg = f"{target}: nothing was restored into it, or it was undone"
+        raise RestoreError(msg)
+    with Store(target, job="") as store:
+        newer = sorted(path for path in target.iterdir() if path.name.startswith(NEWER))
+        for path in newer:
+            path.rename(target / path.name.removeprefix(NEWER))
+        if newer:
+            Disk().sync_folder(target)
+            return {**told, "note": f": {len(newer)} checkpoints are back"}
+        made = next((found for found in store.found() if found.manifest.reason.startswith(_REASON)), None)
+        if made is None:
+            msg = f"{target}: nothing was restored into it, or it was undone"
+            raise RestoreError(msg)
+        store.set_aside(made, "its restoring was undone")
+        return {**told, "note": f": {made.name} is set aside as {BAD}{made.name}"}
