@@ -26,6 +26,7 @@ MAX_SHARD_BYTES: Final = 2**50
 MAX_CHUNK_BYTES: Final = 1 << 30
 MAX_RANKS: Final = 100_000
 MAX_CONTAINERS: Final = 600_000
+MAX_VALUES: Final = 3_000_000
 MAX_TEXT: Final = 512
 MAX_DIMENSIONS: Final = 64
 
@@ -226,9 +227,9 @@ class Manifest:
 
 
 def _load(content: bytes) -> object:
-    # A few bytes of JSON can become a hundred in memory; what we write has few containers.
-    if content.count(b"{") + content.count(b"[") > MAX_CONTAINERS:
-        _refuse(f"has more than {MAX_CONTAINERS} items")
+    # A few bytes of JSON can become a hundred in memory; what we write has few values in many bytes.
+    if content.count(b"{") + content.count(b"[") > MAX_CONTAINERS or content.count(b",") > MAX_VALUES:
+        _refuse(f"has more than {MAX_CONTAINERS} objects and lists, or {MAX_VALUES} values")
     try:
         return json.loads(
             content,

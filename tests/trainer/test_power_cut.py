@@ -86,7 +86,7 @@ class Job:
 
 
 def recorded(root: Path, *, ranks: int, slots: int, seed: int, forgets: str = "") -> RecordingDisk:
-    """A job's life: saves with and without hurry, slots that grow, retention, some given up, some set aside, restarts."""
+    """A job's life: saves with and without hurry, growing slots, retention, some given up or set aside, restarts."""
     rng = random.Random(seed)
     disk = RecordingDisk(root, forgets)
     job = Job(root, disk, ranks, slots)
@@ -183,7 +183,7 @@ def tried(scratch: Path, disk: RecordingDisk, *, ordered: bool, samples: int, se
 @pytest.mark.parametrize("ordered", [True, False], ids=["ext4", "weakest"])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_nothing_torn_is_accepted_and_nothing_promised_is_lost(scratch: Path, ranks: int, ordered: bool) -> None:
-    """Slots, retention, emergencies, some given up, some set aside, growth, restarts: at every instant, in every way."""
+    """Slots, retention, emergencies, some given up or set aside, growth, restarts: at every instant, in every way."""
     total = 0
     for seed in range(LIVES):
         disk = recorded(scratch / f"root-{seed}", ranks=ranks, slots=0 if seed == 0 else 2, seed=seed)

@@ -34,18 +34,17 @@ class Durable:
     def add(self, change: Change, *, ordered: bool) -> None:
         """Follow one recorded change."""
         for each in change:
-            match each:
-                case Page(node=node) | Size(node=node):
-                    self.pending.setdefault(node, []).append(each)
-                case Flush(node=node):
-                    self._flush(node, ordered=ordered)
+            if isinstance(each, Page | Size):
+                self.pending.setdefault(each.node, []).append(each)
+            elif isinstance(each, Flush):
+                self._flush(each.node, ordered=ordered)
         names = tuple(each for each in change if isinstance(each, Name))
         if names:
             self.pending_names.extend([names] if ordered else [(each,) for each in names])
 
     def _flush(self, node: int, *, ordered: bool) -> None:
-        for each in self.pending.pop(node, []):
-            apply(self.contents.setdefault(node, bytearray()), each)
+        for change in self.pending.pop(node, []):
+            apply(self.contents.setdefault(node, bytearray()), change)
         left = []
         for group in self.pending_names:
             if ordered or all(each.folder == node for each in group):
@@ -62,6 +61,13 @@ def apply(content: bytearray, change: Page | Size) -> None:
     content.extend(bytes(max(size - len(content), 0)))
     if isinstance(change, Page):
         content[change.offset : change.offset + len(change.content)] = change.content
+
+
+def first_half(change: Page | Size) -> Page | Size:
+    """As much of a write as may have reached the disk: whole sectors."""
+    if isinstance(change, Size):
+        return change
+    return Page(change.node, change.offset, change.content[: len(change.content) // 2 & ~511])
 
 
 def rename(names: dict[int, dict[str, int]], change: Name) -> None:
@@ -87,7 +93,7 @@ def choices(durable: Durable, *, ordered: bool, rng: random.Random, samples: int
         share = rng.choice((0.1, 0.5, 0.9))
         yield (
             [rng.random() < share for _ in range(names)],
-            [rng.random() < rng.choice((share, 0.5)) for _ in range(data)],
+            [rng.random() < share for _ in range(data)],
         )
 
 
@@ -101,15 +107,14 @@ def state(durable: Durable, kept: tuple[list[bool], ...], *, ordered: bool, torn
         if is_kept and not (ordered and lost):
             for each in group:
                 rename(names, each)
-    contents = {node: content for node, content in durable.contents.items()}
+    contents = dict(durable.contents)
     flags = iter(kept_data)
     for node, pending in durable.pending.items():
         content = contents[node] = bytearray(contents.get(node, b""))
-        for each in pending:
+        for change in pending:
             if next(flags):
-                if torn is not None and isinstance(each, Page) and torn.random() < 0.2:
-                    each = Page(each.node, each.offset, each.content[: len(each.content) // 2 & ~511])
-                apply(content, each)
+                half = torn is not None and torn.random() < 0.2
+                apply(content, first_half(change) if half else change)
     tree: Tree = {}
     _walk(tree, "", ROOT, names, contents, depth=0)
     return tree

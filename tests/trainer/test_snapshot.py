@@ -1,0 +1,127 @@
+"""A snapshot holds what the state was at one step boundary, laid out as the disk wants it, in memory that is reused."""
+
+import array
+import math
+from typing import Any
+
+import pytest
+
+from powerguard.trainer.items import Buffer, Loaded, Parts
+from powerguard.trainer.snapshot import Snapshot, laid_out
+
+
+def loaded(snapshot: Snapshot, items: list[Any]) -> dict[str, Loaded]:
+    layout = snapshot.take(items)
+    return {
+        entry.name: Loaded(
+            entry.name, entry.dtype, entry.shape, snapshot.buffer[entry.offset : entry.offset + entry.size_bytes]
+        )
+        for entry in layout.items
+    }
+
+
+def test_items_are_copied_aligned_and_padded() -> None:
+    with Snapshot() as snapshot:
+        layout = snapshot.take([Buffer("a", b"x" * 100), Buffer("b", b""), Buffer("c", b"y" * 64), Buffer("d", b"z")])
+        assert [(item.name, item.offset, item.size_bytes) for item in layout.items] == [
+            ("a", 0, 100),
+            ("b", 128, 0),
+            ("c", 128, 64),
+            ("d", 192, 1),
+        ]
+        assert layout.size_bytes == 4096
+        assert bytes(snapshot.buffer[:193]) == b"x" * 100 + bytes(28) + b"y" * 64 + b"z"
+
+
+def test_what_lies_between_items_is_nobodys_old_data() -> None:
+    """The same state makes the same bytes, whatever was in the memory before; and nothing old leaks into a file."""
+    with Snapshot() as snapshot:
+        snapshot.take([Buffer("a", b"\xff" * 8192)])
+        layout = snapshot.take([Buffer("a", b"x"), Buffer("b", b"y")])
+        assert bytes(snapshot.buffer[: layout.size_bytes]) == b"x" + bytes(63) + b"y" + bytes(4096 - 65)
+
+
+def test_the_memory_is_reused_and_grows() -> None:
+    with Snapshot(5000) as snapshot:
+        first = snapshot.size_bytes
+        assert first >= 5000
+        kept = snapshot.buffer
+        snapshot.take([Buffer("a", bytes(first))])
+        assert snapshot.buffer is kept, "memory that fits is not taken anew"
+        snapshot.take([Buffer("a", bytes(first + 1))])
+        assert snapshot.size_bytes > first
+
+
+def test_it_can_be_closed_while_somebody_still_looks() -> None:
+    snapshot = Snapshot(4096)
+    view = snapshot.buffer[:10]
+    snapshot.close()
+    assert bytes(view) == bytes(10)
+    assert snapshot.size_bytes == 0
+
+
+def test_the_layout_is_known_before_it_is_taken() -> None:
+    """The slots are prepared before the first save."""
+    items = [Buffer("a", bytes(10_000)), Buffer.json("b", {"x": 1})]
+    with Snapshot() as snapshot:
+        assert snapshot.take(items) == laid_out(items)
+
+
+def test_progress_is_told() -> None:
+    told: list[tuple[int, int | None]] = []
+    with Snapshot() as snapshot:
+        snapshot.take([Buffer("a", bytes(100)), Buffer("b", bytes(100))], lambda done, of: told.append((done, of)))
+    assert told == [(100, 4096), (228, 4096)]
+
+
+@pytest.mark.parametrize(
+    ("code", "dtype"),
+    [("b", "int8"), ("H", "uint16"), ("i", "int32"), ("q", "int64"), ("f", "float32"), ("d", "float64")],
+)
+def test_buffers_tell_their_dtype_and_shape_and_come_back(code: str, dtype: str) -> None:
+    grid = memoryview(array.array(code, range(6))).cast("B").cast(code, (2, 3))
+    item = Buffer.of("grid", grid)
+    assert (item.dtype, item.shape) == (dtype, (2, 3))
+    with Snapshot() as snapshot:
+        view = loaded(snapshot, [item])["grid"].view()
+        assert view.tolist() == grid.tolist() == [[0, 1, 2], [3, 4, 5]]
+        view.release()
+
+
+def test_what_memory_cannot_say_comes_back_as_bytes() -> None:
+    with Snapshot() as snapshot:
+        item = loaded(snapshot, [Buffer("a", b"12345678", "bfloat16", (2, 2))])["a"]
+        assert (item.dtype, item.shape, bytes(item.view())) == ("bfloat16", (2, 2), b"12345678")
+        item = loaded(snapshot, [Buffer("a", b"", "float32", (0, 3))])["a"]
+        assert bytes(item.view()) == b""
+        assert Buffer("a", b"12345678", "bfloat16").shape == (4,)
+
+
+def test_parts_come_back_as_they_went() -> None:
+    """A job without torch: buffers and plain values, also a random state's tuples and numbers that are none."""
+    state = {
+        "weights": array.array("f", [1.5, 2.5]),
+        "raw": b"\x00\x01",
+        "step": 7,
+        "losses": [1.0, math.inf],
+        "none": None,
+    }
+    got: dict[str, Any] = {}
+
+    def load(values: Any) -> None:  # noqa: ANN401 - whatever was saved
+        got.update({name: bytes(each) if name == "raw" else each for name, each in values.items() if name != "weights"})
+        got["weights"] = values["weights"].tolist()
+
+    parts = Parts(lambda: state, load)
+    with Snapshot() as snapshot:
+        items = loaded(snapshot, list(parts.items()))
+        assert items["weights"].shape == (2,)
+        parts.load(items)
+    assert got == {**state, "weights": [1.5, 2.5]}
+
+
+def test_a_value_that_json_cannot_say_is_an_error_at_once() -> None:
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        Buffer.json("a", object())
+    with pytest.raises(ValueError, match="not a plain value"):
+        Loaded("a", "uint8", (1,), memoryview(b"x")).value()
