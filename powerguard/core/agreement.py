@@ -72,6 +72,19 @@ def supports_battery(reading: Reading) -> str:
     return ""
 
 
+def measured(reading: Reading, *, utility_seen: bool, input_seen: bool) -> Reading:
+    """Return the reading without an input that its source does not measure.
+
+    Some cards answer 0 V whatever is there. Believed, a self-test of theirs would be an outage: "battery", with the
+    input gone. So volts that are gone count only of a source that has told an input before, or has never told utility.
+    """
+    if reading.input_present is not False or input_seen or not utility_seen:
+        return reading
+    if reading.input_v is None or "input_bad" in reading.alarms:
+        return reading
+    return replace(reading, input_present=None, input_v=None)
+
+
 def contradicts_itself(reading: Reading) -> bool:
     """Say whether the output is called utility, or unknown, with the input gone and the seconds on battery counted."""
     counts = reading.on_battery_s is not None and reading.on_battery_s > 0.0
@@ -93,6 +106,7 @@ def enter(policy: Policy, feed: Feed, reading: Reading) -> Together | None:
     old = _of(feed, reading.source)
     if old.reading is not None and reading.at_s <= old.reading.at_s:
         return None
+    reading = measured(reading, utility_seen=old.utility_seen, input_seen=old.input_seen)
     reading = corrected(old.reading, reading)
     new = _listened(old, reading)
     heard = _with(feed, new)
@@ -188,6 +202,7 @@ def _listened(old: Heard, reading: Reading) -> Heard:
         utility_seen=old.utility_seen or says_utility,
         battery_at_s=(old.battery_at_s if goes_on else reading.at_s) if says_battery else None,
         gauges=gauges,
+        input_seen=old.input_seen or reading.input_present is True,
         back_at_s=back_at_s,
         doubted=old.doubted and says_battery and not _is_supported(reading, gauges),
     )

@@ -14,6 +14,7 @@ from powerguard.core.agreement import (
     Together,
     contradicts_itself,
     corrected,
+    measured,
     supports_battery,
 )
 from powerguard.core.events import ON_UTILITY, OutputSource, Reading, SourceFailed
@@ -83,8 +84,12 @@ def observe(policy: Policy, feed: Feed, reading: Reading) -> Feed:
             reading=reading,
             previous=last,
             utility_seen=True,
+            input_seen=feed.input_seen or reading.input_present is True,
             first_charge_pct=feed.first_charge_pct,
         )
+    reading = measured(
+        reading, utility_seen=feed.utility_seen or feed.supply is Supply.UTILITY, input_seen=feed.input_seen
+    )
     reading = corrected(feed.reading, reading)
     return _orders(policy, _supply(feed, reading), reading)
 
@@ -180,6 +185,7 @@ def _supply(feed: Feed, reading: Reading, together: Together | None = None) -> F
         suspect=suspect,
         unproven_battery=unproven,
         utility_seen=utility_seen,
+        input_seen=feed.input_seen or reading.input_present is True,
         first_charge_pct=first_charge_pct,
         test_since_s=test_since_s,
         lost_since_s=None,

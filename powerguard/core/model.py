@@ -121,6 +121,7 @@ class Heard:
     utility_seen: it has said utility since first contact, so a battery that it tells is news.
     battery_at_s: when the readings in a row that say battery began; None while it says anything else.
     gauges: charge (percent) and runtime (seconds) that it told then.
+    input_seen: it has told an input that is there, so it measures its input.
     back_at_s: when it said utility after a battery that two of its readings told; its return is news.
     doubted: it says battery, and everything else says that this is not so.
     """
@@ -132,6 +133,7 @@ class Heard:
     utility_seen: bool = False
     battery_at_s: float | None = None
     gauges: tuple[float | None, float | None] = (None, None)
+    input_seen: bool = False
     back_at_s: float | None = None
     doubted: bool = False
 
@@ -145,6 +147,7 @@ class Feed:
     suspect: the newest reading says battery and waits for its second witness.
     unproven_battery: the source has said battery ever since first contact and nothing else supports it.
     utility_seen: the source has said utility since first contact, so a battery that repeats itself is news.
+    input_seen: the source has told an input that is there, so it measures its input.
     first_charge_pct: charge at first contact; its fall is a witness where nothing else speaks.
     test_since_s: since when a self-test runs; one of more than 60 s is an outage.
     lost_since_s: since when no source has answered; None while one does.
@@ -164,6 +167,7 @@ class Feed:
     suspect: bool = False
     unproven_battery: bool = False
     utility_seen: bool = False
+    input_seen: bool = False
     first_charge_pct: float | None = None
     test_since_s: float | None = None
     lost_since_s: float | None = None

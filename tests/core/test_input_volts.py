@@ -1,0 +1,85 @@
+"""Volts at the input as a witness: only of a source that measures them, which it shows by telling some."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from play import make_policy
+
+from powerguard.core import fusion
+from powerguard.core.agreement import measured
+from powerguard.core.events import OutputSource, Reading
+from powerguard.core.model import Feed, Policy, Supply
+
+ONE, TWO = make_policy(["table=50:540,100:240"]), make_policy(["table=50:540,100:240", "sources=2"])
+THERE: dict[str, Any] = {"input_v": 230.0, "input_present": True}
+GONE: dict[str, Any] = {"input_v": 0.0, "input_present": False}
+TEST: dict[str, Any] = {"testing": True}
+
+
+def says(at_s: float, word: str, fields: dict[str, Any] | None = None, source: str = "snmp") -> Reading:
+    return Reading(at_s=at_s, ups="ups", source=source, output_source=OutputSource(word), **(fields or {}))
+
+
+def after(policy: Policy, *told: Reading) -> Feed:
+    feed = Feed()
+    for reading in told:
+        feed = fusion.observe(policy, feed, reading)
+    return feed
+
+
+@pytest.mark.parametrize(
+    ("fields", "utility_seen", "input_seen", "counts"),
+    [
+        (GONE, True, False, False),
+        (GONE, True, True, True),
+        (GONE, False, False, True),
+        ({**GONE, "alarms": ("input_bad",)}, True, False, True),
+        ({"input_present": False}, True, False, True),
+        (THERE, True, False, True),
+    ],
+)
+def test_volts_that_are_gone_count_of_whom_they_may(
+    fields: dict[str, Any], utility_seen: bool, input_seen: bool, counts: bool
+) -> None:
+    """Not of a card that has never told any. What an alarm tells, or a first contact on battery, counts in any case."""
+    told = measured(says(1.0, "battery", fields), utility_seen=utility_seen, input_seen=input_seen)
+    assert (told.input_present is fields["input_present"]) is counts
+    assert (told.input_v == fields.get("input_v")) is counts
+
+
+@pytest.mark.parametrize("policy", [ONE, TWO], ids=["one source", "two"])
+def test_a_self_test_of_a_card_without_volts_is_no_outage(policy: Policy) -> None:
+    blind = after(
+        policy, says(1.0, "utility"), says(2.0, "battery", {**TEST, **GONE}), says(3.0, "battery", GONE | TEST)
+    )
+    assert blind.supply is Supply.UTILITY
+    seeing = after(policy, says(1.0, "utility", THERE), says(2.0, "battery", {**TEST, **GONE}))
+    assert (seeing.supply, seeing.proven_by) == (Supply.BATTERY, "input_present")
+
+
+@pytest.mark.parametrize("policy", [ONE, TWO], ids=["one source", "two"])
+def test_what_was_seen_once_is_remembered(policy: Policy) -> None:
+    """Also where the reading went the short way of every second; volts may be left out of most polls."""
+    feed = after(policy, *(says(float(at_s), "utility", THERE if at_s == 3 else None) for at_s in range(1, 9)))
+    again = fusion.observe(policy, feed, says(9.0, "battery", {**TEST, **GONE}))
+    assert again.supply is Supply.BATTERY
+
+
+def test_seconds_that_stand_still_and_volts_that_are_none_are_no_two_witnesses() -> None:
+    """A card that answers 0 V, and whose seconds on battery were never reset, does not contradict its own "utility"."""
+    stuck = {**GONE, "on_battery_s": 42.0}
+    feed = after(ONE, says(1.0, "utility"), says(2.0, "utility", stuck), says(3.0, "utility", stuck))
+    assert feed.supply is Supply.UTILITY
+    feed = after(ONE, says(1.0, "utility", THERE), says(2.0, "utility", stuck), says(3.0, "utility", stuck))
+    assert feed.supply is Supply.BATTERY
+
+
+def test_the_volts_of_one_source_say_nothing_of_the_others() -> None:
+    feed = after(TWO, says(1.0, "utility"), says(1.1, "utility", THERE, "nut"), says(2.0, "battery", {**TEST, **GONE}))
+    assert feed.supply is Supply.UTILITY
+    nut = {heard.source: heard.input_seen for heard in feed.heard}
+    assert nut == {"snmp": False, "nut": True}
