@@ -3,10 +3,12 @@
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 PAGE: Final = 4096
 """What O_DIRECT needs addresses, lengths and offsets to be multiples of, on every disk that we know."""
@@ -72,18 +74,104 @@ class Disk:
         path.rmdir()
 
 
+class DiskFile:
+    """A file that is open for writing, new or not; past the page cache where that can be had.
+
+    direct: whether it is. Every method raises OSError with the path.
+    """
+
+    def __init__(self, disk: Disk, path: Path, *, direct: bool = True) -> None:
+        self.direct = direct
+        self._disk = disk
+        self._path = path
+        with self._naming():
+            try:
+                self._descriptor = self._open(create=False)
+            except FileNotFoundError:
+                self._descriptor = self._open(create=True)
+                _overwrite_in_place(self._descriptor)
+
+    @property
+    def size_bytes(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def is_at(self, path: Path) -> bool:
+        """Whether this path still leads to this file."""
+        try:
+            return os.path.samestat(path.stat(follow_symlinks=False), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            return False
+
+    def allocate(self, size_bytes: int) -> None:
+        with self._naming():
+            self._disk.allocate(self._descriptor, size_bytes)
+
+    def write(self, content: memoryview, offset: int) -> None:
+        """Write all of it. For direct writing it and the offset are in pages. Several threads may."""
+        done = 0
+        while done < len(content):
+            direct = self.direct
+            try:
+                count = self._disk.write(self._descriptor, content[done:], offset + done)
+            except OSError as error:
+                # Refused only now, or after a short write that ended between two sectors: go on through the cache.
+                if not direct or not refuses_direct(error):
+                    raise OSError(error.errno, error.strerror, str(self._path)) from error
+                stop_direct(self._descriptor)
+                self.direct = False
+                continue
+            if count == 0:
+                raise OSError(errno.EIO, "the disk takes nothing", str(self._path))
+            done += count
+
+    def sync(self) -> None:
+        with self._naming():
+            self._disk.sync(self._descriptor)
+
+    def close(self) -> None:
+        self._disk.close(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self, *, create: bool) -> int:
+        if self.direct:
+            try:
+                return self._disk.open(self._path, create=create, direct=True)
+            except OSError as error:
+                if not refuses_direct(error):
+                    raise
+                self.direct = False
+                create = create and not self._path.exists()  # open(2) may leave the file behind when it refuses
+        return self._disk.open(self._path, create=create)
+
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
+
+
 def refuses_direct(error: OSError) -> bool:
     """True when this error means that O_DIRECT cannot be had here (tmpfs before Linux 6.6, some FUSE and overlays)."""
     return error.errno in _NO_DIRECT
 
 
-def overwrite_in_place(descriptor: int) -> None:
+def stop_direct(descriptor: int) -> None:
+    """Go on through the page cache."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+
+
+def _overwrite_in_place(descriptor: int) -> None:
     """Ask a copy-on-write file system (btrfs) to write over old blocks, which a full one still can. Others refuse.
 
     Only for an empty file. Its checksums on btrfs go with it; the chunks have digests of their own.
     """
-    import fcntl
-
     with contextlib.suppress(OSError):
         flags = struct.unpack("l", fcntl.ioctl(descriptor, _GET_FLAGS, struct.pack("l", 0)))[0]
         fcntl.ioctl(descriptor, _SET_FLAGS, struct.pack("l", flags | _NOCOW))

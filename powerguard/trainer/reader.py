@@ -6,7 +6,6 @@ refused, with the file, the chunk and the offset.
 
 import contextlib
 import errno
-import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from threading import Event
 from typing import Self
 
 from powerguard.trainer.chunks import THREADS, digest_of, over_chunks
-from powerguard.trainer.disk import refuses_direct
+from powerguard.trainer.disk import refuses_direct, stop_direct
 from powerguard.trainer.items import Loaded
 from powerguard.trainer.locks import FolderLock
 from powerguard.trainer.manifest import MANIFEST, Shard, StoreError
@@ -74,7 +73,8 @@ class ShardReader:
                 count = os.preadv(self._descriptor, [target[done:]], offset + done)
             except OSError as error:
                 if direct and refuses_direct(error):
-                    self._go_buffered()
+                    stop_direct(self._descriptor)
+                    self.direct = False
                     continue
                 raise OSError(error.errno, error.strerror, str(self.path)) from error
             if count == 0:
@@ -91,11 +91,6 @@ class ShardReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _go_buffered(self) -> None:
-        self.direct = False
-        flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
-        fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
 
 
 def read_shard(

@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Final
 
-from powerguard.trainer.disk import Disk, overwrite_in_place, refuses_direct
+from powerguard.trainer.disk import Disk, DiskFile
 from powerguard.trainer.locks import FolderLock
 from powerguard.trainer.manifest import MANIFEST, StoreError, shard_file
 from powerguard.trainer.snapshot import Snapshot
@@ -26,6 +26,7 @@ UNBORN: Final = f"{MANIFEST}.tmp"
 MANIFEST_ROOM: Final = 16 << 10
 _ROOM: Final = ".room-" + "-" * 34
 _PIECE: Final = 8 << 20
+_FILLING: Final = b"powerguard slot\n"
 _SLACK_MIN: Final = 64 << 10
 _THERE: Final = {errno.ENOTEMPTY, errno.EEXIST}
 
@@ -66,7 +67,7 @@ class Slots:
                     return False
             self._disk.sync_folder(path)
         if manifest_bytes and not (self._root / _ROOM).exists():
-            self._disk.close(self._disk.open(self._root / _ROOM, create=True))
+            DiskFile(self._disk, self._root / _ROOM, direct=False).close()
         self._disk.sync_folder(self._root)
         return True
 
@@ -92,38 +93,21 @@ class Slots:
         and the first write to a promised extent needs room for the tree of extents.
         """
         try:
-            descriptor = self._open(path)
+            file = DiskFile(self._disk, path)
         except FileNotFoundError:
             return False
-        try:
-            with Snapshot(min(_PIECE, -(-size_bytes // 4096) * 4096)) as memory:
-                memory.buffer[:] = (b"powerguard slot\n" * (len(memory.buffer) // 16 + 1))[: len(memory.buffer)]
-                while (offset := os.fstat(descriptor).st_size & ~4095) < size_bytes:
-                    piece = memory.buffer[: min(_PIECE, size_bytes - offset)]
-                    with self._lock:
-                        if not _is_at(path, descriptor):
-                            return False
-                        self._disk.write(descriptor, piece, offset)
-                    waited = (stop or Event()).wait(len(piece) / rate) if rate else stop is not None and stop.is_set()
-                    if waited:
+        with file, Snapshot(min(_PIECE, -(-size_bytes // 4096) * 4096)) as memory:
+            memory.buffer[:] = (_FILLING * (len(memory.buffer) // len(_FILLING) + 1))[: len(memory.buffer)]
+            while (offset := file.size_bytes & ~4095) < size_bytes:
+                piece = memory.buffer[: min(_PIECE, size_bytes - offset)]
+                with self._lock:
+                    if not file.is_at(path):
                         return False
-            self._disk.sync(descriptor)
-        finally:
-            self._disk.close(descriptor)
+                    file.write(piece, offset)
+                if (stop or Event()).wait(len(piece) / rate if rate else 0):
+                    return False
+            file.sync()
         return True
-
-    def _open(self, path: Path) -> int:
-        for direct in (True, False):
-            try:
-                if not path.exists():
-                    descriptor = self._disk.open(path, create=True)
-                    overwrite_in_place(descriptor)
-                    self._disk.close(descriptor)
-                return self._disk.open(path, direct=direct)
-            except OSError as error:
-                if not (direct and refuses_direct(error)):
-                    raise
-        raise AssertionError  # pragma: no cover - the loop always ends in it
 
     # --- Taking and giving back -------------------------------------------------------------------------------------
 
@@ -205,13 +189,6 @@ def _is_ours_alone(folder: Path) -> bool:
     with os.scandir(folder) as entries:
         found = [entry.stat(follow_symlinks=False) for entry in entries]
     return bool(found) and all(stat.S_ISREG(each.st_mode) and each.st_nlink == 1 for each in found)
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _size(path: Path) -> int:

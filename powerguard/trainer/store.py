@@ -24,7 +24,7 @@ from pathlib import Path
 from threading import Event
 from typing import Final, Self
 
-from powerguard.trainer.disk import Disk
+from powerguard.trainer.disk import Disk, DiskFile
 from powerguard.trainer.items import Loaded
 from powerguard.trainer.locks import FolderLock
 from powerguard.trainer.manifest import (
@@ -43,7 +43,7 @@ from powerguard.trainer.manifest import (
 )
 from powerguard.trainer.reader import CorruptError, read_shard
 from powerguard.trainer.scrub import Scrubbed, scrub
-from powerguard.trainer.shard_writer import ShardWriter, Written
+from powerguard.trainer.shard_writer import Written, write_file
 from powerguard.trainer.slots import MANIFEST_ROOM, UNBORN, Slots, remove
 from powerguard.trainer.snapshot import Progress, Snapshot
 
@@ -194,7 +194,9 @@ class Store:
         content = snapshot.buffer[: layout.size_bytes]
         path = folder / shard_file(rank)
         write = partial(
-            ShardWriter(self._disk, path).write,
+            write_file,
+            self._disk,
+            path,
             content,
             chunk_bytes=self._chunk_bytes,
             progress=progress,
@@ -266,19 +268,10 @@ class Store:
 
     def _write_manifest(self, path: Path, content: bytes) -> None:
         """Write it over what is there, filled up with line ends: it then needs no block that it does not have."""
-        there = path.stat().st_size if path.exists() else 0
-        size = max(there, -(-len(content) // MANIFEST_ROOM) * MANIFEST_ROOM)
-        view = memoryview(content + b"\n" * (size - len(content)))
-        descriptor = self._disk.open(path, create=not there and not path.exists())
-        try:
-            done = 0
-            while done < size:
-                done += self._disk.write(descriptor, view[done:], done)
-            self._disk.sync(descriptor)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        finally:
-            self._disk.close(descriptor)
+        with DiskFile(self._disk, path, direct=False) as file:
+            size = max(file.size_bytes, -(-len(content) // MANIFEST_ROOM) * MANIFEST_ROOM)
+            file.write(memoryview(content + b"\n" * (size - len(content))), 0)
+            file.sync()
 
     # --- Finding and reading ----------------------------------------------------------------------------------------
 

@@ -1,18 +1,26 @@
-"""A checkpoint is whole and verified, or it is not there: torn, rotten and foreign ones are never taken for good."""
+"""A checkpoint is whole and verified, or it is not there; what is kept, recycled and set aside; what disks may do."""
 
-import json
+import errno
+import fcntl
 import os
-import random
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from powerguard.trainer.store import MANIFEST, FolderStore, Manifest, Part, StoreError, newest_in
+from powerguard.trainer.chunks import CancelledError
+from powerguard.trainer.disk import Disk
+from powerguard.trainer.items import Buffer
+from powerguard.trainer.manifest import MANIFEST, ManifestError
+from powerguard.trainer.reader import CorruptError
+from powerguard.trainer.snapshot import Snapshot
+from powerguard.trainer.store import SavedCheckpoint, Store, StoreError, newest_in
+from tests.trainer.checkpoints import manifest, save
 
-PARTS = {"state.json": [b"one", b"two"], "padding.bin": [bytes(100_000)] * 3}
+PAGE = 4096
 
 
 @pytest.fixture
@@ -20,180 +28,436 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "check points"
 
 
+@pytest.fixture
+def store(root: Path) -> Iterator[Store]:
+    with Store(root, job="test", chunk_bytes=PAGE) as store:
+        yield store
+
+
+def items(step: int, pages: int = 3) -> list[Buffer]:
+    return [Buffer("a", bytes([step % 251]) * (pages * PAGE - 64)), Buffer.json("step", step)]
+
+
 def folders(root: Path) -> list[str]:
-    return sorted(path.name for path in root.iterdir() if path.is_dir())
+    return sorted(path.name.rpartition("-")[0] or path.name for path in root.iterdir() if path.is_dir())
 
 
-def test_what_is_saved_comes_back(root: Path) -> None:
-    told: list[tuple[int, int | None]] = []
-    with FolderStore(root) as store:
-        assert store.restore() is None
-        saved = store.save(7, PARTS, lambda done, of: told.append((done, of)))
-        restored = store.restore()
-    assert restored is not None
-    assert restored.saved == saved == newest_in(root)
-    assert (saved.step, saved.size_bytes) == (7, 300_006)
-    assert restored.parts == {"state.json": b"onetwo", "padding.bin": bytes(300_000)}
-    assert [done for done, _ in told] == [3, 6, 100_006, 200_006, 300_006, 300_006]
-    assert told[-1] == (300_006, 300_006)
+def is_whole(store: Store, step: int) -> bool:
+    """Whether the newest checkpoint is this one, to the last byte."""
+    found = store.found()[0]
+    loaded = store.read_shard(found, 0)
+    return found.step == step and all(loaded[item.name].data == item.data for item in items(step))
 
 
-def test_the_newest_step_wins_and_two_are_kept(root: Path) -> None:
-    with FolderStore(root) as store:
-        for step in (5, 90, 1000):
-            store.save(step, {"a": [str(step).encode()]})
-        restored = store.restore()
-    assert restored is not None
-    assert restored.saved.step == 1000
-    assert len(folders(root)) == 2
+def rot(saved: SavedCheckpoint) -> None:
+    """Flip a bit in the data."""
+    with Path(saved.path, "shard-00000").open("r+b") as file:
+        file.write(bytes([file.read(1)[0] ^ 1]) if file.seek(0) else bytes([file.peek(1)[0] ^ 1]))
 
 
-def test_a_step_saved_twice_has_two_folders_and_the_later_counts(root: Path) -> None:
+# --- Saving ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_saved_is_found(store: Store, root: Path) -> None:
+    assert store.found() == []
+    assert newest_in(root) is store.newest() is None
+    saved = save(store, 7, items(7))
+    assert store.newest() == newest_in(root) == saved
+    assert (saved.step, saved.size_bytes) == (7, 3 * PAGE)
+    assert store.found()[0].saved() == saved
+    assert is_whole(store, 7)
+
+
+def test_a_step_saved_twice_has_two_folders_and_the_later_counts(store: Store, root: Path) -> None:
     """A folder is never overwritten: a kill in mid-write would leave old and new mixed behind a valid manifest."""
-    with FolderStore(root) as store:
-        store.save(5, {"a": [b"first"]})
-        store.save(5, {"a": [b"second"]})
-        restored = store.restore()
-    assert restored is not None
-    assert restored.parts == {"a": b"second"}
-    assert len(folders(root)) == 2
+    first = save(store, 5, items(5))
+    second = save(store, 5, items(5))
+    assert first.path != second.path
+    assert store.newest() == second
 
 
-def rot(path: Path, seed: int) -> None:
-    """Flip one bit somewhere."""
-    content = bytearray(path.read_bytes())
-    bit = random.Random(seed).randrange(8 * len(content))
-    content[bit // 8] ^= 1 << bit % 8
-    path.write_bytes(content)
+def test_a_name_is_never_used_twice(store: Store) -> None:
+    saved = save(store, 5, items(5))
+    with Snapshot() as snapshot:
+        layout = snapshot.take(items(5))
+        with pytest.raises(StoreError, match="committed already, and a name is never used twice"):
+            store.write_shard(Path(saved.path).name, 0, snapshot, layout)
+        with pytest.raises(StoreError, match="is no name for a checkpoint"):
+            store.write_shard("../etc", 0, snapshot, layout)
 
 
-@pytest.mark.parametrize("name", ["state.json", "padding.bin", MANIFEST])
-@pytest.mark.parametrize("seed", range(10))
-def test_a_flipped_bit_is_found_and_the_older_one_is_taken(root: Path, name: str, seed: int) -> None:
-    """No loader of torch notices one: 200 of 200 flips went unseen when we measured."""
-    with FolderStore(root) as store:
-        store.save(1, PARTS)
-        rot(Path(store.save(2, PARTS).path) / name, seed)
-        restored = store.restore()
-    assert restored is not None
-    assert restored.saved.step == 1
-    assert len(restored.refused) == 1
-    assert [folder[:4] for folder in folders(root)] == ["bad-", "step"]
+def test_progress_is_told_in_bytes_that_are_on_the_disk(store: Store) -> None:
+    told: list[tuple[int, int | None]] = []
+    with Snapshot() as snapshot:
+        layout = snapshot.take(items(1))
+        store.write_shard(store.name(1, "00000000"), 0, snapshot, layout, lambda done, of: told.append((done, of)))
+    assert told == [(PAGE * n, 3 * PAGE) for n in (1, 2, 3)]
 
 
-@pytest.mark.parametrize("damage", ["truncate", "remove", "hole", "no manifest", "renamed", "foreign schema", "escape"])
-def test_damage_is_found(root: Path, damage: str) -> None:
-    with FolderStore(root) as store:
-        store.save(1, PARTS)
-        folder = Path(store.save(2, PARTS).path)
-        match damage:
-            case "truncate":
-                os.truncate(folder / "padding.bin", 1000)
-            case "remove":
-                (folder / "state.json").unlink()
-            case "hole":
-                (folder / "state.json").write_bytes(bytes(6))
-            case "no manifest":
-                (folder / MANIFEST).unlink()
-            case "renamed":
-                folder.rename(folder.with_name("step-000000000003-00000000"))
-            case "foreign schema":
-                (folder / MANIFEST).write_text('{"schema": "x"}')
-            case "escape":
-                evil = Manifest(step=2, job="x", parts=(Part(name="../../etc/passwd", size_bytes=1, digest="0"),))
-                (folder / MANIFEST).write_bytes(evil.to_json())
-        restored = store.restore()
-    assert restored is not None
-    assert restored.saved.step == 1
+def test_two_ranks_share_a_root(root: Path) -> None:
+    """Either may be first with the folder; only the leader commits, and it needs no more than what it was told."""
+    with Store(root, job="test") as leader, Store(root, job="test", rank=1, ranks=2, leader=False) as other:
+        for each in (leader, other):
+            each.prepare(3 * PAGE)
+        for step, order in ((1, (leader, other)), (2, (other, leader))):
+            name = leader.name(step, f"{step:08x}")
+            shards = {}
+            with Snapshot() as snapshot:
+                for each in order:
+                    layout = snapshot.take(items(step + each.rank))
+                    shards[each.rank] = each.write_shard(name, each.rank, snapshot, layout, urgent=True)
+            leader.commit(name, manifest(step, [shards[0], shards[1]]))
+        assert other.prune() == []
+        found = other.found()[0]
+        assert other.read_shard(found, 1)["step"].value() == 3
+        assert leader.read_shard(found, 0)["step"].value() == 2
 
 
-def test_one_that_cannot_be_read_just_now_is_passed_over_and_left(root: Path) -> None:
-    """An I/O error (here: ELOOP) may be gone tomorrow; what does not verify will not."""
-    with FolderStore(root) as store:
-        store.save(1, PARTS)
-        part = Path(store.save(2, PARTS).path, "state.json")
-        part.unlink()
-        part.symlink_to(part)
-        restored = store.restore()
-    assert restored is not None
-    assert restored.saved.step == 1
-    assert len(restored.refused) == 1
-    assert [folder[:4] for folder in folders(root)] == ["step", "step"]
+def test_each_host_has_a_root_of_its_own(tmp_path: Path) -> None:
+    """Every root gets the full manifest and holds its own shards; what is not here must not be missed."""
+    stores = [Store(tmp_path / f"host-{rank}", job="test", rank=rank, ranks=2) for rank in range(2)]
+    with Snapshot() as snapshot:
+        layout = snapshot.take(items(9))
+        shards = [store.write_shard(store.name(9, "00000000"), store.rank, snapshot, layout) for store in stores]
+    for store in stores:
+        saved = store.commit(store.name(9, "00000000"), manifest(9, shards, hosts=2))
+        assert store.newest() == newest_in(store.root) == saved
+        assert store.read_shard(store.found()[0], store.rank)["step"].value() == 9
+        scrubbed = store.scrub()
+        assert scrubbed is not None
+        assert scrubbed.whole
+    with pytest.raises(CorruptError, match="is missing"):
+        stores[0].read_shard(stores[0].found()[0], 1)
+    (stores[0].root / store.name(9, "00000000") / "shard-00000").unlink()
+    assert "none of its shards" in stores[0].refused()[0].reason or "is missing" in stores[0].refused()[0].reason
+    for store in stores:
+        store.close()
 
 
-def test_nothing_good_is_nothing(root: Path) -> None:
-    with FolderStore(root) as store:
-        rot(Path(store.save(2, PARTS).path) / "padding.bin", 1)
-        assert store.restore() is None
-        assert store.newest() is None
-
-
-def test_a_failed_save_leaves_nothing_behind(root: Path) -> None:
-    """The disk is full, the state cannot be read: the older checkpoint stands and no garbage grows."""
-
-    def breaks() -> Iterator[bytes]:
-        yield b"half"
-        raise OSError(28, "No space left on device")
-
-    with FolderStore(root) as store:
-        store.save(1, PARTS)
-        with pytest.raises(OSError, match="No space left"):
-            store.save(2, {"a": breaks()})
-        restored = store.restore()
-    assert restored is not None
-    assert restored.saved.step == 1
-    assert len(folders(root)) == 1
+def test_only_what_is_whole_can_be_committed(store: Store) -> None:
+    with Snapshot() as snapshot:
+        layout = snapshot.take(items(1))
+        name = store.name(1, "00000000")
+        shard = store.write_shard(name, 0, snapshot, layout)
+        with pytest.raises(StoreError, match="a manifest of step 2"):
+            store.commit(name, manifest(2, [shard]))
+        with pytest.raises(StoreError, match="with 0 shards here"):
+            store.commit(store.name(1, "11111111"), manifest(1, [shard]))
+        with pytest.raises(ManifestError, match="shards of 2 ranks"):
+            store.commit(name, manifest(1, [shard, shard]))
+    assert store.found() == []
 
 
 def test_two_writers_are_one_too_many(root: Path) -> None:
-    with FolderStore(root), pytest.raises(StoreError, match="another process writes checkpoints here"):
-        FolderStore(root)
-    FolderStore(root).close()
-
-
-@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", MANIFEST])
-def test_odd_part_names_are_refused(root: Path, name: str) -> None:
-    with FolderStore(root) as store, pytest.raises(StoreError, match="part names"):
-        store.save(1, {name: [b""]})
+    with Store(root, job="a"), pytest.raises(StoreError, match="another process writes checkpoints here"):
+        Store(root, job="b")
+    Store(root, job="b").close()
     with pytest.raises(StoreError, match="keep at least 2"):
-        FolderStore(root, keep=1)
+        Store(root, job="a", keep=1)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"[]", b"{}", b"[" * 100_000, b'{"schema": "powerguard.checkpoint/v1", "step": true, "job": "", "parts": []}']
-    + [
-        json.dumps({"schema": "powerguard.checkpoint/v1", "step": 1, "job": "", "parts": parts}).encode()
-        for parts in (
-            1,
-            [1],
-            [{"name": 1, "size_bytes": 1, "sha256": ""}],
-            [{"name": "a", "size_bytes": -1, "sha256": ""}],
-        )
-    ],
-)
-def test_a_bad_manifest_is_a_store_error(content: bytes) -> None:
-    with pytest.raises(StoreError):
-        Manifest.parse(content)
+# --- Keeping ---------------------------------------------------------------------------------------------------------
 
 
-def test_newest_since_a_moment(root: Path) -> None:
+def test_the_newest_two_are_kept(store: Store, root: Path) -> None:
+    for step in (5, 90, 1000):
+        save(store, step, items(step))
+    assert [found.step for found in store.found()] == [1000, 90]
+    assert is_whole(store, 1000)
+
+
+def test_nothing_goes_before_two_are_known_to_be_good(root: Path) -> None:
+    """After a restart nobody has read what lies there: it stays until two that were written or read are newer."""
+    with Store(root, job="test") as store:
+        for step in (1, 2):
+            save(store, step, items(step))
+    with Store(root, job="test") as store:
+        save(store, 3, items(3))
+        assert [found.step for found in store.found()] == [3, 2, 1]
+        store.read_shard(store.found()[1], 0)
+        store.prune()
+        assert [found.step for found in store.found()] == [3, 2]
+
+
+def test_what_was_never_committed_goes_at_the_next_prune(store: Store, root: Path) -> None:
+    with Snapshot() as snapshot:
+        store.write_shard(store.name(1, "00000000"), 0, snapshot, snapshot.take(items(1)))
+    assert folders(root) == ["step-000000000001"]
+    save(store, 2, items(2))
+    assert folders(root) == [".slot", "step-000000000002"], "and its blocks are kept, as a slot"
+    with Snapshot() as snapshot:
+        store.write_shard(store.name(3, "00000000"), 0, snapshot, snapshot.take(items(3)), urgent=True)
+        store.abandon(store.name(3, "00000000"))
+        store.abandon(store.name(4, "00000000"))
+    assert folders(root) == [".slot", "step-000000000002"]
+
+
+def test_what_is_set_aside_is_counted_and_not_kept_for_ever(store: Store, root: Path) -> None:
+    for step in range(1, 5):
+        rot(save(store, step, items(step)))
+        with pytest.raises(CorruptError):
+            store.read_shard(store.found()[0], 0)
+        store.set_aside(store.found()[0], "a flipped bit")
+    assert store.found() == []
+    assert store.set_aside_count == 4
+    store.prune()
+    assert [name for name in folders(root) if name.startswith("bad-")] == [
+        "bad-step-000000000003",
+        "bad-step-000000000004",
+    ]
+
+
+def test_an_old_format_is_told_and_left(store: Store, root: Path) -> None:
+    folder = root / "step-000000000009-00000000"
+    folder.mkdir()
+    (folder / MANIFEST).write_text('{"schema": "powerguard.checkpoint/v1", "step": 9, "parts": []}')
+    save(store, 1, items(1))
+    assert store.found()[0].step == 1
+    assert [refused.name for refused in store.refused()] == [folder.name]
+    assert "schema is 'powerguard.checkpoint/v1'" in store.refused()[0].reason
+    assert folder.is_dir()
+
+
+@pytest.mark.parametrize("damage", ["truncate", "remove", "no manifest", "renamed"])
+def test_damage_that_shows_without_reading_is_found(store: Store, damage: str) -> None:
+    save(store, 1, items(1))
+    folder = Path(save(store, 2, items(2)).path)
+    match damage:
+        case "truncate":
+            os.truncate(folder / "shard-00000", PAGE)
+        case "remove":
+            (folder / "shard-00000").unlink()
+        case "no manifest":
+            (folder / MANIFEST).unlink()
+        case "renamed":
+            folder.rename(folder.with_name("step-000000000003-00000000"))
+    assert [found.step for found in store.found()] == [1]
+    refused = store.refused()
+    assert [each.rotten for each in refused] == ([] if damage == "no manifest" else [True])
+    for each in refused:
+        store.set_aside(each, each.reason)
+    assert store.refused() == []
+
+
+def test_newest_since_a_moment(store: Store, root: Path) -> None:
     """The daemon asks for what appeared after its request."""
-    with FolderStore(root) as store:
-        saved = store.save(1, PARTS)
-        stamp = (Path(saved.path) / MANIFEST).stat().st_mtime_ns
+    saved = save(store, 1, items(1))
+    stamp = Path(saved.path, MANIFEST).stat().st_mtime_ns
     assert newest_in(root, since_ns=stamp) == saved
     assert newest_in(root, since_ns=stamp + 1) is None
 
 
+# --- Slots -----------------------------------------------------------------------------------------------------------
+
+
+def test_slots_are_made_taken_and_come_back(store: Store, root: Path) -> None:
+    size = 3 * PAGE
+    assert store.slots_ready(size) == 0
+    assert store.prepare(size)
+    assert store.slots_ready(size) == 2
+    nodes = {path.stat().st_ino for path in root.glob(".slot-*/shard-00000")}
+    for step in range(1, 9):
+        saved = save(store, step, items(step), urgent=step > 4)
+        assert is_whole(store, step)
+        assert store.last_write is not None
+        assert store.last_write.in_place == (step not in {2, 3}), "two kept and two slots: then nothing is new any more"
+        nodes.add(Path(saved.path, "shard-00000").stat().st_ino)
+    assert len(nodes) == 4
+    assert store.slots_ready(size) == 2
+    assert store.prepare(size)
+
+
+def test_only_in_a_hurry_the_last_slot_is_taken(store: Store, root: Path) -> None:
+    store.prepare(3 * PAGE)
+    save(store, 1, items(1))
+    save(store, 2, items(2))
+    assert store.slots_ready(3 * PAGE) == 1, "an emergency may come at any time"
+    save(store, 3, items(3), urgent=True)
+    assert is_whole(store, 3)
+    assert store.slots_ready(3 * PAGE) == 1, "the oldest checkpoint has become one"
+
+
+def test_slots_grow_with_the_state(store: Store) -> None:
+    store.prepare(3 * PAGE)
+    assert store.slots_ready(40 * PAGE) == 0
+    assert store.prepare(40 * PAGE)
+    assert store.slots_ready(40 * PAGE) == 2
+    save(store, 1, items(1, pages=39), urgent=True)
+    assert store.last_write is not None
+    assert store.last_write.in_place
+
+
+def test_a_state_that_grew_past_its_slot_is_saved_all_the_same(store: Store) -> None:
+    store.prepare(3 * PAGE)
+    save(store, 1, items(1, pages=100), urgent=True)
+    assert store.read_shard(store.found()[0], 0)["step"].value() == 1
+    assert store.last_write is not None
+    assert not store.last_write.in_place
+
+
+def test_preparing_can_be_stopped_and_goes_on_later(store: Store) -> None:
+    stop = threading.Event()
+    stop.set()
+    assert not store.prepare(30 << 20, rate=1e12, stop=stop)
+    assert store.slots_ready(30 << 20) == 0
+    stop.clear()
+    assert store.prepare(30 << 20, stop=stop)
+    assert store.slots_ready(30 << 20) == 2
+
+
+def test_a_save_does_not_wait_for_the_slots(store: Store) -> None:
+    """An emergency in the middle of preparing takes the slot as far as it is; nothing is written into it afterwards."""
+    stop = threading.Event()
+    result: list[bool] = []
+    preparing = threading.Thread(target=lambda: result.append(store.prepare(64 << 20, rate=40e6, stop=stop)))
+    preparing.start()
+    while not (store.root / ".slot-0" / "shard-00000").exists():
+        stop.wait(0.001)
+    save(store, 1, items(1, pages=3000), urgent=True)
+    preparing.join()
+    assert result == [False], "the slot was taken meanwhile"
+    assert store.read_shard(store.found()[0], 0)["a"].data == items(1, pages=3000)[0].data
+    assert store.prepare(8 << 20)
+
+
+def test_a_copy_by_hard_links_is_not_written_over(store: Store, root: Path) -> None:
+    """`cp -al` is how people keep a checkpoint: then its blocks are not ours alone, and it is no slot."""
+    saved = save(store, 1, items(1))
+    kept = root / "mine"
+    kept.mkdir()
+    os.link(Path(saved.path, "shard-00000"), kept / "shard-00000")
+    before = (kept / "shard-00000").read_bytes()
+    for step in range(2, 8):
+        save(store, step, items(step), urgent=True)
+    assert (kept / "shard-00000").read_bytes() == before
+
+
+def test_a_disk_too_full_for_slots_says_so(store: Store) -> None:
+    with pytest.raises(StoreError, match=r"the emergency slots need \d+ bytes more, \d+ are free"):
+        store.prepare(1 << 50)
+
+
+# --- Disks that do not do what they are told --------------------------------------------------------------------
+
+
+class Failing(Disk):
+    """Raises an error at the write that starts at a given offset, so many times."""
+
+    def __init__(self, number: int, *, at: int = PAGE, times: int = 10**9) -> None:
+        self.number = number
+        self.at = at
+        self.left = times
+
+    def write(self, descriptor: int, content: memoryview, offset: int) -> int:
+        if offset == self.at and self.left:
+            self.left -= 1
+            raise OSError(self.number, os.strerror(self.number))
+        return super().write(descriptor, content, offset)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS])
+def test_a_failed_save_names_the_path_and_leaves_the_older_one(root: Path, number: int) -> None:
+    disk = Failing(number, times=0)
+    with Store(root, job="test", chunk_bytes=PAGE, disk=disk) as store:
+        save(store, 1, items(1))
+        disk.left = 10**9
+        with pytest.raises(OSError, match=os.strerror(number)) as caught:
+            save(store, 2, items(2))
+        assert caught.value.errno == number
+        assert str(root) in str(caught.value)
+        assert str(caught.value).endswith("shard-00000'")
+        assert is_whole(store, 1)
+        disk.left = 0
+        save(store, 3, items(3))
+        assert is_whole(store, 3)
+
+
+def test_a_bad_block_under_a_slot_costs_one_more_try(root: Path) -> None:
+    """The file with the bad block stays, under another name: else the next one is given that block again."""
+    disk = Failing(errno.EIO, times=0)
+    with Store(root, job="test", chunk_bytes=PAGE, disk=disk) as store:
+        store.prepare(3 * PAGE)
+        disk.left = 1
+        saved = save(store, 1, items(1), urgent=True)
+        assert is_whole(store, 1)
+        assert Path(saved.path, "bad-shard-00000").exists()
+
+
+class Odd(Disk):
+    """Writes a little at a time, and refuses O_DIRECT: at once, or only when it comes to writing."""
+
+    def __init__(self, *, refuses: str = "", piece: int = 1 << 30) -> None:
+        self.refuses = refuses
+        self.piece = piece
+
+    def open(self, path: Path, *, create: bool = False, direct: bool = False) -> int:
+        if direct and self.refuses == "open":
+            if create:
+                path.touch()  # as Linux does it: the file is there, and the call has failed
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return super().open(path, create=create, direct=direct)
+
+    def write(self, descriptor: int, content: memoryview, offset: int) -> int:
+        if self.refuses == "write" and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return super().write(descriptor, content[: self.piece], offset)
+
+
+@pytest.mark.parametrize("refuses", ["open", "write"])
+def test_a_file_system_without_direct_writes_is_told(root: Path, refuses: str) -> None:
+    with Store(root, job="test", chunk_bytes=PAGE, disk=Odd(refuses=refuses)) as store:
+        store.prepare(3 * PAGE)
+        save(store, 1, items(1))
+        assert is_whole(store, 1)
+        assert store.last_write is not None
+        assert not store.last_write.direct
+
+
+@pytest.mark.parametrize("piece", [1000, 4096, 5000])
+def test_short_writes_are_gone_on_with(root: Path, piece: int) -> None:
+    with Store(root, job="test", disk=Odd(piece=piece)) as store:
+        store.prepare(3 * PAGE)
+        save(store, 1, items(1))
+        save(store, 2, items(2))
+        assert is_whole(store, 2)
+
+
+class Taking(Disk):
+    """Takes nothing, without an error."""
+
+    def write(self, descriptor: int, content: memoryview, offset: int) -> int:
+        return 0
+
+
+def test_a_disk_that_takes_nothing_is_an_error(root: Path) -> None:
+    with Store(root, job="test", disk=Taking()) as store:
+        with pytest.raises(OSError, match="the disk takes nothing"):
+            save(store, 1, items(1))
+        assert store.found() == []
+
+
+def test_a_save_can_be_called_off(store: Store, root: Path) -> None:
+    cancel = threading.Event()
+    cancel.set()
+    save(store, 1, items(1))
+    with pytest.raises(CancelledError):
+        save(store, 2, items(2), cancel=cancel)
+    save(store, 3, items(3))
+    assert [found.step for found in store.found()] == [3, 1]
+
+
 WRITER = """
-import sys
+import os, sys
 from pathlib import Path
-from powerguard.trainer.store import FolderStore
-with FolderStore(Path(sys.argv[1])) as store:
-    step = 1 + (store.newest().step if store.newest() else 0)
+from powerguard.trainer.items import Buffer
+from powerguard.trainer.store import Store
+from tests.trainer.checkpoints import save
+with Store(Path(sys.argv[1]), job="test", chunk_bytes=1 << 18) as store:
+    newest = store.newest()
+    step = 1 + (newest.step if newest else 0)
+    store.prepare(4_100_000)
     while True:
-        saved = store.save(step, {"a": [bytes([step % 251]) * 200_000] * 20, "b": [str(step).encode()]})
+        save(store, step, [Buffer("a", bytes([step % 251]) * 4_000_000), Buffer.json("step", step)])
         print(step, flush=True)
         step += 1
 """
@@ -212,10 +476,10 @@ def test_a_killed_writer_never_costs_what_it_acknowledged(root: Path) -> None:
                 writer.kill()
             rest = writer.stdout.read().split()
         acknowledged = int(rest[-1]) if rest else acknowledged
-        with FolderStore(root) as store:
-            restored = store.restore()
-        assert restored is not None
-        assert restored.refused == ()
-        step = restored.saved.step
-        assert step >= acknowledged
-        assert restored.parts == {"a": bytes([step % 251]) * 4_000_000, "b": str(step).encode()}
+        with Store(root, job="test") as store:
+            assert store.refused() == []
+            found = store.found()[0]
+            loaded = store.read_shard(found, 0)
+        assert found.step >= acknowledged
+        assert loaded["a"].data == bytes([found.step % 251]) * 4_000_000
+        assert loaded["step"].value() == found.step
