@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import random
 import socket
@@ -14,6 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
+
+import pytest
 
 from powerguard.trainer.items import Buffer
 from powerguard.trainer.manifest import Manifest
@@ -155,7 +159,8 @@ class Proxy:
         self.bytes_up = 0
         self.in_flight = 0
         self.port = 0
-        self._loop = asyncio.new_event_loop()
+        self._ended = asyncio.Event()
+        self._tasks: set[asyncio.Task[None] | None] = set()
         started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
         self._thread.start()
@@ -163,29 +168,29 @@ class Proxy:
         self.url = f"http://127.0.0.1:{self.port}"
 
     def _run(self, started: threading.Event) -> None:
-        asyncio.set_event_loop(self._loop)
-
         async def serve() -> None:
             server = await asyncio.start_server(self._connected, "127.0.0.1", 0, limit=1 << 16)
             self.port = server.sockets[0].getsockname()[1]
             started.set()
+            await self._ended.wait()
+            server.close()
+            while tasks := [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+            await asyncio.sleep(0.05)  # transports that were aborted close at their next turn
 
-        self._loop.run_until_complete(serve())
-        self._loop.run_forever()
+        with asyncio.Runner() as runner:
+            self._loop = runner.get_loop()
+            runner.run(serve())
 
     def close(self) -> None:
-        async def end() -> None:
-            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks) if tasks else None
-
-        asyncio.run_coroutine_threadsafe(end(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join(10)
-        self._loop.close()
+        assert not self._thread.is_alive()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._tasks.add(asyncio.current_task())  # the loop itself holds tasks loosely
         try:
             while await self._served(reader, writer):
                 pass
@@ -193,6 +198,8 @@ class Proxy:
             pass
         finally:
             writer.transport.abort()
+            with contextlib.suppress(OSError, asyncio.CancelledError):
+                await writer.wait_closed()
 
     async def _served(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Serve one request; True: the connection goes on."""
@@ -225,8 +232,9 @@ class Proxy:
         finally:
             self.in_flight -= 1
             forth.transport.abort()
+            with contextlib.suppress(OSError):
+                await forth.wait_closed()
         writer.close()
-        await writer.wait_closed()
         return False
 
     async def _carried(self, reader: asyncio.StreamReader, to: asyncio.StreamWriter | None, size: int) -> None:
@@ -276,3 +284,48 @@ def environment(**values: str) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+class HungMount:
+    """A mount whose server never answers, over a folder: whoever touches it hangs until it is gone. Needs root.
+
+    A FUSE mount without a server: as real to the kernel as a NAS whose cable was pulled.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._folder = str(folder).encode()
+        self._device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+        options = f"fd={self._device},rootmode=40000,user_id=0,group_id=0".encode()
+        if self._libc.mount(b"powerguard-tests", self._folder, b"fuse", 0, options):
+            os.close(self._device)
+            raise OSError(ctypes.get_errno(), "cannot mount")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._libc.umount2(self._folder, 2)  # MNT_DETACH
+        os.close(self._device)  # whoever still hangs in it is told that it is gone
+
+
+def hung(folder: Path) -> HungMount:
+    """Hang a folder; skip the test where that cannot be had."""
+    if os.geteuid() != 0 or not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("needs root and /dev/fuse: a mount whose server never answers")
+    try:
+        return HungMount(folder)
+    except OSError as error:
+        pytest.skip(f"may not mount here ({error.strerror}): a mount whose server never answers")
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, mib: int) -> Iterator[None]:
+    """A file system of so many MiB over a folder; skip the test where that cannot be had."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if os.geteuid() != 0 or libc.mount(b"tmpfs", str(folder).encode(), b"tmpfs", 0, f"size={mib}m".encode()):
+        pytest.skip("may not mount here: a file system that is full")
+    try:
+        yield
+    finally:
+        libc.umount2(str(folder).encode(), 2)

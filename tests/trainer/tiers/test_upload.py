@@ -1,44 +1,419 @@
 """The uploader, with its real child, against a real S3 server (often behind a proxy that misbehaves) and a folder."""
 
+import json
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from powerguard.trainer.snapshot import Snapshot
+from powerguard.trainer.store import Store
 from powerguard.trainer.tiers import Remote, tier_of
-from powerguard.trainer.tiers.base import read_shard
-from powerguard.trainer.tiers.upload import Uploader
-from tests.trainer.tiers.rig import S3Server, remote_of, save, state, until
+from powerguard.trainer.tiers.base import TierError, read_shard
+from powerguard.trainer.tiers.path import PathTier
+from powerguard.trainer.tiers.upload import Uploader, UploadStatus
+from tests.trainer.tiers.rig import (
+    CHUNK,
+    MIB,
+    SECRET,
+    Fault,
+    Proxy,
+    S3Server,
+    environment,
+    flip,
+    hung,
+    remote_of,
+    save,
+    state,
+    storm,
+    until,
+)
+
+QUICK = {"first_s": 0.02, "most_s": 0.2, "patience_s": 30.0}
 
 
-def test_a_checkpoint_arrives_in_an_object_store(tmp_path: Path, s3: S3Server, bucket: str) -> None:
+class Uploads:
+    """Uploaders that end with the test."""
+
+    def __init__(self) -> None:
+        self._all: list[Uploader] = []
+
+    def __call__(self, remote: str | Remote, **options: Any) -> Uploader:  # noqa: ANN401 - as Uploader takes them
+        uploader = Uploader(remote, **{"job": "llm", "retry_s": 0.2, "pace": QUICK, **options})
+        self._all.append(uploader)
+        return uploader
+
+    def close(self) -> None:
+        for uploader in self._all:
+            uploader.close()
+
+
+@pytest.fixture
+def uploads() -> Iterator[Uploads]:
+    uploads = Uploads()
+    yield uploads
+    uploads.close()
+
+
+def pid_of(uploader: Uploader) -> int:
+    """The child, once there is one."""
+    until(lambda: uploader._child is not None)
+    child = uploader._child
+    return 0 if child is None else child.pid
+
+
+def committed(uploader: Uploader) -> UploadStatus:
+    until(lambda: uploader.status().commits)
+    return uploader.status()
+
+
+def sent(proxy: Proxy) -> int:
+    """How many parts were put, whole or not."""
+    return sum(method == "PUT" and "/shard-" in path for method, path in proxy.asked)
+
+
+# --- All is well ---------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_arrives_in_an_object_store(uploads: Uploads, tmp_path: Path, s3: S3Server, bucket: str) -> None:
     """Offered, uploaded by the child, committed, read back from there and verified."""
     saved = save(tmp_path / "root", 7)
     remote = remote_of(f"{bucket}/checkpoints", s3.url, tmp_path)
-    uploader = Uploader(remote, job="llm")
+    told = []
+    uploader = uploads(remote, on_committed=told.append)
     uploader.offer(saved)
-    until(lambda: uploader.status().commits)
-    status = uploader.status()
-    uploader.close()
-    assert (status.state, status.error, status.committed_step) == ("idle", "", 7)
+    status = committed(uploader)
+    assert (status.error, status.committed_step, status.committed_digest) == ("", 7, saved.manifest_digest)
     assert status.bytes_done == status.bytes_total == status.bytes_sent
+    until(lambda: told == [saved])
     tier = tier_of(remote, "llm")
     (found,) = tier.found()
     assert (found.step, found.digest, found.tier) == (7, saved.manifest_digest, "s3")
+    assert tier.has(found.name, saved.manifest_digest)
     items = read_shard(tier, found, 0, Snapshot())
     assert items["state"].data == state(7)
     assert items["step"].value() == 7
 
 
-def test_a_checkpoint_arrives_on_a_mounted_folder(tmp_path: Path) -> None:
+def test_a_checkpoint_arrives_on_a_mounted_folder(uploads: Uploads, tmp_path: Path) -> None:
     """The same format as the local one, so that any reader of that reads it."""
     saved = save(tmp_path / "root", 7)
     (tmp_path / "nas").mkdir()
-    remote = Remote(url=str(tmp_path / "nas"))
-    uploader = Uploader(remote, job="llm")
+    uploader = uploads(str(tmp_path / "nas"))
     uploader.offer(saved)
-    until(lambda: uploader.status().commits)
-    uploader.close()
+    committed(uploader)
+    with Store(tmp_path / "nas" / "llm", job="llm", slots=0) as reader:
+        (found,) = reader.found()
+        assert found.digest == saved.manifest_digest
+        assert reader.read_shard(found, 0)["state"].data == state(7)
+    assert sorted(path.name for path in Path(found.path).iterdir()) == ["MANIFEST.json", "shard-00000"]
+
+
+def test_the_newest_offer_is_next(uploads: Uploads, tmp_path: Path) -> None:
+    """One that was offered while another was on its way, and is not the newest, is left out."""
+    (tmp_path / "nas").mkdir()
+    uploader = uploads(str(tmp_path / "nas"))
+    uploader.hold()
+    for step in (5, 6, 7):
+        uploader.offer(save(tmp_path / "root", step, mib=1))
+    uploader.release()
+    assert committed(uploader).committed_step == 7
+    assert len(list((tmp_path / "nas" / "llm").iterdir())) == 1
+
+
+def test_no_secret_is_in_arguments_environment_or_log(
+    uploads: Uploads, tmp_path: Path, proxy: Proxy, bucket: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Arguments are everybody's to read; the environment is every child's; a log is for ever."""
+    caplog.set_level(logging.DEBUG)
+    proxy.bytes_per_s = 4 * MIB
+    uploader = uploads(remote_of(bucket, proxy.url, tmp_path))
+    uploader.offer(save(tmp_path / "root", 7))
+    until(lambda: proxy.bytes_up > MIB)
+    proc = Path(f"/proc/{pid_of(uploader)}")
+    assert SECRET.encode() not in proc.joinpath("cmdline").read_bytes() + proc.joinpath("environ").read_bytes()
+    assert int(proc.joinpath("stat").read_text().split()[18]) == 19  # nice
+    proxy.rule = lambda _method, _path: Fault(403, "SignatureDoesNotMatch")
+    until(lambda: uploader.status().failures)
+    assert SECRET not in repr(uploader.status()) + caplog.text
+    assert "the secret key is wrong" in uploader.status().error
+
+
+# --- Killed, held, orphaned ----------------------------------------------------------------------------------------
+
+
+SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 9))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_killed_at_random_instants_it_ends_with_the_same_bytes(
+    uploads: Uploads, tmp_path: Path, proxy: Proxy, bucket: str, seed: int
+) -> None:
+    """kill -9, again and again: what is there counts, what was on its way is sent again, nothing is torn."""
+    rng = random.Random(seed)
+    proxy.bytes_per_s = 20 * MIB
+    saved = save(tmp_path / "root", 7, mib=40)
+    remote = remote_of(bucket, proxy.url, tmp_path)
+    uploader = uploads(remote)
+    uploader.offer(saved)
+    for _ in range(3):
+        until(lambda: uploader._child is not None or uploader.status().commits)
+        time.sleep(rng.uniform(0.0, 1.0))
+        child = uploader._child
+        if child is not None:
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+            until(lambda child=child: uploader._child is not child)
+    committed(uploader)
     tier = tier_of(remote, "llm")
     (found,) = tier.found()
     assert found.digest == saved.manifest_digest
-    assert read_shard(tier, found, 0)["state"].data == state(7)
-    assert sorted(path.name for path in Path(found.path).iterdir()) == ["MANIFEST.json", "shard-00000"]
+    assert read_shard(tier, found, 0)["state"].data == state(7, mib=40)
+    assert sent(proxy) <= 6 + 3 * remote.connections  # each kill costs what was on its way, and no more
+
+
+def test_a_hold_stops_it_at_once_and_it_goes_on_by_part(
+    uploads: Uploads, tmp_path: Path, proxy: Proxy, bucket: str
+) -> None:
+    proxy.bytes_per_s = 20 * MIB
+    saved = save(tmp_path / "root", 7, mib=40)
+    remote = remote_of(bucket, proxy.url, tmp_path)
+    uploader = uploads(remote)
+    uploader.offer(saved)
+    until(lambda: uploader.status().bytes_sent >= CHUNK)
+    pid = pid_of(uploader)
+    assert uploader.hold()
+    assert uploader.status().state == "held"
+    assert not Path(f"/proc/{pid}").exists()
+    until(lambda: not proxy.in_flight)
+    up = proxy.bytes_up
+    time.sleep(0.3)
+    assert (proxy.bytes_up, uploader._child) == (up, None)
+    proxy.bytes_per_s = None
+    uploader.release()
+    committed(uploader)
+    assert sent(proxy) <= 6 + remote.connections
+    assert read_shard(tier_of(remote, "llm"), tier_of(remote, "llm").found()[0], 0)["state"].data == state(7, mib=40)
+
+
+def test_a_hold_with_a_lease_ends_by_itself(uploads: Uploads, tmp_path: Path) -> None:
+    """A daemon that died in the outage must not end the second tier for good."""
+    (tmp_path / "nas").mkdir()
+    uploader = uploads(str(tmp_path / "nas"))
+    assert uploader.hold(lease_s=0.3)
+    uploader.offer(save(tmp_path / "root", 7, mib=1))
+    assert committed(uploader).state in {"idle", "uploading"}
+
+
+def test_an_orphan_ends(tmp_path: Path, proxy: Proxy, bucket: str) -> None:
+    """The training was killed: its upload must not go on for hours beside the next start."""
+    proxy.bytes_per_s = MIB
+    saved = save(tmp_path / "root", 7, mib=80)
+    remote = remote_of(bucket, proxy.url, tmp_path)
+    script = (
+        "import sys, json\nfrom powerguard.trainer.tiers import Remote\n"
+        "from powerguard.trainer.tiers.upload import Uploader\nfrom powerguard.trainer.store import SavedCheckpoint\n"
+        "told = json.loads(sys.argv[1])\n"
+        "uploader = Uploader(Remote(**told['remote']), job='llm')\n"
+        "uploader.offer(SavedCheckpoint(**told['saved']))\n"
+        "while uploader._child is None: pass\n"
+        "print(uploader._child.pid, flush=True)\n"
+        "input()\n"
+    )
+    told = {"remote": remote.as_json(), "saved": {name: getattr(saved, name) for name in saved.__slots__}}
+    with subprocess.Popen(
+        [sys.executable, "-c", script, json.dumps(told)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as training:
+        assert training.stdout is not None
+        child = Path("/proc") / training.stdout.readline().decode().strip()
+        until(lambda: proxy.bytes_up > MIB)
+        assert child.exists()
+        training.kill()
+        until(lambda: not child.exists() or " Z " in child.joinpath("stat").read_text())
+
+
+# --- A store that misbehaves ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_storm_of_errors_and_cut_connections_is_weathered(
+    uploads: Uploads, tmp_path: Path, proxy: Proxy, bucket: str, seed: int
+) -> None:
+    """Half of all requests fail, in every way there is; it arrives, and is told how often what was met."""
+    proxy.rule = storm(seed, 0.5)
+    remote = remote_of(bucket, proxy.url, tmp_path)
+    uploader = uploads(remote)
+    uploader.offer(save(tmp_path / "root", 7, mib=40))
+    status = committed(uploader)
+    assert set(status.retries) <= {"throttled", "server", "network"}
+    assert sum(status.retries.values()) >= 3
+    assert status.failures == {}
+    proxy.rule = lambda _method, _path: None
+    tier = tier_of(remote, "llm")
+    assert read_shard(tier, tier.found()[0], 0)["state"].data == state(7, mib=40)
+
+
+def test_a_store_that_is_down_is_asked_less_and_less_and_then_served(
+    uploads: Uploads, tmp_path: Path, proxy: Proxy, bucket: str
+) -> None:
+    """Out of patience it rests; each rest is longer; when the store is back, the upload is done without a word."""
+    proxy.rule = lambda _method, _path: Fault(503, "SlowDown")
+    remote = remote_of(bucket, proxy.url, tmp_path)
+    uploader = uploads(remote, pace={**QUICK, "patience_s": 1.0})
+    uploader.offer(save(tmp_path / "root", 7))
+    until(lambda: uploader.status().failures.get("throttled"))
+    assert "asks us to slow down [503 SlowDown]" in uploader.status().error
+    attempts = len(proxy.asked)
+    assert 4 <= attempts <= 40  # at full speed it would be hundreds
+    proxy.rule = lambda _method, _path: None
+    status = committed(uploader)
+    assert status.error == ""
+    assert sum(status.retries.values()) >= attempts - 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [
+        (Fault(403, "InvalidAccessKeyId"), "denied", "the access key is not known there"),
+        (Fault(403, "AccessDenied"), "denied", "get, put, list and delete are needed"),
+        (Fault(403, "RequestTimeTooSkewed"), "clock", "this host's clock is off"),
+        (Fault(400, "AuthorizationHeaderMalformed"), "unusable", "another region"),
+        (Fault(400, "QuotaExceeded"), "full", "quota"),
+    ],
+)
+def test_what_patience_does_not_help_against_is_told_at_once(
+    uploads: Uploads, tmp_path: Path, proxy: Proxy, bucket: str, fault: Fault, kind: str, words: str
+) -> None:
+    """One request, one clear sentence, and a rest; not a thousand refused requests, which some stores punish."""
+    proxy.rule = lambda _method, _path: fault
+    uploader = uploads(remote_of(bucket, proxy.url, tmp_path), retry_s=60.0)
+    uploader.offer(save(tmp_path / "root", 7, mib=1))
+    until(lambda: uploader.status().failures)
+    status = uploader.status()
+    assert (dict(status.failures), status.state, len(proxy.asked)) == ({kind: 1}, "resting", 1)
+    assert words in status.error
+
+
+def test_a_bucket_that_is_made_later_is_used(uploads: Uploads, tmp_path: Path, s3: S3Server) -> None:
+    uploader = uploads(remote_of("s3://made-later", s3.url, tmp_path))
+    uploader.offer(save(tmp_path / "root", 7, mib=1))
+    until(lambda: uploader.status().failures.get("absent"))
+    assert "there is no such bucket" in uploader.status().error
+    s3.bucket("made-later")
+    assert committed(uploader).error == ""
+
+
+def test_a_server_that_is_not_there(uploads: Uploads, tmp_path: Path) -> None:
+    uploader = uploads(remote_of("s3://bucket", "http://127.0.0.1:9", tmp_path), pace={**QUICK, "patience_s": 0.3})
+    uploader.offer(save(tmp_path / "root", 7, mib=1))
+    until(lambda: uploader.status().failures.get("network"))
+    assert "no answer" in uploader.status().error
+
+
+def test_without_obstore_it_says_what_to_install(uploads: Uploads, tmp_path: Path) -> None:
+    (tmp_path / "shadow").mkdir()
+    (tmp_path / "shadow" / "obstore.py").write_text("raise ImportError('not here')")
+    with environment(PYTHONPATH=str(tmp_path / "shadow")):
+        uploader = uploads(remote_of("s3://bucket", "http://127.0.0.1:9", tmp_path))
+        uploader.offer(save(tmp_path / "root", 7, mib=1))
+        until(lambda: uploader.status().failures)
+    assert "pip install 'powerguard[s3]'" in uploader.status().error
+
+
+# --- A mount that vanishes -----------------------------------------------------------------------------------------
+
+
+def test_a_mount_that_hangs_holds_up_nobody_and_is_used_again(uploads: Uploads, tmp_path: Path) -> None:
+    """The cable of the NAS is pulled in mid-upload: the child hangs, is killed, and the upload ends when it is back."""
+    nas = tmp_path / "nas"
+    nas.mkdir()
+    saved = save(tmp_path / "root", 7, mib=80)
+    uploader = uploads(
+        Remote(url=str(nas), part_bytes=CHUNK, connections=1, bytes_per_s=16 * MIB), stall_s=1.0, retry_s=0.2
+    )
+    uploader.offer(saved)
+    until(lambda: uploader.status().bytes_sent >= 2 * CHUNK)
+    with hung(nas):
+        until(lambda: uploader.status().failures.get("stalled"))
+        assert "nothing moved for 1 s" in uploader.status().error
+        until(lambda: uploader._child is not None)  # it tries again, and hangs again
+        assert uploader.hold()
+        uploader.release()
+    committed(uploader)
+    tier = PathTier(Remote(url=str(nas)), "llm")
+    assert read_shard(tier, tier.found()[0], 0)["state"].data == state(7, mib=80)
+
+
+def test_a_mount_that_hangs_does_not_hang_a_start(tmp_path: Path) -> None:
+    """Looking for checkpoints at a start happens in the training's own process: behind a limit."""
+    nas = tmp_path / "nas"
+    nas.mkdir()
+    tier = PathTier(Remote(url=str(nas)), "llm", limit_s=0.3)
+    with hung(nas), pytest.raises(TierError, match=r"no answer within 0\.3 s"):
+        tier.found()
+    assert tier.found() == []
+
+
+# --- The local checkpoint ------------------------------------------------------------------------------------------
+
+
+def test_what_is_on_its_way_is_not_pruned(uploads: Uploads, tmp_path: Path, proxy: Proxy, bucket: str) -> None:
+    proxy.bytes_per_s = 10 * MIB
+    saved = save(tmp_path / "root", 1, mib=40)
+    uploader = uploads(remote_of(bucket, proxy.url, tmp_path))
+    uploader.offer(saved)
+    until(lambda: proxy.bytes_up > MIB)
+    for step in (2, 3, 4):
+        save(tmp_path / "root", step, mib=1)
+    with Store(tmp_path / "root", job="llm", slots=0) as store:
+        for found in store.found():
+            store.read_shard(found, 0)
+        store.prune()
+        assert Path(saved.path).exists()
+        proxy.bytes_per_s = None
+        committed(uploader)
+        until(lambda: uploader.status().state == "idle")
+        assert Path(saved.path).name in store.prune()
+
+
+def test_one_that_is_gone_is_told_and_the_next_is_taken(uploads: Uploads, tmp_path: Path) -> None:
+    (tmp_path / "nas").mkdir()
+    uploader = uploads(str(tmp_path / "nas"), retry_s=0.05)
+    gone = save(tmp_path / "root", 6, mib=1)
+    Path(gone.path).rename(tmp_path / "gone")
+    uploader.offer(gone)
+    until(lambda: uploader.status().failures.get("lost"))
+    assert "was removed before it was uploaded" in uploader.status().error
+    uploader.offer(save(tmp_path / "root", 7, mib=1))
+    assert committed(uploader).committed_step == 7
+
+
+def test_a_rotten_one_is_never_sent_as_a_good_one(uploads: Uploads, tmp_path: Path) -> None:
+    """Each chunk is verified as it is read: a disk that rots must not spoil the second copy."""
+    (tmp_path / "nas").mkdir()
+    saved = save(tmp_path / "root", 7)
+    flip(Path(saved.path, "shard-00000"), CHUNK + 9)
+    uploader = uploads(Remote(url=str(tmp_path / "nas"), part_bytes=CHUNK))
+    uploader.offer(saved)
+    until(lambda: uploader.status().failures.get("corrupt"))
+    assert "chunk 1" in uploader.status().error
+    assert uploader.status().state in {"idle", "uploading"}
+    assert PathTier(Remote(url=str(tmp_path / "nas")), "llm").found() == []
+
+
+def test_a_child_that_was_killed_by_somebody_else_is_told(uploads: Uploads, tmp_path: Path, proxy: Proxy) -> None:
+    """The kernel, short of memory: it is no secret that this is why."""
+    proxy.bytes_per_s = 1.0
+    uploader = uploads(remote_of("s3://bucket", proxy.url, tmp_path), retry_s=60.0)
+    uploader.offer(save(tmp_path / "root", 7, mib=1))
+    os.kill(pid_of(uploader), signal.SIGKILL)
+    until(lambda: uploader.status().failures)
+    assert "was killed" in uploader.status().error
