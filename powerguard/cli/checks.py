@@ -44,6 +44,8 @@ from powerguard.sources.snmp_port import SnmpError
 
 LIMIT_S: Final = 20.0
 """Of one check; several run at a time."""
+OLD_CARD_LIMIT_S: Final = 65.0
+"""The same where a card speaks SNMP version 1 only, which takes a request for each object that is not there."""
 BMC_LIMIT_S: Final = 5.0
 _AS_ROOT: Final = "run doctor as root or as powerguard"
 _AS_DAEMON: Final = "see `powerguard status`: the daemon asks it"
@@ -111,17 +113,19 @@ async def _live(ward: Ward) -> list[Finding]:
         ("signals", lambda: signal_findings(ward.settings.signals, pausing=_pausing(ward))),
         ("host", lambda: findings(ward.settings.host, armed=armed)),
     ]
+    is_old = any(isinstance(each, SnmpOptions) and each.version == 1 for _, each in sources)
+    limit_s = OLD_CARD_LIMIT_S if is_old else LIMIT_S
     async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(_bounded(name, check)) for name, check in checks]
+        running = [tasks.create_task(_bounded(name, check, limit_s)) for name, check in checks]
     return [finding for task in running for finding in task.result()]
 
 
-async def _bounded(name: str, check: Callable[[], Awaitable[list[Finding]]]) -> list[Finding]:
+async def _bounded(name: str, check: Callable[[], Awaitable[list[Finding]]], limit_s: float) -> list[Finding]:
     try:
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(limit_s):
             return await check()
     except TimeoutError:
-        return [Finding(name, "FAIL", f"not done within {LIMIT_S:g} s", "look at it by hand")]
+        return [Finding(name, "FAIL", f"not done within {limit_s:g} s", "look at it by hand")]
     except Exception as error:  # noqa: BLE001 - a check that breaks is a finding; the others still count
         return [Finding(name, "FAIL", f"the check broke: {type(error).__name__}: {error}", "please report this")]
 

@@ -28,7 +28,7 @@ Heard = asyncio.Queue[Reading | SourceFailed]
 
 @asynccontextmanager
 async def listening(
-    agent: SnmpAgent, *, port: SnmpPort | None = None, retries: int = 1, **more: object
+    agent: SnmpAgent, *, port: SnmpPort | None = None, retries: int = 1, limit_s: float = 25, **more: object
 ) -> AsyncIterator[tuple[SnmpSource, Heard]]:
     """Run a source of the card, and hand out what it publishes."""
     heard: asyncio.Queue[Reading | SourceFailed] = asyncio.Queue()
@@ -37,7 +37,7 @@ async def listening(
     source = SnmpSource(settings, ups="rack-a", clock=boottime_s, port=port, profiles=PROFILES)
     task = asyncio.get_running_loop().create_task(source.run(heard.put_nowait))
     try:
-        async with asyncio.timeout(25):
+        async with asyncio.timeout(limit_s):
             yield source, heard
     finally:
         assert not task.done(), task.exception()
@@ -235,6 +235,23 @@ class Drowsy:
 
     async def close(self) -> None:
         return
+
+
+@pytest.mark.slow
+async def test_an_old_card_that_is_slow_is_found_in_the_end() -> None:
+    """Version 1 needs some thirty requests to be known, and this card takes 0.35 s for each: more than the first limit.
+
+    It is told as a failure meanwhile, and the next look-around has twice as long.
+    """
+    async with card(table("families/apc-powernet")) as agent:
+        agent.fault, agent.late_s = Fault.LATE, 0.35
+        async with listening(agent, version=1, limit_s=60) as (_, heard):
+            failed = await until(heard, SourceFailed)
+            assert "answers too slowly: no whole reading in 10 s" in failed.reason
+            reading = await until(heard, Reading)
+            assert reading.output_source is OutputSource.UTILITY
+            agent.late_s = 0.05
+            await until(heard, Reading)
 
 
 async def test_a_card_slower_than_patience() -> None:
