@@ -161,7 +161,8 @@ def undo(target: Path, disk: Disk | None = None) -> list[str]:
     try:
         content = (journal / PLAN).read_bytes()[:_MAX_PLAN_BYTES]
     except FileNotFoundError:
-        shutil.rmtree(journal)  # cut off before anything was touched
+        if journal.exists():
+            shutil.rmtree(journal)  # cut off before anything was touched
         return []
     plan = _Plan.parse(content)
     for number, (path, existed) in enumerate(zip(plan.paths, plan.existed, strict=True)):
@@ -176,8 +177,8 @@ def undo(target: Path, disk: Disk | None = None) -> list[str]:
     for folder in {target, *((target / path).parent for path in plan.paths)}:
         with contextlib.suppress(FileNotFoundError):
             disk.sync_folder(folder)
+    disk.unlink(journal / PLAN)
     shutil.rmtree(journal)
-    disk.sync_folder(journal.parent)
     return list(plan.paths)
 
 

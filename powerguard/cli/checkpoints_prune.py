@@ -101,7 +101,8 @@ def chosen(
         msg = f"{root}: no checkpoint there verifies, so nothing may go (`powerguard checkpoints verify {root}`)"
         raise RefusedError(msg)
     newest_s = max((e.created_s or 0.0 for e in kept), default=0.0)
-    old += [e for e in rest if e.state == "set_aside" or (e.created_s or newest_s) < newest_s - _STALE_S]
+    stale_s = newest_s - _STALE_S
+    old += [e for e in rest if e.state == "set_aside" or (e.created_s is not None and e.created_s < stale_s)]
     return Choice(kept, old)
 
 

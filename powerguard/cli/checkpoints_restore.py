@@ -129,7 +129,7 @@ class Native:
     def restore(self, bar: Bar) -> dict[str, object]:
         """Write and commit; return what was done. Raises RestoreError and what reading and writing raise."""
         found = self._found
-        with Store(self._target, job=found.manifest.job, ranks=found.manifest.ranks) as store:
+        with Store(self._target, job=found.manifest.job, ranks=found.manifest.ranks, slots=0) as store:
             if self._is_new:
                 saved, names = self._write(store, found, None, bar)
                 return self._told(saved.path, names, "")
@@ -236,7 +236,7 @@ def _undo(target: Path) -> dict[str, object]:
     if not target.is_dir() or (target / SEAL).exists():
         msg = f"{target}: nothing was restored into it, or it was undone"
         raise RestoreError(msg)
-    with Store(target, job="") as store:
+    with Store(target, job="", slots=0) as store:
         newer = sorted(path for path in target.iterdir() if path.name.startswith(NEWER))
         for path in newer:
             path.rename(target / path.name.removeprefix(NEWER))

@@ -1,0 +1,166 @@
+"""`powerguard checkpoints prune`: nothing goes before what stays was read to the last byte."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerguard.cli.checkpoints_found import entries_at
+from powerguard.cli.checkpoints_prune import remove_one
+from powerguard.cli.main import main
+from powerguard.trainer.locks import FolderLock
+from powerguard.trainer.manifest import MANIFEST
+from powerguard.trainer.seal import seal
+from powerguard.trainer.store import Store
+from tests.cli.checkpoint_sites import flip, save
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    for step in (10, 20, 30, 40):
+        save(tmp_path / "llm", step)
+    return tmp_path / "llm"
+
+
+def steps(root: Path) -> list[int | None]:
+    return [each.step for each in entries_at(str(root))]
+
+
+def prune(root: Path, *words: str) -> int:
+    return main(["checkpoints", "prune", str(root), *words])
+
+
+def at(root: Path, step: int) -> Path:
+    return Path(next(each.path for each in entries_at(str(root)) if each.step == step))
+
+
+def test_shows_first_and_asks(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody at a terminal: shown, not done."""
+    assert prune(job) == 1
+    told = capsys.readouterr()
+    stays, _, goes = told.out.partition("goes:")
+    assert (stays.count("step "), goes.count("step ")) == (2, 2)
+    assert "--yes removes it" in told.err
+    assert steps(job) == [40, 30, 20, 10]
+
+
+def test_keeps_the_newest(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert prune(job, "--yes") == 0
+    assert steps(job) == [40, 30]
+    assert "removed 2 of 2" in capsys.readouterr().out
+    assert prune(job, "--keep", "1", "--yes") == 0
+    assert steps(job) == [40]
+    assert prune(job, "--keep", "1", "--yes") == 0
+    assert "nothing to remove" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="64"):
+        prune(job, "--keep", "-1")
+    assert prune(job, "--keep", "0") == 64
+
+
+def test_what_does_not_verify_does_not_count(job: Path) -> None:
+    """Two rotten ones at the top: the two below them are what a resume would use."""
+    for step in (40, 30):
+        flip(at(job, step) / "shard-00000")
+    assert prune(job, "--yes") == 0
+    assert steps(job) == [40, 30, 20, 10]
+    assert prune(job, "--keep", "1", "--yes") == 0
+    assert steps(job) == [40, 30, 20]
+
+
+def test_never_the_last_one_that_verifies(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (40, 30, 20, 10):
+        flip(at(job, step) / "shard-00000")
+    unfinished = job / "step-000000000005-0123abcd"
+    unfinished.mkdir()
+    os.utime(unfinished, (0, 0))
+    assert prune(job, "--keep", "1", "--yes") == 1
+    assert "no checkpoint there verifies, so nothing may go" in capsys.readouterr().err
+    assert steps(job) == [40, 30, 20, 10, 5]
+
+
+def test_newest_is_what_was_committed_last(tmp_path: Path) -> None:
+    """A training that was rolled back has smaller steps than what it left behind."""
+    for minute, step in enumerate((900, 1000, 500), start=1):
+        save(tmp_path / "llm", step, minute=minute)
+    assert prune(tmp_path / "llm", "--keep", "2", "--yes") == 0
+    assert steps(tmp_path / "llm") == [1000, 500]
+
+
+def test_what_was_never_finished_goes_when_it_is_old(job: Path) -> None:
+    """Until it is a day older than a whole one, somebody may be writing it."""
+    old, young = job / "step-000000000005-0123abcd", job / "step-000000000050-0123abcd"
+    for path in (old, young):
+        path.mkdir()
+        (path / "shard-00000").write_bytes(b"half")
+    os.utime(old, (0, 0))
+    (job / "bad-step-000000000003-0123abcd").mkdir()
+    assert prune(job, "--keep", "4", "--yes") == 0
+    assert (old.exists(), young.exists()) == (False, True)
+    assert (job / "bad-step-000000000003-0123abcd").exists()
+    assert prune(job, "--keep", "4", "--set-aside", "--yes") == 0
+    assert not (job / "bad-step-000000000003-0123abcd").exists()
+
+
+def test_sealed_folders_are_pruned_and_others_left_alone(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
+        folder = tmp_path / f"checkpoint-{step}"
+        (folder / "inner").mkdir(parents=True)
+        (folder / "inner" / "a.bin").write_bytes(b"a")
+        if step != 2:
+            seal(folder)
+            os.utime(folder / "SEAL.json", (time.time(), 1_000_000 + step))
+    assert prune(tmp_path, "--keep", "1", "--yes") == 0
+    assert steps(tmp_path) == [4, 2]
+
+
+def test_each_root_is_judged_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What verifies in one job's folder saves nothing of another's."""
+    for job in ("a", "b"):
+        for step in (1, 2, 3):
+            save(tmp_path / job, step)
+    for step in (1, 2, 3):
+        flip(at(tmp_path / "b", step) / "shard-00000")
+    (tmp_path / "b" / "bad-step-000000000003-0123abcd").mkdir()
+    assert prune(tmp_path, "--keep", "1", "--set-aside", "--yes") == 1
+    assert f"{tmp_path / 'b'}: no checkpoint there verifies" in capsys.readouterr().err
+    assert len(steps(tmp_path)) == 7
+
+
+def test_not_beside_a_training(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Store(job, job="llm"):
+        assert prune(job, "--yes") == 1
+    assert "prunes by itself" in capsys.readouterr().err
+    assert len(steps(job)) == 4
+
+
+def test_what_somebody_reads_stays(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with FolderLock(at(job, 10), shared=True):
+        assert prune(job, "--yes") == 1
+    assert steps(job) == [40, 30, 10]
+    assert "somebody reads it just now" in capsys.readouterr().out
+
+
+def test_half_removed_is_no_checkpoint(job: Path) -> None:
+    """The manifest goes first: cut off after it, what is left is never taken for good."""
+    path = at(job, 10)
+    (path / "kept").mkdir()
+    (path / MANIFEST).unlink()
+    assert next(each.state for each in entries_at(str(job)) if each.step == 10) == "unfinished"
+    assert remove_one(path) == ""
+    assert not path.exists()
+
+
+def test_object_of_prune(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert prune(job, "--json") == 1
+    assert json.loads(capsys.readouterr().out)["object"] == "error"
+    assert prune(job, "--json", "--yes") == 0
+    got: dict[str, Any] = json.loads(capsys.readouterr().out)
+    example = json.loads((ROOT / "docs/reference/checkpoints-prune.json").read_text(encoding="utf-8"))
+    assert list(got) == list(example)
+    assert [list(each) for each in got["kept"]] == 2 * [list(example["kept"][0])]
+    assert (len(got["removed"]), got["left"]) == (2, [])

@@ -1,0 +1,318 @@
+"""`powerguard checkpoints restore`: what was chosen is rolled back, all else stays, and it can be undone."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerguard.cli.checkpoints_files import FilesError, journal_of, restore, undo
+from powerguard.cli.checkpoints_found import entries_at
+from powerguard.cli.main import main
+from powerguard.trainer.disk import Disk
+from powerguard.trainer.seal import seal, verify
+from powerguard.trainer.seal_manifest import SEAL, SealError
+from powerguard.trainer.store import Store
+from tests.cli.checkpoint_sites import content, flip, items_of, save
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A job's root with three checkpoints of two ranks."""
+    for step in (10, 20, 30):
+        save(tmp_path / "llm", step, ranks=2)
+    return tmp_path / "llm"
+
+
+def at(root: Path, step: int) -> Path:
+    return Path(next(each.path for each in entries_at(str(root)) if each.step == step and each.is_whole))
+
+
+def newest(root: Path) -> Path:
+    with Store(root, job="") as store:
+        return Path(store.found()[0].path)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().err
+
+
+# --- Native -----------------------------------------------------------------------------------------------------------
+
+
+def test_items_go_into_a_new_root(job: Path, tmp_path: Path) -> None:
+    """A root of its own, that a training can resume from and that verifies."""
+    assert main(["checkpoints", "restore", str(at(job, 20)), "--to", str(tmp_path / "new"), "--only", "model.*"]) == 0
+    path = newest(tmp_path / "new")
+    for rank in range(2):
+        assert items_of(path, rank) == {"model.w": content(20, "model.w", rank)}
+    assert main(["checkpoints", "verify", str(tmp_path / "new")]) == 0
+
+
+def test_items_are_rolled_back_and_the_rest_stays(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = tree(job)
+    words = ["checkpoints", "restore", str(job), "--step", "10", "--into", str(job), "--only", "optim.*", "--yes"]
+    assert main(words) == 0
+    assert "optim.m restored from" in capsys.readouterr().out
+    path = newest(job)
+    for rank in range(2):
+        assert items_of(path, rank) == {
+            "model.w": content(30, "model.w", rank),
+            "optim.m": content(10, "optim.m", rank),
+            "step": b"30",
+        }
+    assert {name: data for name, data in tree(job).items() if path.name not in name} == before
+    assert main(["checkpoints", "restore", "--undo", str(job)]) == 0
+    assert items_of(newest(job))["optim.m"] == content(30, "optim.m")
+    assert main(["checkpoints", "restore", "--undo", str(job)]) == 1
+    assert "nothing was restored into it" in said(capsys)
+
+
+def test_everything_is_rolled_back_and_comes_back(job: Path) -> None:
+    """The newest is then the one that was named; what is newer is set aside, not removed."""
+    assert main(["checkpoints", "restore", str(at(job, 10)), "--into", str(job), "--yes"]) == 0
+    assert newest(job).name.startswith("step-000000000010")
+    assert sorted(each.state for each in entries_at(str(job))) == ["complete", "set_aside", "set_aside"]
+    assert main(["checkpoints", "restore", "--undo", str(job)]) == 0
+    assert [each.step for each in entries_at(str(job))] == [30, 20, 10]
+    assert newest(job).name.startswith("step-000000000030")
+
+
+def test_everything_is_rolled_back_to_another_places_copy(job: Path, tmp_path: Path) -> None:
+    """As from a NAS that still has what the local disk has pruned."""
+    nas = tmp_path / "nas"
+    save(nas / "llm", 5, ranks=2)
+    assert main(["checkpoints", "restore", str(nas), "--into", str(job), "--yes"]) == 0
+    assert items_of(newest(job), 1)["model.w"] == content(5, "model.w", 1)
+
+
+def test_it_is_asked_before_anything_changes(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody at a terminal: refused without --yes."""
+    before = tree(job)
+    words = ["checkpoints", "restore", str(at(job, 10)), "--into", str(job)]
+    assert main(words) == 1
+    assert "--yes does it" in said(capsys)
+    assert main([*words, "--json"]) == 1
+    assert tree(job) == before
+
+
+def test_object_of_restore(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["checkpoints", "restore", str(job), "--to", str(tmp_path / "new"), "--json"]
+    assert main(words) == 0
+    got: dict[str, Any] = json.loads(capsys.readouterr().out)
+    example = json.loads((ROOT / "docs/reference/checkpoints-restore.json").read_text(encoding="utf-8"))
+    assert list(got) == list(example)
+    assert got["restored"] == ["model.w", "optim.m", "step"]
+
+
+def test_what_does_not_fit_is_refused(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another number of ranks, another job, other shapes, no such item, no such step, nowhere to put it."""
+    save(tmp_path / "one", 40, ranks=1)
+    save(tmp_path / "other", 40, ranks=2, job="other")
+    before = tree(job)
+    into = ["--into", str(job), "--only", "model.*", "--yes"]
+    for words, told in [
+        ([str(tmp_path / "one"), *into], "of 2 ranks on 1 hosts"),
+        ([str(tmp_path / "other"), *into], "of job 'llm'"),
+        ([str(job), "--step", "30", *into], "its newest checkpoint is the one"),
+        ([str(job), "--step", "10", "--into", str(job), "--only", "nope", "--yes"], "it has model.w, optim.m, step"),
+        ([str(job), "--step", "11", *into], "no checkpoint of step 11 there"),
+        ([str(job), "--step", "10", "--into", str(tmp_path / "gone"), "--yes"], "no such folder"),
+        ([str(job), "--to", str(job)], "is there already"),
+        (["--to", str(tmp_path / "new")], "name the checkpoint"),
+    ]:
+        assert main(["checkpoints", "restore", *words]) == 1
+        assert told in said(capsys)
+    assert tree(job) == before
+
+
+def test_a_rotten_source_changes_nothing(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flip(at(job, 10) / "shard-00001")
+    before = tree(job)
+    assert main(["checkpoints", "restore", str(at(job, 10)), "--into", str(job), "--only", "*.m", "--yes"]) == 1
+    assert "does not match its digest (chunk 0" in said(capsys)
+    assert tree(job) == before
+
+
+def test_a_training_that_writes_there_is_not_disturbed(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Store(job, job="llm", ranks=2):
+        assert main(["checkpoints", "restore", str(at(job, 10)), "--into", str(job), "--only", "*", "--yes"]) == 1
+    assert "another process writes checkpoints here" in said(capsys)
+
+
+# --- Sealed folders ---------------------------------------------------------------------------------------------------
+
+OLD = {"config.json": b"old", "model/a.bin": b"old a" * 1000, "model/b.bin": b"old b" * 1000, "gone.txt": b"was here"}
+NEW = {"config.json": b"new", "model/a.bin": b"new a" * 900, "model/b.bin": b"new b" * 900, "late.txt": b"since then"}
+
+
+def write(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    folder = write(tmp_path / "checkpoint-10", OLD)
+    (folder / "latest").symlink_to("model")
+    (folder / "empty").mkdir()
+    seal(folder)
+    return folder
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> Path:
+    return write(tmp_path / "checkpoint-20", NEW)
+
+
+def without_seal(folder: Path) -> dict[str, bytes]:
+    return {name: data for name, data in tree(folder).items() if name != SEAL}
+
+
+def test_files_go_into_a_new_folder(old: Path, tmp_path: Path) -> None:
+    """Sealed again, so that what was restored is as safe as what it came from."""
+    target = tmp_path / "out"
+    assert main(["checkpoints", "restore", str(old), "--to", str(target), "--only", "model/*"]) == 0
+    assert without_seal(target) == {name: data for name, data in OLD.items() if name.startswith("model/")}
+    assert verify(target).is_whole
+    whole = tmp_path / "whole"
+    assert main(["checkpoints", "restore", str(old), "--to", str(whole)]) == 0
+    assert verify(whole).seal.same_content(verify(old).seal)
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_files_are_rolled_back_in_place_and_undone(old: Path, new: Path, *, is_sealed: bool) -> None:
+    if is_sealed:
+        seal(new)
+    before = tree(new)
+    globs = ["--only", "model/a.bin", "--only", "gone.txt"]
+    assert main(["checkpoints", "restore", str(old), "--into", str(new), *globs, "--yes"]) == 0
+    expected = {**NEW, "model/a.bin": OLD["model/a.bin"], "gone.txt": OLD["gone.txt"]}
+    assert without_seal(new) == expected
+    assert (new / SEAL).exists() is is_sealed
+    assert not is_sealed or verify(new).is_whole
+    assert main(["checkpoints", "restore", "--undo", str(new)]) == 0
+    assert tree(new) == before
+    assert not journal_of(new).exists()
+
+
+def test_only_the_last_restore_can_be_undone(old: Path, new: Path) -> None:
+    for glob in ("model/a.bin", "config.json"):
+        assert main(["checkpoints", "restore", str(old), "--into", str(new), "--only", glob, "--yes"]) == 0
+    undo(new)
+    assert without_seal(new) == {**NEW, "model/a.bin": OLD["model/a.bin"]}
+
+
+def test_a_way_over_a_link_is_refused(old: Path, new: Path, tmp_path: Path) -> None:
+    """Or restoring would write where nobody has said."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    shutil.rmtree(new / "model")
+    (new / "model").symlink_to(outside)
+    with pytest.raises(FilesError, match="is no folder of its own"):
+        restore(old, new, ["model/*"], is_new=False)
+    (new / "gone.txt").mkdir()
+    with pytest.raises(FilesError, match="is no plain file"):
+        restore(old, new, ["gone.txt"], is_new=False)
+    assert list(outside.iterdir()) == []
+
+
+def test_a_file_that_does_not_verify_is_not_restored(old: Path, new: Path, tmp_path: Path) -> None:
+    flip(old / "model/b.bin", 7)
+    before = tree(new)
+    with pytest.raises(SealError, match=r"model/b.bin: changed since it was sealed, at chunk 0"):
+        restore(old, new, [], is_new=False)
+    assert tree(new) == before
+    with pytest.raises(SealError):
+        restore(old, tmp_path / "out", [], is_new=True)
+    assert not (tmp_path / "out").exists()
+
+
+class _Dies(Disk):
+    """Fails at the n-th call, and at every one after it: the process was killed, or the disk is gone."""
+
+    def __init__(self, calls: int) -> None:
+        self.left = calls
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(5, "Input/output error")
+
+    def open(self, path: Path, *, create: bool = False, direct: bool = False) -> int:
+        self._count()
+        return super().open(path, create=create, direct=direct)
+
+    def write(self, descriptor: int, content: memoryview, offset: int) -> int:
+        self._count()
+        return super().write(descriptor, content, offset)
+
+    def sync(self, descriptor: int) -> None:
+        self._count()
+        super().sync(descriptor)
+
+    def sync_folder(self, path: Path) -> None:
+        self._count()
+        super().sync_folder(path)
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._count()
+        super().rename(old, new)
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_cut_off_anywhere_it_can_be_undone(old: Path, new: Path, *, is_sealed: bool) -> None:
+    """At every instant each file is whole, old or new; and undoing brings back exactly what was there."""
+    if is_sealed:
+        seal(new)
+    before = tree(new)
+    calls = 0
+    while True:
+        try:
+            restore(old, new, ["model/*", "gone.txt"], is_new=False, disk=_Dies(calls))
+        except OSError:
+            for name, data in without_seal(new).items():
+                assert data in (NEW.get(name), OLD.get(name))
+            assert set(NEW) <= set(tree(new))
+        else:
+            break
+        if journal_of(new).exists():
+            if (journal_of(new) / "PLAN.json").exists() and not (journal_of(new) / "done").exists():
+                with pytest.raises(FilesError, match="was cut off there"):
+                    restore(old, new, ["config.json"], is_new=False)
+            undo(new)
+        assert tree(new) == before, calls
+        calls += 1
+    assert calls > 25
+    undo(new)
+    assert tree(new) == before
+
+
+def test_undoing_is_as_good_twice(old: Path, new: Path) -> None:
+    """Undoing may be cut off, too."""
+    before = tree(new)
+    for calls in range(12):
+        restore(old, new, ["model/*", "gone.txt"], is_new=False)
+        try:
+            undo(new, disk=_Dies(calls))
+        except OSError:
+            undo(new)
+        assert tree(new) == before
+
+
+def test_a_damaged_plan_is_refused(old: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    restore(old, new, ["config.json"], is_new=False)
+    plan = journal_of(new) / "PLAN.json"
+    for damaged in (b"", b"[]", plan.read_bytes().replace(b"config.json", b"../../etc/x"), b"\xff"):
+        plan.write_bytes(damaged)
+        assert main(["checkpoints", "restore", "--undo", str(new)]) == 1
+        assert "does not hold together" in said(capsys)

@@ -1,0 +1,158 @@
+"""`powerguard seal` and the bar, as their users meet them."""
+
+import io
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerguard.cli.main import main
+from powerguard.cli.progress import Bar, amount
+from powerguard.trainer.seal import verify
+from powerguard.trainer.seal_manifest import SEAL
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "checkpoint-1200"
+    made.mkdir()
+    (made / "model.bin").write_bytes(bytes(100_000))
+    return made
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    return dict(json.loads(capsys.readouterr().out))
+
+
+def test_seal_says_what_it_sealed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["seal", str(folder)]) == 0
+    assert capsys.readouterr().out == f"{folder}: sealed: step 1200, 1 files, 100 kB\n"
+    assert main(["seal", str(folder)]) == 0
+    assert "sealed already, and unchanged" in capsys.readouterr().out
+    assert verify(folder).is_whole
+
+
+def test_object_of_seal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the reference shows is what programs get."""
+    assert main(["seal", str(folder), "--json"]) == 0
+    got = told(capsys)
+    example = json.loads((ROOT / "docs/reference/seal.json").read_text(encoding="utf-8"))
+    assert list(got) == list(example)
+    assert [list(each) for each in got["sealed"]] == [list(each) for each in example["sealed"]]
+    assert got["sealed"][0]["is_new"]
+
+
+def test_what_cannot_be_sealed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, exit 1, and the way out."""
+    assert main(["seal", str(folder)]) == 0
+    (folder / "model.bin").write_bytes(b"changed")
+    assert main(["seal", str(folder)]) == 1
+    assert "model.bin: truncated" in (err := capsys.readouterr().err)
+    assert "--again seals it as it is now" in err
+    assert main(["seal", str(folder), "--json"]) == 1
+    assert told(capsys)["object"] == "error"
+    assert main(["seal", "--again", "--step", "7", str(folder)]) == 0
+    assert main(["seal", str(folder / "gone")]) == 1
+    with pytest.raises(SystemExit, match="64"):
+        main(["seal", "--step", "-1", str(folder)])
+
+
+def test_of_several_the_first_are_told_when_one_fails(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["seal", str(folder), str(folder / "gone")]) == 1
+    assert f"{folder}: sealed" in capsys.readouterr().out
+    assert (folder / SEAL).exists()
+
+
+def test_a_folder_that_cannot_be_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root writes everywhere")
+    folder.chmod(0o500)
+    try:
+        assert main(["seal", str(folder)]) == 1
+    finally:
+        folder.chmod(0o700)
+    assert "Permission denied; there is no new seal" in capsys.readouterr().err
+
+
+def test_without_xxhash_it_says_what_to_install(folder: Path) -> None:
+    code = (
+        "import sys; sys.modules['xxhash'] = None; from powerguard.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "seal", str(folder)], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert ended.returncode == 1
+    assert "pip install xxhash" in ended.stderr
+
+
+# --- The bar ----------------------------------------------------------------------------------------------------------
+
+
+class _Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_bar_is_drawn_on_a_terminal_and_gone_at_the_end() -> None:
+    screen = _Terminal()
+    with Bar("sealing", stream=screen) as bar:
+        bar._drawn_s = 0.0
+        bar(5_000_000, 10_000_000)
+        bar(6_000_000, 10_000_000)  # too soon after the other
+    text = screen.getvalue()
+    assert "50 %  5.00 MB of 10.0 MB" in text
+    assert "60 %" not in text
+    assert text.endswith("\r\x1b[K")
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_no_bar_elsewhere(*, quiet: bool) -> None:
+    stream = _Terminal() if quiet else io.StringIO()
+    with Bar("sealing", quiet=quiet, stream=stream) as bar:
+        bar._drawn_s = 0.0
+        bar(1, 2)
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("width", [20, 60, 79, 200])
+def test_bar_fits_its_line(width: int) -> None:
+    """A line that wraps would fill the screen with itself."""
+    bar = Bar("reading", stream=_Terminal())
+    for done, total in ((0, 10**12), (10**11, 10**12), (10**12, 10**12), (5, None)):
+        assert len(bar.line(done, total, 12.0, width)) <= width
+    assert "1 m 48 s left" in bar.line(10**11, 10**12, 12.0, 100)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(None, "?"), (0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (99_950_000, "100 MB"), (8.5e9, "8.50 GB")],
+)
+def test_amounts(size: float | None, text: str) -> None:
+    assert amount(size) == text
+
+
+def test_a_real_terminal_shows_the_bar(folder: Path) -> None:
+    """Through script(1), and not a byte of it in what a program reads."""
+    with (folder / "model.bin").open("wb") as file:
+        file.truncate(600 << 20)
+    words = f"{shlex.quote(sys.executable)} -m powerguard seal {shlex.quote(str(folder))}"
+    ended = subprocess.run(
+        ["script", "-qec", words, "/dev/null"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+    )
+    assert ended.returncode == 0
+    assert b"sealing  " in ended.stdout
+    assert b"sealed\x1b[0m: step 1200" in ended.stdout
