@@ -19,7 +19,7 @@ def amount(size_bytes: float | None) -> str:
     for factor, unit in _UNITS:
         if size_bytes >= factor:
             scaled = size_bytes / factor
-            return f"{scaled:.{max(0, 3 - len(f'{scaled:.0f}'))}f} {unit}"
+            return f"{scaled:.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f} {unit}"
     return f"{size_bytes:.0f} B"
 
 
