@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from powerguard.trainer.ranks.base import Ranks, RanksError, boottime_s
-from powerguard.trainer.ranks.machine import NEVER, Ended, Generation, Move, Stance, State, due, move
+from powerguard.trainer.ranks.machine import NEVER, Ended, Generation, Move, Stance, State, due, first_boundary, move
 from powerguard.trainer.ranks.neighbour import Neighbour
 from powerguard.trainer.ranks.parts import Parts
 from powerguard.trainer.ranks.replica import Entry, Replica, over
@@ -42,6 +42,7 @@ _T = TypeVar("_T")
 _FINER_S: Final = 0.05  # a deadline that is tighter by less is no news
 _NAMED: Final = 64  # among so many ranks, those that are missing are looked for and named
 _CLOSE_S: Final = 5.0
+_IDS: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +105,7 @@ class Agreement:
         self._stance = Stance()
         self._standing: int | None = None
         self._bid_in = 0  # the generation whose bid has been handed in
+        self._joined: dict[str, int] = {}  # ids whose join was no news for the others
         self._deadlines: dict[int, float] = {}
         self._since: dict[tuple[int, bool], float] = {}
         self._parts = Parts()
@@ -135,7 +137,7 @@ class Agreement:
         }
 
         def answered(state: State) -> Generation | None:
-            known = state.asked_as(request.id)
+            known = state.asked_as(request.id) or state.generation(self._joined.get(request.id, 0))
             if known is None and (joined := state.joined(save, after)) is not None:
                 known = None if self._news(joined, entry, asked_at_s) else joined
             return known
@@ -146,6 +148,8 @@ class Agreement:
         if known is None:
             msg = "nothing more is saved: every rank exits after the checkpoint that was just made"
             raise RanksError(msg)
+        with self._replica.lock:
+            self._joined = {**dict(list(self._joined.items())[-_IDS:]), request.id: known.number}
         return known
 
     def cancel(self, number: int) -> Generation | None:
@@ -375,9 +379,9 @@ class Agreement:
         with self._replica.lock:
             if self._stance.bid_for != number:
                 # `due` is 0 since the generation opened (`_applied`), so that what is read here is not outrun.
-                if self._standing is None and self.step is None:
+                bid = first_boundary(self.step, self._standing)
+                if bid is None:
                     return
-                bid = self._standing if self._standing is not None else (self.step or 0) + 1
                 self._stance = replace(self._stance, bid=bid, bid_for=number)
                 self._look()
                 self._replica.lock.notify_all()

@@ -317,6 +317,16 @@ class Stance:
     taken: int = 0
 
 
+def first_boundary(step: int | None, standing: int | None) -> int | None:
+    """Return the first boundary that a rank can still do: its bid. None: it cannot tell, it has not begun to train.
+
+    step: the last one that has ended. standing: the boundary at which its training thread is with us.
+    """
+    if standing is not None:
+        return standing
+    return None if step is None else step + 1
+
+
 def move(state: State, stance: Stance, step: int) -> tuple[Move, Generation | None]:
     """Decide at the boundary after `step`, and for which generation."""
     back, front = state.back, state.front

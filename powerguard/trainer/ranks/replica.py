@@ -163,6 +163,8 @@ class Replica:
 
 
 def over(state: State, number: int, also: Callable[[Generation], bool] = lambda _known: False) -> bool:
-    """Has this generation ended (or been forgotten), or is `also` true of it?"""
+    """Has this generation ended (or been forgotten), or is `also` true of it? One not heard of yet is not over."""
     known = state.generation(number)
-    return known is None or known.ended is not None or also(known)
+    if known is None:
+        return number <= state.number
+    return known.ended is not None or also(known)

@@ -1,0 +1,246 @@
+"""Every interleaving of a small job's threads, by the very functions that decide: nobody passes, nobody deadlocks.
+
+Each rank has a training thread, which ends a step only when all ranks are in it (a barrier per step, as collectives
+are), and a watcher, which applies the log and bids. What one of them does between two waits is one move of the model,
+and what may fall between two halves is two moves: of the training thread's look at a boundary (write `step`, then read
+`due`), and of the watcher's bid (read `step`, then write `due`; under the lock that the training thread takes only
+where it is due).
+"""
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from powerguard.trainer.ranks.machine import Move, Stance, State, apply, due, first_boundary, move
+from powerguard.wire import After
+
+RUNNING, LOOKING, STANDING, DEAD = "running", "looking", "standing", "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One rank. step: ended last. at: what its training thread does. read: entries of the log that it has applied.
+
+    glimpse: what its watcher is about to bid, with the lock held.
+    """
+
+    step: int = 0
+    at: str = RUNNING
+    read: int = 0
+    state: State = field(default_factory=State)
+    stance: Stance = field(default_factory=Stance)
+    due: int = 2**63
+    stopped: bool = False
+    glimpse: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The job. bids, done: (generation, rank, step) of what was handed in. left: what outsiders will still do."""
+
+    ranks: tuple[Rank, ...]
+    log: tuple[tuple[tuple[str, Any], ...], ...] = ()
+    bids: frozenset[tuple[int, int, int]] = frozenset()
+    done: frozenset[tuple[int, int, int]] = frozenset()
+    left: tuple[tuple[tuple[str, Any], ...], ...] = ()
+    deaths: int = 0
+    giving_up: bool = False
+
+
+@cache
+def applied(state: State, entry: tuple[tuple[str, Any], ...]) -> State:
+    return apply(state, dict(entry))
+
+
+def moves(world: World, last_step: int) -> Iterator[tuple[str, World]]:
+    """Yield whatever may happen next."""
+    for index, rank in enumerate(world.ranks):
+        if rank.at == DEAD:
+            continue
+        yield from of_watcher(world, index, rank)
+        yield from of_training(world, index, rank, last_step)
+        if world.deaths:
+            yield f"{index} dies", put(replace(world, deaths=world.deaths - 1), index, replace(rank, at=DEAD))
+    if world.left:
+        # An outsider writes at the end of the log, whoever lets him in.
+        yield "outsider", replace(world, log=(*world.log, world.left[0]), left=world.left[1:])
+
+
+def of_watcher(world: World, index: int, rank: Rank) -> Iterator[tuple[str, World]]:
+    if rank.glimpse is not None and rank.state.front is not None:
+        number = rank.state.front.number
+        stance = replace(rank.stance, bid=rank.glimpse, bid_for=number)
+        new = replace(rank, stance=stance, due=due(rank.state, stance), glimpse=None)
+        yield f"{index} bids", put(replace(world, bids=world.bids | {(number, index, rank.glimpse)}), index, new)
+        return
+    if rank.read < len(world.log):
+        state = applied(rank.state, world.log[rank.read])
+        read = replace(rank, state=state, read=rank.read + 1, due=due(state, rank.stance))
+        yield f"{index} reads", put(world, index, read)
+        return
+    front = rank.state.front
+    if front is not None and front.step is None:
+        if rank.stance.bid_for != front.number:
+            bid = first_boundary(rank.step, rank.step if rank.at == STANDING else None)
+            yield f"{index} is about to bid {bid}", put(world, index, replace(rank, glimpse=bid))
+        else:
+            bids = {who: bid for number, who, bid in world.bids if number == front.number}
+            if len(bids) == len(world.ranks):
+                entry = (("kind", "step"), ("g", front.number), ("step", max(bids.values())), ("token", "t"))
+                yield f"{index} says the step", replace(world, log=(*world.log, entry))
+    for known in (front, rank.state.back):
+        if known is not None and world.giving_up:
+            entry = (("kind", "end"), ("g", known.number), ("ok", False), ("error", "given up"))
+            yield f"{index} gives up", replace(world, log=(*world.log, entry), giving_up=False)
+        if known is not None and known.begun:
+            done = [step for number, _, step in world.done if number == known.number]
+            if len(done) == len(world.ranks):
+                assert set(done) == {known.step}
+                entry = (("kind", "end"), ("g", known.number), ("ok", True), ("digest", "d"))
+                yield f"{index} ends", replace(world, log=(*world.log, entry))
+
+
+def of_training(world: World, index: int, rank: Rank, last_step: int) -> Iterator[tuple[str, World]]:
+    if rank.at == RUNNING:
+        together = all(
+            other.step > rank.step or (other.step == rank.step and other.at == RUNNING) for other in world.ranks
+        )
+        if together and rank.step < last_step:
+            yield f"{index} ends step", put(world, index, replace(rank, step=rank.step + 1, at=LOOKING))
+    elif rank.at == LOOKING:
+        if rank.step < rank.due:
+            yield f"{index} looks", put(world, index, replace(rank, at=RUNNING))
+        elif rank.glimpse is None:
+            yield f"{index} stands", put(world, index, replace(rank, at=STANDING))
+    elif not rank.stopped and rank.glimpse is None:
+        action, known = move(rank.state, rank.stance, rank.step)
+        if action is Move.GO:
+            yield f"{index} goes on", put(world, index, replace(rank, at=RUNNING, due=due(rank.state, rank.stance)))
+        elif action is Move.BEGIN and known is not None and rank.read == len(world.log):
+            yield f"{index} begins", replace(world, log=(*world.log, (("kind", "begin"), ("g", known.number))))
+        elif action is Move.TAKE and known is not None:
+            assert known.step == rank.step
+            stance = replace(rank.stance, taken=known.number)
+            done = world.done | {(known.number, index, rank.step)}
+            new = replace(rank, stance=stance, due=due(rank.state, stance))
+            yield f"{index} saves", put(replace(world, done=done), index, new)
+        elif action is Move.LEAVE:
+            yield f"{index} exits", put(world, index, replace(rank, stopped=True))
+        assert action is not Move.PASSED, "a rank went past the agreed step"
+
+
+def put(world: World, index: int, rank: Rank) -> World:
+    return replace(world, ranks=(*world.ranks[:index], rank, *world.ranks[index + 1 :]))
+
+
+def check(world: World, last_step: int, told: str) -> None:
+    """What holds in every world."""
+    state = State()
+    for entry in world.log:
+        state = applied(state, entry)
+    for known in (*state.past, state.front, state.back):
+        if known is not None and known.ended is not None and known.ended.ok and known.save:
+            assert {who for number, who, _ in world.done if number == known.number} == set(range(len(world.ranks))), (
+                told
+            )
+    for rank in world.ranks:
+        if rank.at != DEAD:
+            held = rank.state.held_at
+            assert held is None or rank.stopped or rank.step <= held or rank.state.front is not None, told
+
+
+def settled(world: World, last_step: int) -> bool:
+    """Has everybody who lives a reason to rest?"""
+    if any(rank.at == DEAD for rank in world.ranks):
+        return True  # the others wait for the dead in their collectives, until they give up or are ended
+    if all(rank.step == last_step and rank.at == RUNNING for rank in world.ranks):
+        return True  # training has ended, maybe before the agreed step
+    states = {rank.state for rank in world.ranks}
+    (state,) = states if len(states) == 1 else (None,)
+    if state is None or state.front is not None or state.back is not None:
+        return False
+    if all(rank.step == last_step for rank in world.ranks):
+        return True
+    return state.held_at is not None and all(rank.step == state.held_at and rank.at == STANDING for rank in world.ranks)
+
+
+def explore(start: World, last_step: int) -> int:
+    """Walk through every world that can be reached; return their number."""
+    seen = {start}
+    todo = deque([start])
+    while todo:
+        world = todo.popleft()
+        stuck = True
+        for told, then in moves(world, last_step):
+            stuck = False
+            if then not in seen:
+                check(then, last_step, told)
+                seen.add(then)
+                todo.append(then)
+        assert not stuck or settled(world, last_step), f"deadlock: {world}"
+    return len(seen)
+
+
+def ask(name: str, after: After = After.CONTINUE, *, save: bool = True) -> tuple[tuple[str, Any], ...]:
+    return (
+        ("kind", "ask"),
+        ("id", name),
+        ("reason", "on_battery"),
+        ("event", ""),
+        ("after", after.value),
+        ("save", save),
+        ("deadline_s", None),
+        ("host", 0),
+    )
+
+
+CANCEL = (("kind", "cancel"), ("g", 1))
+RESUME = (("kind", "resume"),)
+STORIES = {
+    "one checkpoint beside training": (2, 3, (ask("a"),), 0, False),
+    "one that pauses, and utility back": (2, 3, (ask("a", After.PAUSE), RESUME), 0, False),
+    "two askers, the second wants a pause": (2, 3, (ask("a"), ask("b", After.PAUSE)), 0, False),
+    "called off": (2, 3, (ask("a", After.PAUSE), CANCEL), 0, False),
+    "a pause without a checkpoint, then one with": (
+        2,
+        3,
+        (ask("a", save=False, after=After.PAUSE), ask("b")),
+        0,
+        False,
+    ),
+    "exit": (2, 3, (ask("a", After.EXIT),), 0, False),
+    "given up at any moment": (2, 2, (ask("a", After.PAUSE),), 0, True),
+    "a death at any moment": (2, 2, (ask("a", After.PAUSE),), 1, True),
+    "three ranks": (3, 2, (ask("a", After.PAUSE),), 0, False),
+}
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_every_interleaving_agrees(story: str) -> None:
+    """All ranks save at one step or nothing counts, nobody passes the step, and nobody waits for ever."""
+    ranks, last_step, left, deaths, giving_up = STORIES[story]
+    start = World(ranks=(Rank(),) * ranks, left=left, deaths=deaths, giving_up=giving_up)
+    number = explore(start, last_step)
+    print(f"{story}: {number} worlds")
+    assert number > 100
+
+
+def test_long_random_walks_agree() -> None:
+    """Four ranks and six wishes one after the other: too many worlds to visit all, so a thousand ways through them."""
+    dice = random.Random(5)
+    wishes = [ask("a"), ask("b", After.PAUSE), RESUME, ask("c"), CANCEL, ask("d", After.PAUSE, save=False), RESUME]
+    for _ in range(300):
+        left = tuple(dice.sample(wishes, k=5))
+        world = World(ranks=(Rank(),) * 4, left=left, deaths=dice.randrange(2), giving_up=dice.random() < 0.5)
+        while True:
+            ways = list(moves(world, 12))
+            if not ways:
+                break
+            told, world = dice.choice(ways)
+            check(world, 12, told)
+        assert settled(world, 12), world
