@@ -1,0 +1,123 @@
+"""A disk that is full to the last inode cannot lose an emergency: real file systems, filled by all means there are."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from powerguard.trainer.items import Buffer
+from powerguard.trainer.store import Store, StoreError
+from tests.trainer.checkpoints import save
+from tests.trainer.cuts.loops import SMALLEST, make, mounted, needs_loop_devices
+
+SIZE = 3 << 20
+FULL = {errno.ENOSPC, errno.EMLINK, errno.EDQUOT}
+
+
+def items(step: int) -> list[Buffer]:
+    """A state that is a little longer at every tenth step, as counters and lists in it are."""
+    return [Buffer("weights", bytes([step]) * SIZE), Buffer.json("history", list(range(step * 20)))]
+
+
+def until_full(make_one: Callable[[int], object]) -> int:
+    """Do it again and again until there is no room; return how often it went."""
+    for number in count():
+        try:
+            make_one(number)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            return number
+    raise AssertionError
+
+
+def append(descriptor: int, size: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        if os.write(descriptor, bytes(size)) == 0:
+            raise OSError(errno.ENOSPC, "full")
+
+
+def fill(disk: Path, root: Path, *, names: bool) -> dict[str, int]:
+    """Take all there is: blocks, inodes, and the room in the folder of the checkpoints itself. names: these too."""
+    junk = disk / "junk"
+    junk.mkdir()
+    taken = {}
+    descriptor = os.open(junk / "big", os.O_WRONLY | os.O_CREAT)
+    for size in (1 << 20, 4096, 512, 1):
+        taken[f"blocks of {size}"] = until_full(lambda _, size=size: append(descriptor, size))
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    os.close(descriptor)
+    if not names:
+        return taken
+    # Names in the checkpoints' folder, without an inode of their own, until its blocks are full and no more can be had.
+    taken["names"] = until_full(lambda n: os.link(junk / "big", root / f"{n:06d}-{'x' * 28}"))
+    taken["files"] = until_full(lambda n: (junk / f"{n}").write_bytes(b"x" * (n % 2)))
+    taken["folders"] = until_full(lambda n: (junk / f"folder-{n}").mkdir())
+    os.sync()
+    taken["more names"] = until_full(lambda n: os.link(junk / "big", root / f"{n}"))
+    return taken
+
+
+@pytest.mark.parametrize("kind", ["ext4", "ext4-1k", "xfs", "btrfs"])
+def test_a_full_disk_loses_no_emergency(tmp_path: Path, kind: str) -> None:
+    """Ten in a row: each takes a slot, and the one before the last becomes a slot again.
+
+    On btrfs only data can be full: every change of a name there needs new blocks for the trees, and gets none.
+    """
+    needs_loop_devices()
+    image = tmp_path / "disk.img"
+    make(kind, image, SMALLEST[kind])
+    with mounted(image, tmp_path / "disk", kind) as disk:
+        root = disk / "checkpoints"
+        with Store(root, job="test", chunk_bytes=1 << 20) as store:
+            store.prepare(SIZE + 8192)
+            for step in range(1, 4):
+                save(store, step, items(step))
+            assert store.prepare(SIZE + 8192)
+            print(kind, fill(disk, root, names=kind != "btrfs"))
+            with pytest.raises(OSError, match="No space left"):
+                (root / "one-more").write_bytes(bytes(100_000))
+            for step in range(4, 14):
+                save(store, step, items(step), urgent=True)
+                assert [found.step for found in store.found()] == [step, step - 1]
+            assert store.last_write is not None
+            assert store.last_write.in_place
+    with mounted(image, tmp_path / "disk", kind) as disk, Store(disk / "checkpoints", job="test") as store:
+        for found in store.found():
+            loaded = store.read_shard(found, 0)
+            assert all(loaded[item.name].data == item.data for item in items(found.step))
+        assert [found.step for found in store.found()] == [13, 12]
+        save(store, 14, items(14), urgent=True)
+        assert store.found()[0].step == 14
+
+
+def test_without_slots_a_full_disk_is_an_error_that_says_so(tmp_path: Path) -> None:
+    needs_loop_devices()
+    image = tmp_path / "disk.img"
+    make("ext4", image, SMALLEST["ext4"])
+    with mounted(image, tmp_path / "disk", "ext4") as disk, Store(disk / "checkpoints", job="test", slots=0) as store:
+        save(store, 1, items(1))
+        fill(disk, store.root, names=True)
+        with pytest.raises(OSError, match="No space left on device"):
+            save(store, 2, items(2), urgent=True)
+        with pytest.raises(OSError, match="No space left on device"):
+            save(store, 3, items(3), urgent=True)
+        assert [found.step for found in store.found()] == [1]
+        assert store.read_shard(store.found()[0], 0)["weights"].data == items(1)[0].data
+
+
+def test_slots_that_do_not_fit_take_nothing(tmp_path: Path) -> None:
+    """Half a slot helps nobody, and would fill the disk."""
+    needs_loop_devices()
+    image = tmp_path / "disk.img"
+    make("ext4", image, SMALLEST["ext4"])
+    with mounted(image, tmp_path / "disk", "ext4") as disk, Store(disk / "checkpoints", job="test") as store:
+        free = os.statvfs(disk).f_bavail
+        with pytest.raises(StoreError, match="free some, or a full disk can lose an emergency"):
+            store.prepare(40 << 20)
+        assert os.statvfs(disk).f_bavail == free
