@@ -95,9 +95,10 @@ class Remote:
         if "@" in self.url or "@" in (self.endpoint or ""):
             msg = "a URL must not hold credentials (name a credentials_file)"
             raise ValueError(msg)
-        if self.keep < 1 or self.keep_days < 0 or self.connections < 1:
-            msg = f"keep={self.keep}, keep_days={self.keep_days}, connections={self.connections}: at least 1, 0 and 1"
-            raise ValueError(msg)
+        for name, least in (("keep", 1), ("keep_days", 0), ("connections", 1), ("part_bytes", 1)):
+            if getattr(self, name) < least:
+                msg = f"{name}={getattr(self, name)}: must be at least {least}"
+                raise ValueError(msg)
         if self.bytes_per_s is not None and not self.bytes_per_s > 0:
             msg = f"bytes_per_s={self.bytes_per_s}: must be above 0 (None: no limit)"
             raise ValueError(msg)

@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore
 
 SCHEMES: Final = ("s3://", "s3a://", "gs://", "az://", "azure://", "abfs://", "abfss://")
-TIMEOUT: Final = timedelta(seconds=120)
 CONNECT_TIMEOUT: Final = timedelta(seconds=5)
-READ_TIMEOUT: Final = timedelta(seconds=30)
-"""Without a byte for so long, a connection is given up."""
+PUT_TIMEOUT: Final = timedelta(seconds=300)
+"""For one part: 32 MiB need 112 kB/s and connection. Nothing is heard while a body goes up, so nothing finer tells."""
+
+GET_TIMEOUT: Final = timedelta(seconds=60)
+"""For everything else: the longest is to read one chunk of 8 MiB."""
 
 MAX_CREDENTIALS_BYTES: Final = 1 << 20
 
@@ -53,7 +55,7 @@ _BY_CODE: Final = {
 }
 
 
-def opened(remote: Remote, url: str) -> "ObjectStore":
+def opened(remote: Remote, url: str, timeout: timedelta = GET_TIMEOUT) -> "ObjectStore":
     """Make the client of an object store; nothing is sent yet. Raises TierError."""
     if not url.startswith(SCHEMES):
         msg = f"{url}: must begin with one of {', '.join(SCHEMES)} or be an absolute path"
@@ -64,7 +66,7 @@ def opened(remote: Remote, url: str) -> "ObjectStore":
     except ImportError:
         msg = f"{url}: needs obstore (pip install 'powerguard[s3]')"
         raise TierError(Kind.UNUSABLE, msg) from None
-    client: ClientConfig = {"timeout": TIMEOUT, "connect_timeout": CONNECT_TIMEOUT, "read_timeout": READ_TIMEOUT}
+    client: ClientConfig = {"timeout": timeout, "connect_timeout": CONNECT_TIMEOUT}
     config: dict[str, Any] = {}
     if url.startswith("s3"):
         if remote.checksum:  # the server checks each part's sha256; signing it too would compute it twice

@@ -33,7 +33,7 @@ from powerguard.trainer.tiers.base import (
     part_of,
     parts_of,
 )
-from powerguard.trainer.tiers.connect import code_of, opened, told
+from powerguard.trainer.tiers.connect import PUT_TIMEOUT, code_of, opened, told
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -49,6 +49,7 @@ class ObjectTier:
         self.url = f"{remote.url.rstrip('/')}/{folder_of(job)}"
         self._part_bytes = remote.part_bytes
         self._store = opened(remote, self.url)
+        self._slow = opened(remote, self.url, PUT_TIMEOUT)
 
     # --- Writing ---------------------------------------------------------------------------------------------------
 
@@ -68,7 +69,7 @@ class ObjectTier:
         import obstore
 
         with self._worded(f"{part.file} part {part.first}"):
-            obstore.put(self._store, f"{name}/{part.file}/{part.name}", content, use_multipart=False)
+            obstore.put(self._slow, f"{name}/{part.file}/{part.name}", content, use_multipart=False)
 
     def finish(self, name: str, shard: Shard, seen: Seen) -> None:
         """Nothing is left to do: an object is there as a whole, and with its checksum, or not at all."""

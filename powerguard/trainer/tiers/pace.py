@@ -67,6 +67,11 @@ class Pace:
         """Everybody waits because of an error."""
         return self._clock() < self._closed_until_s
 
+    @property
+    def resting(self) -> bool:
+        """Everybody waits, because of an error or for the bandwidth: that nothing moves is nothing wrong."""
+        return self._clock() < max(self._closed_until_s, self._budget_at_s)
+
     def call(self, what: Callable[[], _T], size_bytes: int = 0) -> _T:
         """Do it when the gate is open, as often as it takes. Raises TierError: not transient, or out of patience."""
         while True:

@@ -31,7 +31,7 @@ from powerguard.wire import clean_text
 _log = logging.getLogger("powerguard.trainer")
 _RETRY_FIRST_S: Final = 30.0
 _RETRY_MOST_S: Final = 900.0
-_STALL_S: Final = 180.0
+_STALL_S: Final = 600.0
 _LOOK_EVERY_S: Final = 1.0
 _CHILD: Final = "powerguard.trainer.tiers.upload_child"
 _DIES_WITHIN_S: Final = 0.4
@@ -257,7 +257,7 @@ class Uploader:
                 for line in lines:
                     self._hear(line, told)
             now_s = self._clock()
-            if moved != (seen := told.get("moved")) or told.get("backing_off"):
+            if moved != (seen := told.get("moved")) or told.get("resting"):
                 moved, moved_at_s = seen, now_s
             if now_s - moved_at_s >= self._stall_s:
                 told.update(ended=Kind.STALLED, error=f"{self._remote.url}: nothing moved for {self._stall_s:g} s")

@@ -83,6 +83,7 @@ def _told(progress: Progress, pace: Pace) -> dict[str, Any]:
         "pruned": progress.pruned,
         "retries": {kind.value: count for kind, count in list(pace.retries.items())},
         "backing_off": pace.backing_off,
+        "resting": pace.resting,
     }
 
 

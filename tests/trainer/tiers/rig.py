@@ -117,7 +117,10 @@ class S3Server:
 
     def _ask(self, method: str, path: str, content: bytes | None = None) -> bytes:
         credential = f"AWS4-HMAC-SHA256 Credential={ACCESS}/20260101/us-east-1/s3/aws4_request"
-        headers = {"Authorization": f"{credential}, SignedHeaders=host, Signature=0"}
+        headers = {
+            "Authorization": f"{credential}, SignedHeaders=host, Signature=0",
+            "Content-Type": "application/octet-stream",
+        }
         request = urllib.request.Request(f"{self.url}{path}", content, headers, method=method)
         with urllib.request.urlopen(request, timeout=30) as answer:
             body: bytes = answer.read()
