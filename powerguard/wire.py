@@ -54,6 +54,7 @@ class Reason(StrEnum):
     DRILL = "drill"
     OPERATOR = "operator"
     MAINTENANCE = "maintenance"
+    PERIODIC = "periodic"
     OTHER = "other"
 
 

@@ -5,15 +5,18 @@ looks at `asked` after every step, without a lock, and attends to what it finds 
 says how far it has come. They meet under one lock, `changed`.
 """
 
+import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from threading import Condition, Event
-from typing import Protocol
 
 from powerguard.trainer.keeper import GivenUp
 from powerguard.trainer.operation import Lease, Operation, leased
 from powerguard.trainer.pace import Pace
+from powerguard.trainer.ports import Elsewhere, Uploads
+from powerguard.trainer.ranks.base import RanksError
 from powerguard.trainer.store import SavedCheckpoint
 from powerguard.wire import (
     After,
@@ -27,24 +30,9 @@ from powerguard.wire import (
     escalated,
 )
 
+_log = logging.getLogger("powerguard.trainer")
 _KEPT_OPERATIONS = 64
 UPLOADS_HELD_S = 900.0  # without a lease and without a pause: a daemon that died must not stop uploads for ever
-
-
-class Uploads(Protocol):
-    """What copies checkpoints to slower storage, in the background."""
-
-    def hold(self) -> None:
-        """Stop at once, and begin nothing."""
-        ...
-
-    def release(self) -> None:
-        """Go on."""
-        ...
-
-    def figures(self) -> Mapping[str, tuple[str, str, float]]:
-        """Return metrics: name -> (type, help, value)."""
-        ...
 
 
 def boottime_s() -> float:
@@ -75,6 +63,8 @@ class Desk:
         self.uploads = uploads
         self.pace = Pace(clock())
         self.changed = Condition()
+        self.others: Elsewhere | None = None
+        """Set where there are other ranks: then they decide together where training stands."""
         self.asked = False
         """There is something to attend to at the next step boundary. Read without the lock."""
         self.wanted = Event()
@@ -122,33 +112,67 @@ class Desk:
 
     def trigger(self, request: TriggerRequest, *, asker: str = "") -> CheckpointStatus:
         """Ask for a checkpoint at the next step boundary. The same id, or one in flight, is the same checkpoint."""
+        after = request.after if escalated(request.after, self.conduct) is self.conduct else self.conduct
+        number, error = self._opened_elsewhere(replace(request, after=after))
         with self.changed:
-            after = request.after if escalated(request.after, self.conduct) is self.conduct else self.conduct
-            return self.status_of(self.open(request, after, asker))
+            operation = self.open(request, after, asker, number)
+            if error is not None and not operation.ended:
+                self.settle(operation, error)
+            is_pressing = after is not After.CONTINUE or request.reason is Reason.ON_BATTERY
+            if is_pressing and not operation.ended:
+                self._note_uploads(request.lease_s, asker)
+        self._stop_uploads(now=is_pressing)
+        with self.changed:
+            return self.status_of(operation)
 
-    def open(self, request: TriggerRequest, after: After, asker: str) -> Operation:
-        """Find or make the operation of a request, let it join, and have it attended to. With the lock held."""
+    def _opened_elsewhere(self, request: TriggerRequest) -> tuple[int | None, Exception | None]:
+        """Have the other ranks save too: the number of the generation, or why it cannot be."""
+        if self.others is None:
+            return None, None
+        try:
+            return self.others.opened(request), None
+        except RanksError as error:
+            return None, error
+
+    def open(self, request: TriggerRequest, after: After, asker: str, number: int | None = None) -> Operation:
+        """Find or make the operation of a request, let it join, and have it attended to. With the lock held.
+
+        number: of its generation, where there are other ranks.
+        """
         now_s = self.clock()
-        operation = self._operations.get(request.id) or self._joinable(after)
+        operation = self._operations.get(request.id)
+        if operation is None:
+            operation = self._joinable(after) if self.others is None else self.of_generation(number)
         if operation is None:
             lease = leased(request.lease_s, asker, now_s) if after is not After.CONTINUE else None
             operation = Operation(id=request.id, after=after, reason=request.reason, event=request.event, lease=lease)
-            self.waiting = operation
+            operation.generation = number
+            if self.others is None:
+                self.waiting = operation
+            else:
+                self.begun.append(operation)
         stood = operation.stands
         operation.join(request, after, now_s, asker)
         self._operations[request.id] = operation
         while len(self._operations) > _KEPT_OPERATIONS:
             del self._operations[self._forgettable()]
-        if operation in self.begun and operation.stands and not stood:
+        if self.others is None and operation in self.begun and operation.stands and not stood:
             self.hold(operation)  # joined in mid-write by one who wants it to stand
         if self.closed:
             self._abort_all("training has ended")
-        elif not operation.ended and (after is not After.CONTINUE or request.reason is Reason.ON_BATTERY):
-            self._hold_uploads(leased(request.lease_s, asker, now_s))
-        self.asked = True
+        self.asked = self.asked or self.others is None
         self.wanted.set()
         self.changed.notify_all()
         return operation
+
+    def of_generation(self, number: int | None) -> Operation | None:
+        """Return the operation of a generation, if one is known that has not ended. With the lock held."""
+        mine = (each for each in self.begun if number is not None and each.generation == number)
+        return next(mine, None)
+
+    def known_as(self, names: Iterable[str]) -> Operation | None:
+        """Return the operation that was asked for under one of these names. With the lock held."""
+        return next((self._operations[name] for name in names if name in self._operations), None)
 
     def checkpoint(self, name: str, *, wait_s: float = 0.0, seen: str = "") -> CheckpointStatus | None:
         """Return how a checkpoint goes on, after wait_s or as soon as there is news. None: never heard of.
@@ -179,26 +203,35 @@ class Desk:
             operation = self._operations.get(name)
             if operation is None:
                 return None
-            if operation is self.waiting:
+            if self.others is not None:
+                pass
+            elif operation is self.waiting:
                 self._abort(operation, "called off before it began")
             elif operation in self.begun and operation.stands:
                 operation.after = After.CONTINUE
                 self.held = operation.was_held
             self.changed.notify_all()
+        if self.others is not None and operation.generation is not None and not operation.ended:
+            self._ask(lambda others: others.cancelled(operation.generation or 0))
+        with self.changed:
             return self.status_of(operation)
 
     def pause(self, *, lease_s: float | None = None, asker: str = "") -> TrainerStatus:
         """Stand still at the next step boundary, without a checkpoint, if this training is willing to."""
-        with self.changed:
-            if self.conduct is not After.CONTINUE:
-                lease = leased(lease_s, asker, self.clock())
-                self.lease = self.lease and lease if self.held else lease
-                self.held = self.asked = True
-                self.changed.notify_all()
+        if self.conduct is After.CONTINUE:
             return self.status()
+        with self.changed:
+            lease = leased(lease_s, asker, self.clock())
+            self.lease = self.lease and lease if self.held else lease
+            if self.others is None:
+                self.held = self.asked = True
+            self.changed.notify_all()
+        self._ask(lambda others: others.paused())
+        return self.status()
 
     def resume(self, *, wait_s: float = 1.0) -> TrainerStatus:
         """Go on in place. Waits up to wait_s to see it happen; a checkpoint that has begun is finished beside."""
+        self._ask(lambda others: others.resumed())
         with self.changed:
             self.held = False
             self.lease = None
@@ -211,13 +244,22 @@ class Desk:
             self.changed.wait_for(lambda: self.boundary is None or self.saving, timeout=wait_s)
             return self.status()
 
+    def _ask(self, wish: Callable[[Elsewhere], None]) -> None:
+        """Tell the other ranks, if there are any; where they cannot be reached, the status shows what came of it."""
+        if self.others is not None:
+            try:
+                wish(self.others)
+            except RanksError as error:
+                _log.warning("the other ranks cannot be asked: %s", error)
+
     def hold_uploads(self, *, lease_s: float | None = None, asker: str = "") -> TrainerStatus:
         """Copy nothing to slower storage until `resume`, or until nobody is heard for lease_s (15 minutes if None)."""
         with self.changed:
-            self._hold_uploads(leased(lease_s, asker, self.clock()), asker)
+            self._note_uploads(lease_s, asker)
             self.wanted.set()
             self.changed.notify_all()
-            return self.status()
+        self._stop_uploads(now=True)
+        return self.status()
 
     def status(self) -> TrainerStatus:
         """Return what the daemon budgets from."""
@@ -260,10 +302,15 @@ class Desk:
 
     def take_signal(self) -> None:
         """Make the wish of a signal one like any other: a checkpoint, and then the end."""
-        number, self.signalled = self.signalled, None
-        if number is not None:
-            request = TriggerRequest(id=f"signal-{number}-{secrets.token_hex(4)}", after=After.EXIT)
+        if (request := self.signal_request()) is not None:
             self.open(request, After.EXIT, asker="").must_end = True
+
+    def signal_request(self) -> TriggerRequest | None:
+        """Return the wish of a signal that has come, once."""
+        number, self.signalled = self.signalled, None
+        if number is None:
+            return None
+        return TriggerRequest(id=f"signal-{number}-{secrets.token_hex(4)}", after=After.EXIT)
 
     def claim(self, step: int, phase: Phase) -> Operation | None:
         """Take the operation that waits, if one does, for the state after this step."""
@@ -282,7 +329,8 @@ class Desk:
         """Have training stand still for this operation, from the beginning of its write and after it, come what may."""
         operation.was_held = self.held
         self.lease = self.lease and operation.lease if self.held else operation.lease
-        self.held = self.asked = True
+        self.held = True
+        self.asked = self.asked or self.others is None
 
     def lapse(self) -> float | None:
         """Let a pause go whose lease is over; return the seconds until that comes, None when it never does."""
@@ -333,7 +381,8 @@ class Desk:
             operation.path = outcome.path
             operation.manifest_digest = outcome.manifest_digest
             operation.bytes_done = operation.bytes_total = outcome.size_bytes
-        if operation.must_end or (operation.after is After.EXIT and operation.phase is Phase.COMMITTED):
+        leaves = operation.after is After.EXIT and operation.phase is Phase.COMMITTED and self.others is None
+        if operation.must_end or leaves:
             self.ending = operation
             self.asked = True
         self.results[operation.phase] += 1
@@ -388,7 +437,8 @@ class Desk:
         return next(old, next(iter(self._operations)))
 
     def _abort(self, operation: Operation, why: str) -> None:
-        operation.phase = Phase.ABORTED if operation is self.waiting else Phase.FAILED
+        not_begun = operation.phase in {Phase.WAITING_STEP, Phase.AGREEING}
+        operation.phase = Phase.ABORTED if not_begun else Phase.FAILED
         operation.error = why
         self.results[operation.phase] += 1
         if operation is self.waiting:
@@ -400,9 +450,13 @@ class Desk:
         for operation in (*self.begun, *filter(None, [self.waiting])):
             self._abort(operation, why)
 
-    def _hold_uploads(self, lease: Lease | None, asker: str = "") -> None:
+    def _note_uploads(self, lease_s: float | None, asker: str) -> None:
         if self.uploads is not None:
-            self._uploads_lease = lease or Lease(UPLOADS_HELD_S, asker, self.clock())
+            self._uploads_lease = Lease(UPLOADS_HELD_S if lease_s is None else lease_s, asker, self.clock())
+
+    def _stop_uploads(self, *, now: bool) -> None:
+        """Stop them without the lock: it may take a moment until the process that uploads has gone."""
+        if now and self.uploads is not None:
             self.uploads.hold()
 
     def _release_uploads(self) -> None:

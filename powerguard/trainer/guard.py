@@ -11,30 +11,33 @@ nowhere else. It takes no lock while nobody asks: then a step costs a look at th
 
 import logging
 import os
-import signal
-import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Self
 
+from powerguard.trainer.agreement import Agreement
 from powerguard.trainer.desk import Desk, boottime_s
 from powerguard.trainer.disk import Disk
-from powerguard.trainer.endpoint import Endpoint, EndpointError, read_token, socket_for
+from powerguard.trainer.endpoint import Endpoint
 from powerguard.trainer.items import State
-from powerguard.trainer.keeper import GivenUp, Keeper, Save, Saving, Taken, attempted
+from powerguard.trainer.keeper import GivenUp, Save, Taken, attempted
+from powerguard.trainer.opening import AUTO, NoAgreement, Signals, endpoint_of, keeper_of
 from powerguard.trainer.operation import Operation
-from powerguard.trainer.store import SavedCheckpoint, Store, StoreError
+from powerguard.trainer.ranks import Ranks, detect
+from powerguard.trainer.ranks.machine import Generation
+from powerguard.trainer.store import SavedCheckpoint
 from powerguard.trainer.stored import Stored
-from powerguard.trainer.writer import Writer
+from powerguard.trainer.tiers.base import Remote
+from powerguard.trainer.tiers.upload import Uploader
+from powerguard.trainer.together import Together
+from powerguard.trainer.uploads import Uploads
+from powerguard.trainer.writer import FINAL, Writer
 from powerguard.wire import After, Loop, Phase
 
 _log = logging.getLogger("powerguard.trainer")
-AUTO = "auto"
-"""The socket that the daemon finds by itself."""
-
 _LAST_WORDS_S = 2.0
 _LOOK_S = 0.5
 _FIRST_SAVE_S = 30.0
@@ -58,9 +61,12 @@ class Guard:
     every_s: seconds from one periodic checkpoint to the next; None: only when asked. keep: how many stay, at least 2.
     socket: where to be asked; AUTO: `/run/powerguard-trainers/JOB.sock` where there is such a folder; None: nowhere.
     port: also on this port of 127.0.0.1 (0: any), for which `token_file` holds the bearer token.
+    remote: a slower tier for every checkpoint in remote_every_s seconds: a mounted folder, or "s3://bucket/prefix".
+    ranks: how this process reaches the other ranks of its job; None: found out (torch.distributed, torchrun, Slurm).
     signals: SIGTERM and SIGUSR1 ask for a checkpoint and the end. restored: what a saving function started from.
 
-    Raises StoreError, EndpointError or OSError: what, where, what would be right.
+    With several ranks every rank has its Guard. All save at the same step or none does; the first rank of each host is
+    the one that can be asked. Raises StoreError, EndpointError, RanksError or OSError: what, where, what is right.
     """
 
     def __init__(
@@ -71,46 +77,66 @@ class Guard:
         job: str,
         conduct: After | str = After.PAUSE,
         every_s: float | None = 300.0,
+        remote: Remote | str | None = None,
+        remote_every_s: float = 1800.0,
         keep: int = 2,
         socket: Path | str | None = AUTO,
         port: int | None = None,
         token_file: Path | str | None = None,
+        ranks: Ranks | None = None,
         signals: bool = False,
         restored: SavedCheckpoint | None = None,
         disk: Disk | None = None,
         clock: Callable[[], float] = boottime_s,
     ) -> None:
         self._clock = clock
-        self._keeper = _keeper(state, root, job=job, keep=keep, disk=disk)
+        self._ranks = ranks = detect(root) if ranks is None else ranks
+        self._remote = None if remote is None else Remote.of(remote)
+        self._keeper = keeper_of(state, root, job=job, keep=keep, disk=disk, ranks=ranks)
         self._every_s = every_s if every_s is not None and self._keeper.beside else _NEVER_S
-        self.desk = Desk(job=job, conduct=After(conduct), clock=clock)
+        self.desk = Desk(job=job, conduct=After(conduct), clock=clock, ranks=ranks.size, hosts=ranks.hosts)
         self._writer = Writer(self.desk, self._keeper)
         self._pace = self.desk.pace
         self._pace.beside = self._keeper.beside
+        self._pace.processes = -(-ranks.size // ranks.hosts)
         self._due_s = clock()
         self._measured = False
         self._closed = False
-        self._handlers: dict[int, object] = {}
         self._endpoint: Endpoint | None = None
+        self._signals: Signals | None = None
         if restored is not None:
             self._begin_from(restored)
+        self._uploads: Uploads | None = None
+        self._together: Together | None = None
         try:
-            self._endpoint = _endpoint(self.desk, socket, port, token_file)
+            if ranks.size > 1:
+                self._together = Together(self.desk, self._writer, ranks)
+            if ranks.local_rank == 0:
+                self._endpoint = endpoint_of(self.desk, socket, port, token_file)
+                if self._remote is not None and self._keeper.beside:
+                    self._uploads = Uploads(Uploader(self._remote, job=job), every_s=remote_every_s, clock=clock)
+                    self.desk.uploads = self._uploads
         except BaseException:
-            self._keeper.close()
+            self.close(finish=False)
             raise
-        if signals:
-            self._listen()
+        self._agreement: Agreement | NoAgreement = self._together.agreement if self._together else NoAgreement()
+        self._signals = Signals(self.desk) if signals else None
         _guards.add(self)
 
     def restore(self) -> int:
         """Load the newest checkpoint that verifies to the last byte; return how many steps it has done, 0 for none.
 
-        Before the first step. One that does not verify is set aside, and the next one taken. Raises StoreError when
-        what lies there is another job's, OSError when it cannot be read, and what `state.load` raises.
+        Before the first step, on every rank. From whichever tier has the newest; one that does not verify is set aside,
+        and the same one from the next tier taken, or the one before. Raises StoreError when what lies there is another
+        job's or cannot be read, and what `state.load` raises.
         """
-        if isinstance(self._keeper, Stored) and (restored := self._keeper.restore()) is not None:
-            self._begin_from(restored)
+        if isinstance(self._keeper, Stored):
+            with closing(self._ranks.clone()) as ranks:
+                restored = self._keeper.restore(ranks, self._remote)
+            if restored is not None:
+                self._begin_from(restored[0])
+                self._pace.totals.corrupt += restored[1]
+        self._agreement.step = self._pace.step or 0
         return self._pace.step or 0
 
     @property
@@ -128,8 +154,13 @@ class Guard:
         """
         now_s = self._clock()
         self._pace.beat(step, now_s)
-        if now_s >= self._due_s or self.desk.asked:
-            self._attend(step)
+        agreement = self._agreement
+        agreement.step = step
+        if now_s >= self._due_s or self.desk.asked or step >= agreement.due:
+            if self._together is None:
+                self._attend(step)
+            else:
+                self._attend_together(self._together, step)
 
     def poll(self) -> None:
         """Call it where no step ends for long: training may then stand still, or end, in the middle of things.
@@ -163,14 +194,16 @@ class Guard:
     def save(self, step: int) -> SavedCheckpoint:
         """Make the state after this step durable and only then return: at the end of training, or by one's own rule.
 
-        Raises what the state, the disk or the store raise.
+        Where there are several ranks, every one of them calls it for the same step. Raises what the state, the disk or
+        the store raise, and NotCommittedError when another rank could not.
         """
         began_s = self._clock()
         with self.desk.changed:
             self.desk.changed.wait_for(lambda: not self._writer.busy)
             outcome = self._take(step)
             if isinstance(outcome, Taken):
-                write = self._writer.submit(outcome, None)
+                others = None if self._together is None else self._together.together()
+                write = self._writer.submit(outcome, None, others, FINAL)
                 self.desk.changed.wait_for(lambda: write.outcome is not None)
                 outcome = write.outcome or outcome
             elif isinstance(outcome, SavedCheckpoint):
@@ -191,12 +224,20 @@ class Guard:
         if self._closed:
             return
         self._closed = True
+        if self._together is not None and not finish:
+            self._together.close()  # nobody need wait for this rank any more
         self._writer.close(finish=finish)
+        if self._together is not None:
+            self._together.close()
         self.desk.close()
         if self._endpoint is not None:
             self._endpoint.close()
-        self._unlisten()
+        if self._uploads is not None:
+            self._uploads.close()
+        if self._signals is not None:
+            self._signals.restore()
         self._keeper.close()
+        self._ranks.close()
 
     def __enter__(self) -> Self:
         return self
@@ -226,6 +267,54 @@ class Guard:
             if began_s >= self._due_s and not self._closed:
                 self._periodic(step, began_s)
         self._pace.rested(self._clock() - began_s)  # a pause is no step time
+
+    def _attend_together(self, together: Together, step: int) -> None:
+        """As `_attend`, where all ranks decide at which step they save and stand."""
+        desk = self.desk
+        began_s = self._clock()
+        with desk.changed:
+            desk.boundary, desk.serving = step, True
+        while (known := together.agreement.wait(step)) is not None:
+            if known.ended is None:
+                self._take_part(together, known, step)
+                continue
+            with desk.changed:  # durable, and whoever asked for it said exit
+                ending = together.last_of(known)
+                desk.ending = ending
+                self._end(ending)
+        with desk.changed:
+            desk.boundary, desk.serving = None, False
+            desk.asked = False
+            desk.changed.notify_all()
+            if desk.ending is not None:
+                self._end(desk.ending)
+            if began_s >= self._due_s:
+                self._periodic(step, began_s)
+        self._pace.rested(self._clock() - began_s)
+
+    def _take_part(self, together: Together, known: Generation, step: int) -> None:
+        """Take this rank's state for a checkpoint of all ranks, and have it written."""
+        desk, part = self.desk, together.part(known)
+        with desk.changed:
+            operation = together.claim(known, step)
+            if known.already:
+                outcome: Taken | SavedCheckpoint | Exception = together.already(known, step)
+            else:
+                outcome = self._take(step)
+            if isinstance(outcome, Taken):
+                self._pace.size_bytes = outcome.size_bytes
+                self._writer.submit(outcome, operation, part, known.reason)
+                return
+        # Saved here and now, or failed: the others are told without the lock.
+        if isinstance(outcome, SavedCheckpoint):
+            outcome = attempted(partial(part.conclude, outcome), f"checkpoint of step {step}")
+        else:
+            part.failed(outcome)
+        with desk.changed:
+            if isinstance(outcome, SavedCheckpoint):
+                desk.committed(outcome)
+            if operation is not None and operation in desk.begun:
+                desk.settle(operation, outcome)
 
     def _stand_by(self) -> None:
         """As `_attend`, where the state is not known to be whole."""
@@ -296,11 +385,17 @@ class Guard:
             self._measure()
             self._due_s = now_s + (self._every_s if self._every_s == _NEVER_S else min(self._every_s, _FIRST_SAVE_S))
             return
+        if self._together is not None and self._ranks.rank:
+            self._due_s = _NEVER_S  # rank 0's clock is everybody's
+            return
         if self._writer.busy:
             desk.pace.totals.late += 1
             self._due_s = now_s + min(1.0, self._every_s / 10)
             return
         self._due_s = now_s + self._every_s
+        if self._together is not None:
+            self._together.due()
+            return
         outcome = self._take(step)
         if isinstance(outcome, Taken):
             self._pace.size_bytes = outcome.size_bytes
@@ -323,7 +418,7 @@ class Guard:
     def _end(self, ending: Operation) -> None:
         """Leave, once whoever asked has read that the checkpoint is durable (or has had his time)."""
         desk = self.desk
-        if not ending.must_end:
+        if not ending.must_end and self._ranks.local_rank == 0:
             desk.changed.wait_for(lambda: ending.told or desk.ending is None, timeout=_LAST_WORDS_S)
         if desk.ending is not None:  # else utility is back, and nobody has gone yet
             raise StopTraining(0 if ending.phase is Phase.COMMITTED else 1)
@@ -343,30 +438,6 @@ class Guard:
             self._pace.size_bytes = size_bytes
             self._writer.prepare(size_bytes)
 
-    def _listen(self) -> None:
-        """Take SIGTERM and SIGUSR1 (Slurm's warning) for a wish: a checkpoint at the next boundary, then the end."""
-
-        def heard(number: int, _frame: FrameType | None) -> None:
-            if self.desk.signals_heard:  # asked twice: now
-                signal.signal(number, self._handlers[number])  # type: ignore[arg-type] # what getsignal() gave
-                signal.raise_signal(number)
-            self.desk.signals_heard = True
-            self.desk.signalled = number
-            self.desk.asked = True
-
-        if threading.current_thread() is not threading.main_thread():
-            _log.warning("signals=True outside the main thread: signals are not listened to")
-            return
-        self.desk.signals = True
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            self._handlers[number] = signal.getsignal(number)
-            signal.signal(number, heard)
-
-    def _unlisten(self) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)  # type: ignore[arg-type] # what getsignal() gave
-        self._handlers.clear()
-
     def forsake(self) -> None:
         """In a child of fork (a data loader's worker): be nobody's guard, and hold nothing that is the parent's."""
         self._closed = True
@@ -374,7 +445,8 @@ class Guard:
         self._due_s = _NEVER_S
         if self._endpoint is not None:
             self._endpoint.forsake()
-        self._unlisten()
+        if self._signals is not None:
+            self._signals.restore()
         self._keeper.forsake()
 
 
@@ -387,34 +459,3 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
-
-
-def _keeper(state: State | Save, root: Path | str | None, *, job: str, keep: int, disk: Disk | None) -> Keeper:
-    if not callable(state):
-        if root is None:
-            msg = "a state with items() needs a root: the folder for its checkpoints"
-            raise StoreError(msg)
-        return Stored(state, Store(root, job=job, keep=keep, disk=disk))
-    if root is not None:
-        msg = f"{root}: a root needs a state with items() and load(); a function that saves by itself has its own"
-        raise StoreError(msg)
-    return Saving(state)
-
-
-def _endpoint(
-    desk: Desk, socket: Path | str | None, port: int | None, token_file: Path | str | None
-) -> Endpoint | None:
-    path = socket_for(desk.job) if socket == AUTO else socket
-    if path is None:
-        if port is not None:
-            msg = f"port {port}: needs a socket too (its folder may be any)"
-            raise EndpointError(msg)
-        return None
-    token = None if token_file is None else read_token(Path(token_file))
-    try:
-        return Endpoint(desk, path, port=port, token=token)
-    except EndpointError as error:
-        if socket != AUTO:
-            raise
-        _log.warning("nobody can ask this training for a checkpoint: %s", error)
-        return None

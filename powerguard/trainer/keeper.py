@@ -4,6 +4,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from threading import Event
 from typing import Protocol, TypeVar
 
@@ -40,8 +41,18 @@ class Others(Protocol):
     """The other ranks' part in one checkpoint."""
 
     @property
+    def number(self) -> int | None:
+        """The generation's; None where nobody else gives it one."""
+        ...
+
+    @property
     def token(self) -> str:
         """8 hex digits that all ranks know and no other checkpoint has."""
+        ...
+
+    @property
+    def created(self) -> str:
+        """Wall time for the manifest, RFC 3339: the same for all ranks, known once the shards are gathered."""
         ...
 
     def gather(self, shard: bytes, *, read: bool) -> list[bytes]:
@@ -57,11 +68,19 @@ class Others(Protocol):
         ...
 
 
+def wall_time() -> str:
+    """Return the time of day for people, RFC 3339."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
 class Nobody:
     """A job of one process: no others."""
 
+    number: int | None = None
+
     def __init__(self) -> None:
         self.token = secrets.token_hex(4)
+        self.created = wall_time()
 
     def gather(self, shard: bytes, *, read: bool) -> list[bytes]:
         """There is this shard."""
@@ -80,14 +99,13 @@ class Order:
     """How a state is to be written.
 
     reason: why, for people. urgent: it may use the last of what is kept for emergencies. cancel: set when it is not
-    wanted any more. others: what the other ranks have to do with it. created: wall time; "" for now.
+    wanted any more. others: what the other ranks have to do with it.
     """
 
     reason: str
     urgent: bool
     cancel: Event
     others: Others
-    created: str = ""
 
 
 class Keeper(Protocol):

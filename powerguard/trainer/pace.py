@@ -33,6 +33,7 @@ class Pace:
 
     stepped_at_s: when the last step ended, on the guard's clock. loop: what the loop is busy with.
     size_bytes: what a checkpoint of this process would write; None when not known yet.
+    processes: how many of the job write on this host at a time, each so much.
     beside: training goes on while a state is written, and stands still only to be copied.
     """
 
@@ -41,6 +42,7 @@ class Pace:
     loop: Loop = Loop.TRAIN
     size_bytes: int | None = None
     beside: bool = True
+    processes: int = 1
     totals: Totals = field(default_factory=Totals)
     _times: list[float] = field(default_factory=lambda: [0.0] * _STEPS)
     _seen: int = 0
@@ -91,10 +93,11 @@ class Pace:
             return None
         write_s = self.write_s(self.size_bytes)
         stall_s = max(self._stalls) if self._stalls else None
-        if write_s is None:
-            return Estimate(bytes=self.size_bytes, stall_s=stall_s)
+        size_bytes, slow = self.size_bytes * self.processes, self._slow()
+        if write_s is None or slow is None:
+            return Estimate(bytes=size_bytes, stall_s=stall_s)
         seconds = (self.step_time_s(0.95) or 0.0) + write_s + ((stall_s or 0.0) if self.beside else 0.0)
-        return Estimate(bytes=self.size_bytes, write_bw_p10=self._slow(), seconds=seconds, stall_s=stall_s)
+        return Estimate(bytes=size_bytes, write_bw_p10=slow * self.processes, seconds=seconds, stall_s=stall_s)
 
     def _slow(self) -> float | None:
         """The rate that nine tenths of the writes reached."""

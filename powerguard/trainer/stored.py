@@ -3,16 +3,18 @@
 import logging
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Final
 
 from powerguard.trainer.chunks import CancelledError
 from powerguard.trainer.items import State
 from powerguard.trainer.keeper import GivenUp, Order, Taken, Tell
 from powerguard.trainer.manifest import Layout, Manifest, Shard
-from powerguard.trainer.ranks.base import boottime_s
+from powerguard.trainer.ranks.base import Ranks, boottime_s
+from powerguard.trainer.resume import LocalTier, choose
 from powerguard.trainer.snapshot import Snapshot, laid_out
-from powerguard.trainer.store import CorruptError, SavedCheckpoint, Store, StoreError
+from powerguard.trainer.store import SavedCheckpoint, Store
+from powerguard.trainer.tiers import tier_of
+from powerguard.trainer.tiers.base import Remote, Tier
 from powerguard.wire import Phase
 
 _SCRUB_EVERY_S: Final = 6 * 3600.0
@@ -43,6 +45,7 @@ class Stored:
         self._layouts: list[Layout | None] = [None, None]
         # Held while a snapshot is written into: the training thread's copy, and the touching of its pages beforehand.
         self._locks = (threading.Lock(), threading.Lock())
+        self._restores = 0
         self._scrub_at_s = clock() + _SCRUB_EVERY_S
 
     def size_bytes(self) -> int | None:
@@ -75,7 +78,7 @@ class Stored:
                 cancel=order.cancel,
             )
             tell(Phase.COMMITTING, layout.size_bytes, layout.size_bytes)
-            saved = self._commit(name, taken.step, others.gather(shard.to_json(), read=self._store.leader), order)
+            saved = self._commit(name, taken, others.gather(shard.to_json(), read=self._store.leader), order)
         except Exception as error:
             self._store.abandon(name)
             others.failed(error)
@@ -84,14 +87,15 @@ class Stored:
             raise
         return others.conclude(saved)
 
-    def _commit(self, name: str, step: int, shards: list[bytes], order: Order) -> SavedCheckpoint:
+    def _commit(self, name: str, taken: Taken, shards: list[bytes], order: Order) -> SavedCheckpoint:
         """Commit as the leader of this root; else say where it will lie, once the leader has."""
         if not self._store.leader:
-            return SavedCheckpoint(step=step, path=str(self._store.root / name), size_bytes=0, manifest_digest="")
+            path = str(self._store.root / name)
+            return SavedCheckpoint(step=taken.step, path=path, size_bytes=taken.size_bytes, manifest_digest="")
         manifest = Manifest(
             job=self._store.job,
-            step=step,
-            created=order.created or datetime.now(UTC).isoformat(timespec="milliseconds"),
+            step=taken.step,
+            created=order.others.created,
             reason=order.reason,
             ranks=self._store.ranks,
             hosts=self._hosts,
@@ -129,24 +133,20 @@ class Stored:
             self._scrub_at_s = self._clock() + _SCRUB_EVERY_S
         return int(scrubbed is not None and scrubbed.corrupt is not None)
 
-    def restore(self) -> SavedCheckpoint | None:
-        """Load the newest checkpoint that verifies; set those aside that do not. Raises StoreError, OSError."""
-        for found in self._store.found():
-            manifest = found.manifest
-            if (manifest.job, manifest.ranks) != (self._store.job, self._store.ranks):
-                msg = (
-                    f"{found.path}: is of job {manifest.job!r} with {manifest.ranks} ranks, not of {self._store.job!r} "
-                    f"with {self._store.ranks} (another root, or the same number of ranks)"
-                )
-                raise StoreError(msg)
-            try:
-                items = self._store.read_shard(found, self._store.rank, self._snapshots[0])
-            except CorruptError as error:
-                self._store.set_aside(found, str(error))
-                continue
-            self._state.load(items)
-            return found.saved()
-        return None
+    def restore(self, ranks: Ranks, remote: Remote | None) -> tuple[SavedCheckpoint, int] | None:
+        """Load the newest checkpoint that every rank can read to the last byte, from whichever tier.
+
+        Returns it, and how many were passed over; None: there is none. Raises StoreError, RanksError, TierError.
+        """
+        tiers: list[Tier] = [LocalTier(self._store)]
+        if remote is not None:
+            tiers.append(tier_of(remote, self._store.job))
+        self._restores += 1
+        chosen = choose(tiers, ranks, job=self._store.job, into=self._snapshots[0], key=f"resume/{self._restores}")
+        if chosen is None:
+            return None
+        self._state.load(chosen.items)
+        return chosen.found.saved(), len(chosen.refused)
 
     def close(self) -> None:
         """Let go of the root and of the memory."""

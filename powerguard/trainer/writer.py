@@ -16,6 +16,7 @@ from powerguard.trainer.store import SavedCheckpoint
 from powerguard.wire import Phase
 
 PERIODIC = "periodic"
+FINAL = "final"
 _NEWER = "a newer state went first"
 _LOOK_S = 0.5  # how soon the thread sees what nobody can wake it for: a deadline that comes near
 _IDLE_S = 60.0  # between two little pieces of work that can wait
@@ -29,13 +30,15 @@ _Value = TypeVar("_Value")
 class Write:
     """One taken state on its way to the disk. operation: who asked for it; None: the schedule did.
 
-    others: what the other ranks have to do with it. cancel: set when it is not wanted any more.
+    others: what the other ranks have to do with it. reason: why, for people.
+    cancel: set when it is not wanted any more.
     began_s: None until its first byte. outcome: None until it has ended.
     """
 
     taken: Taken
     operation: Operation | None
     others: Others
+    reason: str
     cancel: threading.Event = field(default_factory=threading.Event)
     began_s: float | None = None
     bytes_done: int = 0
@@ -127,9 +130,12 @@ class Writer:
         write.operation = operation
         self._desk.progress(operation, write.phase, write.bytes_done, write.taken.size_bytes)
 
-    def submit(self, taken: Taken, operation: Operation | None, others: Others | None = None) -> Write:
-        """Have a state written: next, or instead of what is being written now."""
-        write = Write(taken, operation, others or Nobody())
+    def submit(
+        self, taken: Taken, operation: Operation | None, others: Others | None = None, reason: str = ""
+    ) -> Write:
+        """Have a state written: next, or instead of what is being written now. reason: "": the operation's."""
+        reason = reason or (PERIODIC if operation is None else operation.reason.value)
+        write = Write(taken, operation, others or Nobody(), reason)
         for older in self._queue:
             if operation is not None and not older.given_up and not self._finish_first(older, write):
                 self._give_up(older, operation)
@@ -142,6 +148,12 @@ class Writer:
         self._start()
         self._desk.changed.notify_all()
         return write
+
+    def call_off(self, number: int) -> None:
+        """Write no more for a generation that has ended."""
+        for write in self._queue:
+            if write.others.number == number:
+                write.cancel.set()
 
     def _writing(self, step: int) -> Write | None:
         return next((write for write in self._queue if write.taken.step == step and not write.given_up), None)
@@ -199,8 +211,11 @@ class Writer:
         desk = self._desk
         with desk.changed:
             while self._queue or not self._over:
-                desk.take_signal()
-                self._flush_if_pressed()
+                if desk.others is not None:
+                    self._apart(desk.others.tick, "asking the other ranks")
+                else:
+                    desk.take_signal()
+                    self._flush_if_pressed()
                 if self._queue:
                     self._write(self._queue[0])
                     self._queue.pop(0)
@@ -212,10 +227,9 @@ class Writer:
         """Write one state, with the lock released meanwhile, and say how it went."""
         desk, taken = self._desk, write.taken
         write.began_s = desk.clock()
-        operation = write.operation
         order = Order(
-            reason=PERIODIC if operation is None else operation.reason.value,
-            urgent=operation is not None,
+            reason=write.reason,
+            urgent=write.operation is not None,
             cancel=write.cancel,
             others=write.others,
         )
@@ -232,6 +246,8 @@ class Writer:
             desk.pace.written(taken.size_bytes, desk.clock() - write.began_s)
             self._prepare_bytes = max(taken.size_bytes, self._prepare_bytes or 0)
             desk.committed(outcome)
+            if desk.uploads is not None:
+                desk.uploads.offer(outcome, asked=write.operation is not None)
         elif not write.given_up:
             desk.pace.totals.failed += write.operation is None
             if self._fresh is None and len(self._queue) == 1:
@@ -303,6 +319,6 @@ class Writer:
     def _look_s(self) -> float:
         """Seconds until there may be something to do that nobody notifies us of."""
         desk = self._desk
-        if desk.waiting is not None or desk.signals:
+        if desk.waiting is not None or desk.signals or desk.lease is not None:
             return _LOOK_S
         return min(desk.lapse_uploads() or _IDLE_S, max(_LOOK_S, self._idle_at_s - desk.clock()))

@@ -1,0 +1,100 @@
+"""What a guard is put together from: its keeper, its endpoint, its signals."""
+
+import logging
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+
+from powerguard.trainer.desk import Desk
+from powerguard.trainer.disk import Disk
+from powerguard.trainer.endpoint import Endpoint, EndpointError, read_token, socket_for
+from powerguard.trainer.items import State
+from powerguard.trainer.keeper import Keeper, Save, Saving
+from powerguard.trainer.ranks import Ranks
+from powerguard.trainer.ranks.machine import NEVER
+from powerguard.trainer.store import Store, StoreError
+from powerguard.trainer.stored import Stored
+
+AUTO = "auto"
+"""The socket that the daemon finds by itself."""
+
+_log = logging.getLogger("powerguard.trainer")
+
+
+class NoAgreement:
+    """What `step` looks at in a job of one process."""
+
+    step: int | None = None
+    due = NEVER
+
+
+def keeper_of(
+    state: State | Save, root: Path | str | None, *, job: str, keep: int, disk: Disk | None, ranks: Ranks
+) -> Keeper:
+    if not callable(state):
+        if root is None:
+            msg = "a state with items() needs a root: the folder for its checkpoints"
+            raise StoreError(msg)
+        store = Store(
+            root, job=job, rank=ranks.rank, ranks=ranks.size, leader=ranks.local_rank == 0, keep=keep, disk=disk
+        )
+        return Stored(state, store, hosts=ranks.hosts)
+    if root is not None:
+        msg = f"{root}: a root needs a state with items() and load(); a function that saves by itself has its own"
+        raise StoreError(msg)
+    return Saving(state)
+
+
+def endpoint_of(
+    desk: Desk, socket: Path | str | None, port: int | None, token_file: Path | str | None
+) -> Endpoint | None:
+    path = socket_for(desk.job) if socket == AUTO else socket
+    if path is None:
+        if port is not None:
+            msg = f"port {port}: needs a socket too (its folder may be any)"
+            raise EndpointError(msg)
+        return None
+    token = None if token_file is None else read_token(Path(token_file))
+    try:
+        return Endpoint(desk, path, port=port, token=token)
+    except EndpointError as error:
+        if socket != AUTO:
+            raise
+        _log.warning("nobody can ask this training for a checkpoint: %s", error)
+        return None
+
+
+class Signals:
+    """Takes SIGTERM and SIGUSR1 (Slurm's warning) for a wish: a checkpoint at the next boundary, then the end.
+
+    Asked twice, it is the end at once, as without us.
+    """
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._before: dict[int, object] = {}
+        if threading.current_thread() is not threading.main_thread():
+            _log.warning("signals=True outside the main thread: signals are not listened to")
+            return
+        desk.signals = True
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            self._before[number] = signal.getsignal(number)
+            signal.signal(number, self._heard)
+
+    def _heard(self, number: int, _frame: FrameType | None) -> None:
+        """Take no lock here: the thread that is interrupted may hold it."""
+        if self._desk.signals_heard:
+            self._put_back(number)
+            signal.raise_signal(number)
+        self._desk.signals_heard = True
+        self._desk.signalled = number
+        self._desk.asked = True
+
+    def restore(self) -> None:
+        """Listen no more."""
+        for number in list(self._before):
+            self._put_back(number)
+
+    def _put_back(self, number: int) -> None:
+        signal.signal(number, self._before.pop(number))  # type: ignore[arg-type] # what getsignal() gave

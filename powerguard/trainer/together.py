@@ -1,0 +1,273 @@
+"""Many ranks, one desk: what is asked at one endpoint is agreed on by all ranks, and what all do is told at each desk.
+
+The desk of each process stays what its own askers see. Here it is connected with the agreement: a wish opens a
+generation, or joins one; the training thread takes its state where the agreement says; a pause, its end, and the end of
+the process come from the agreement too, and from nowhere else. Nothing here holds the desk's lock while it asks the
+store of the ranks.
+"""
+
+import logging
+import secrets
+import time
+from dataclasses import replace
+
+from powerguard.trainer.agreement import Agreement, GenerationOverError
+from powerguard.trainer.desk import Desk
+from powerguard.trainer.keeper import GivenUp, wall_time
+from powerguard.trainer.operation import Operation
+from powerguard.trainer.ranks.base import Ranks, RanksError
+from powerguard.trainer.ranks.machine import Generation
+from powerguard.trainer.ranks.parts import Parts
+from powerguard.trainer.store import SavedCheckpoint
+from powerguard.trainer.writer import PERIODIC, Writer
+from powerguard.wire import After, Phase, Reason, TriggerRequest
+
+_log = logging.getLogger("powerguard.trainer")
+_SAVE_S = 1800.0  # how long a save at the end of training waits for the slowest rank
+_GLANCE_S = 0.02
+_SETTLED_S = 5.0
+
+
+class NotCommittedError(Exception):
+    """The checkpoint came to nothing on some rank: which, and why."""
+
+
+class Together:
+    """Connects one rank's desk and writer with the agreement of all ranks; see `desk.Elsewhere`."""
+
+    def __init__(self, desk: Desk, writer: Writer, ranks: Ranks) -> None:
+        self._desk = desk
+        self._writer = writer
+        self._ranks = ranks
+        self._periodic = False
+        self._saves = 0
+        desk.others = self
+        self.agreement = Agreement(ranks, clock=desk.clock, changed=self.news)
+
+    # --- Wishes, in a server's thread or the writer's ---------------------------------------------------------------
+
+    def opened(self, request: TriggerRequest) -> int:
+        """Have all ranks save. Raises RanksError."""
+        return self.agreement.open(request).number
+
+    def cancelled(self, number: int) -> None:
+        """Call a generation off."""
+        self.agreement.cancel(number)
+        self.news()
+
+    def paused(self) -> None:
+        """Have all ranks stand still at one step."""
+        self.agreement.open(TriggerRequest(id=f"pause-{secrets.token_hex(6)}", after=After.PAUSE), save=False)
+
+    def resumed(self) -> None:
+        """Have all ranks go on."""
+        self.agreement.resume()
+        self.news()
+
+    def due(self) -> None:
+        """A periodic checkpoint is due: asked for by the writer's thread, so that training need not wait."""
+        self._periodic = True
+        self._desk.changed.notify_all()
+
+    def tick(self) -> None:
+        """Ask for what is due; let a pause go whose lease is over; pass a signal on."""
+        desk = self._desk
+        if self._periodic:
+            self._periodic = False
+            name = f"{PERIODIC}-{secrets.token_hex(6)}"
+            try:
+                self.agreement.open(TriggerRequest(id=name, reason=Reason.PERIODIC))
+            except RanksError as error:
+                _log.warning("no periodic checkpoint: %s", error)
+        with desk.changed:
+            lapsed = desk.lease is not None and desk.held and desk.lease.left_s(desk.clock()) <= 0
+            request = desk.signal_request()
+            must_end = desk.ending is not None and desk.ending.must_end and desk.held
+        if request is not None:
+            number = self.agreement.open(request).number
+            with desk.changed:
+                desk.open(request, After.EXIT, "", number).must_end = True
+        if lapsed or must_end:
+            self.resumed()
+
+    # --- What all ranks do, in the watcher's thread ------------------------------------------------------------------
+
+    def news(self) -> None:
+        """Bring the desk up to date."""
+        desk, state = self._desk, self.agreement.state
+        front = state.front
+        with desk.changed:
+            for known in (*state.past, state.back, front):
+                if known is not None:
+                    self._reconcile(known)
+            stands = front is not None and front.begun and front.after is not After.CONTINUE
+            held, desk.held = desk.held, (state.held_at is not None or stands) and not self.agreement.lost
+            if held and not desk.held:
+                desk.lease = None
+            desk.changed.notify_all()
+
+    def _reconcile(self, known: Generation) -> None:
+        """Tell of one generation, whoever asked for it."""
+        desk = self._desk
+        operation = desk.of_generation(known.number)
+        if operation is None:
+            if known.ended is None and known.save and known.reason != PERIODIC:
+                self._adopt(known)
+            return
+        if known.ended is None:
+            operation.after = known.after
+            operation.deadline_at_s = self.agreement.deadline_at_s(known.number)
+            if operation.phase is Phase.WAITING_STEP:
+                operation.phase = Phase.AGREEING
+            operation.step = known.step if operation.began_s is None else operation.step
+        elif not known.ended.ok:
+            self._writer.call_off(known.number)
+            over = NotCommittedError(known.ended.error)
+            desk.settle(operation, GivenUp(known.ended.error) if known.ended.aborted else over)
+        elif operation.began_s is None and desk.last is not None:
+            desk.settle(operation, desk.last)
+
+    def _adopt(self, known: Generation) -> Operation:
+        """Know of a checkpoint that was asked for at another host's endpoint."""
+        words = {word.value: word for word in Reason}
+        reason = words.get(known.reason, Reason.OTHER)
+        request = TriggerRequest(id=known.ids[0], reason=reason, after=known.after, event=known.event)
+        return self._desk.open(request, known.after, "", known.number)
+
+    # --- The training thread -----------------------------------------------------------------------------------------
+
+    def claim(self, known: Generation, step: int) -> Operation | None:
+        """Begin this rank's part of a generation; None: nobody asked for it but the clock. With the lock held."""
+        desk = self._desk
+        operation = desk.of_generation(known.number)
+        if operation is None and known.reason != PERIODIC:
+            operation = self._adopt(known)
+        if operation is not None:
+            operation.step = step
+            operation.began_s = desk.clock()
+            operation.phase = Phase.SNAPSHOT
+            if operation.stands:
+                desk.hold(operation)
+            desk.changed.notify_all()
+        return operation
+
+    def already(self, known: Generation, step: int) -> SavedCheckpoint:
+        """Return the checkpoint of this very step that is durable already. With the lock held."""
+        last = self._desk.last
+        if last is not None and last.step == step:
+            return last
+        return SavedCheckpoint(step=step, path="", size_bytes=0, manifest_digest=known.already)
+
+    def last_of(self, known: Generation) -> Operation:
+        """Return the operation after which the process is to end: it is durable for all. With the lock held."""
+        desk = self._desk
+        mine = desk.of_generation(known.number)
+        if mine is not None:
+            desk.changed.wait_for(lambda: mine.ended, timeout=_SETTLED_S)  # the writer's thread is about to say so
+        return mine or desk.known_as(known.ids) or Operation(id=known.ids[0], after=After.EXIT, phase=Phase.COMMITTED)
+
+    def part(self, known: Generation) -> "Part":
+        """Return this rank's part in a generation, for the writer."""
+        return Part(self.agreement, known)
+
+    def together(self, limit_s: float = _SAVE_S) -> "Collective":
+        """Return a save that every rank calls for by itself, at the same step."""
+        self._saves += 1
+        return Collective(self._ranks.clone(), self._saves, limit_s)
+
+    def close(self) -> None:
+        """Say that this rank's training has ended."""
+        self.agreement.close()
+
+
+class Part:
+    """One rank's part in one generation; see `keeper.Others`."""
+
+    def __init__(self, agreement: Agreement, known: Generation) -> None:
+        self._agreement = agreement
+        self.number: int | None = known.number
+        self._number = known.number
+        self.token = known.token
+        self.created = ""
+
+    def gather(self, shard: bytes, *, read: bool) -> list[bytes]:
+        """Hand in this rank's shard, and rank 0's time of day with it. Raises NotCommittedError."""
+        try:
+            values = self._agreement.gather(self._number, "shard", _stamped(shard), read=read)
+        except GenerationOverError as over:
+            raise NotCommittedError(str(over)) from None
+        self.created, shards = _unstamped(values)
+        return shards
+
+    def failed(self, error: Exception) -> None:
+        """End the generation for all."""
+        self._agreement.conclude(self._number, ok=False, error=f"{type(error).__name__}: {error}")
+
+    def conclude(self, saved: SavedCheckpoint) -> SavedCheckpoint:
+        """Wait until all ranks are done. Raises NotCommittedError."""
+        ended = self._agreement.conclude(self._number, ok=True, digest=saved.manifest_digest).ended
+        if ended is None or not ended.ok:
+            raise NotCommittedError("" if ended is None else ended.error)
+        return replace(saved, manifest_digest=ended.digest)
+
+
+class Collective:
+    """A save that every rank calls for by itself, as at the end of training: no agreement on a step is needed."""
+
+    number: int | None = None
+
+    def __init__(self, ranks: Ranks, number: int, limit_s: float) -> None:
+        self._ranks = ranks
+        self._number = -number  # generations count upwards from 1
+        self._limit_s = limit_s
+        self._parts = Parts()
+        self.created = ""
+        self.token = self._all("token", secrets.token_hex(4).encode())[0].decode()
+
+    def gather(self, shard: bytes, *, read: bool) -> list[bytes]:
+        """Wait for all shards. Raises NotCommittedError."""
+        self.created, shards = _unstamped(self._all("shard", _stamped(shard)))
+        return shards if read else []
+
+    def failed(self, error: Exception) -> None:
+        """Tell the others."""
+        self._ranks.set(self._failure, str(error)[:500].encode("ascii", "replace") or b"-")
+
+    def conclude(self, saved: SavedCheckpoint) -> SavedCheckpoint:
+        """Wait until all are done. Raises NotCommittedError."""
+        digests = {digest for digest in self._all("done", saved.manifest_digest.encode()) if digest}
+        if len(digests) != 1:
+            msg = f"{len(digests)} manifests, not one"
+            raise NotCommittedError(msg)
+        return replace(saved, manifest_digest=digests.pop().decode())
+
+    @property
+    def _failure(self) -> str:
+        return f"g/{self._number}/failure"
+
+    def _all(self, what: str, value: bytes) -> list[bytes]:
+        ranks, until_s = self._ranks, time.perf_counter() + self._limit_s
+        try:
+            self._parts.hand_in(ranks, self._number, what, value)
+            while not self._parts.complete(ranks, self._number, what):
+                if ranks.check(self._failure):
+                    raise NotCommittedError(ranks.get(self._failure, 0.0).decode())
+                if time.perf_counter() > until_s:
+                    missing = self._parts.missing(ranks, self._number, what)
+                    msg = f"ranks {missing[:8]} have not come within {self._limit_s:g} s (does every rank save here?)"
+                    raise NotCommittedError(msg)
+                time.sleep(_GLANCE_S)
+            return self._parts.fetch(ranks, self._number, what)
+        except (RanksError, TimeoutError) as error:
+            msg = f"the other ranks cannot be asked: {error}"
+            raise NotCommittedError(msg) from error
+
+
+def _stamped(shard: bytes) -> bytes:
+    return wall_time().encode() + b" " + shard
+
+
+def _unstamped(values: list[bytes]) -> tuple[str, list[bytes]]:
+    """Return rank 0's time of day and all shards: where every host has a root, their manifests must be the same."""
+    split = [value.partition(b" ") for value in values]
+    return (split[0][0].decode() if split else ""), [shard for _, _, shard in split]

@@ -1,0 +1,53 @@
+"""When checkpoints are copied to slower storage: now and then, and never while somebody fights for time."""
+
+from collections.abc import Callable, Mapping
+
+from powerguard.trainer.ranks.base import boottime_s
+from powerguard.trainer.store import SavedCheckpoint
+from powerguard.trainer.tiers.upload import Uploader
+
+
+class Uploads:
+    """Offers the uploader one checkpoint in every_s seconds, and each that somebody asked for; see `desk.Uploads`."""
+
+    def __init__(self, uploader: Uploader, *, every_s: float, clock: Callable[[], float] = boottime_s) -> None:
+        self._uploader = uploader
+        self._every_s = every_s
+        self._clock = clock
+        self._due_s = clock()
+
+    def offer(self, saved: SavedCheckpoint, *, asked: bool) -> None:
+        """Copy this one next, if it is time for one. What was offered and is not begun is forgotten."""
+        now_s = self._clock()
+        if asked or now_s >= self._due_s:
+            self._due_s = now_s + self._every_s
+            self._uploader.offer(saved)
+
+    def hold(self) -> None:
+        """Stop at once."""
+        self._uploader.hold()
+
+    def release(self) -> None:
+        """Go on."""
+        self._uploader.release()
+
+    def close(self) -> None:
+        """Stop for good."""
+        self._uploader.close()
+
+    def figures(self) -> Mapping[str, tuple[str, str, float]]:
+        """Return metrics: name -> (type, help, value)."""
+        status = self._uploader.status()
+        found: dict[str, tuple[str, str, float]] = {
+            "commits_total": ("counter", "Checkpoints that became whole in the slower tier.", status.commits),
+            "sent_bytes_total": ("counter", "Bytes that were sent there.", status.bytes_sent),
+            "retries_total": ("counter", "Requests that had to be repeated.", sum(status.retries.values())),
+            "failures_total": ("counter", "Uploads that failed and are tried again.", sum(status.failures.values())),
+            "active": ("gauge", "An upload is running (1) or not (0).", int(status.state == "uploading")),
+        }
+        if status.committed_step is not None:
+            found["durable_step"] = ("gauge", "Step of the newest checkpoint there.", status.committed_step)
+        if status.committed_at_s is not None:
+            age_s = max(0.0, self._clock() - status.committed_at_s)
+            found["durable_age_seconds"] = ("gauge", "Age of the newest checkpoint there.", age_s)
+        return found
