@@ -407,6 +407,8 @@ class Guard:
 
     def _hold_state(self, step: int) -> None:
         """Have the state of a phase in memory."""
+        if not self._keeper.beside:
+            return
         with self.desk.changed:
             if not self._writer.has(step):
                 outcome = self._take(step)

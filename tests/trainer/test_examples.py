@@ -1,4 +1,4 @@
-"""The lines that README and the trainers' guide ask people to paste: they run, and can be asked for a checkpoint."""
+"""The lines that README and the trainers' guide ask people to paste: they run, save, and can be asked to save."""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from powerguard.trainer.store import FolderStore, newest_in
+from powerguard.trainer import Guard
+from powerguard.trainer.store import SavedCheckpoint, newest_in
 from powerguard.wire import TriggerRequest
 from tests.trainer.toy import ask, short_folder
 
@@ -21,32 +22,51 @@ def folder() -> Iterator[Path]:
         yield folder
 
 
+def blocks(page: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/guides/trainers.md"])
 def test_the_pasted_lines_run(page: str, folder: Path) -> None:
     """They once gave the endpoint a text where it took a Path alone, and the training died at its start."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    lines = next(block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "Endpoint" in block)
-    lines = lines.replace("/run/powerguard-trainers", str(folder)).replace("/nvme/llm", f"{folder}/ck")
+    lines = next(block for block in blocks(page) if "guard.restore()" in block)
+    lines = lines.replace('"/nvme/llm"', f'"{folder}/ck"').replace(
+        'job="llm"', f'job="llm", socket="{folder}/llm.sock"'
+    )
     trained: list[int] = []
+    weights = bytearray(b"weights")
 
     def train(step: int) -> None:
         trained.append(step)
         if len(trained) == 1:
-            code, _, _ = ask(
-                folder / "llm.sock", "POST", "/api/v1/trigger_checkpoint", TriggerRequest(id="x").to_json()
-            )
-            assert code == 202
+            request = TriggerRequest(id="x").to_json()
+            assert ask(folder / "llm.sock", "POST", "/api/v1/trigger_checkpoint", request)[0] == 202
 
-    names: dict[str, Any] = {"train": train, "start": 0, "steps": STEPS, "last_step": STEPS}
-    if "FolderStore" not in lines:
-        with FolderStore(folder / "ck", job="llm") as store:
-            names["save"] = lambda step: store.save(step, {"model.bin": [b"weights"]})
-            exec(lines, names)
-    else:
-        names["state_in_chunks"] = lambda: [b"weights"]
-        exec(lines, names)
-        names["store"].close()
-    assert len(trained) == STEPS
+    names: dict[str, Any] = {
+        "train": train,
+        "last_step": STEPS,
+        "step": 0,
+        "weights": weights,
+        "momentum": bytearray(7),
+    }
+    names |= {"version": 3, "numbers": (1, 2), "gauss": None}
+    names |= {"save": lambda: {"weights": weights}, "load": lambda _: None}
+    exec(lines, names)
+    assert trained == [1, 2, 3]
     saved = newest_in(folder / "ck")
     assert saved is not None
-    assert saved.step == trained[0]
+    assert saved.step in (1, STEPS)
+    trained.clear()
+    exec(lines.replace("last_step + 1", "last_step + 2"), {**names, "last_step": saved.step})
+    assert trained == [saved.step + 1], "restored, it goes on after the step that was saved"
+
+
+def test_the_pasted_phase_runs(folder: Path) -> None:
+    """An evaluation in a phase, with a poll in it."""
+    lines = next(block for block in blocks("docs/guides/trainers.md") if "guard.phase" in block)
+    seen: list[int] = []
+    saved = SavedCheckpoint(step=4, path=str(folder), size_bytes=1, manifest_digest="")
+    with Guard(lambda _: saved, job="x", socket=None) as guard:
+        exec(lines, {"guard": guard, "step": 4, "validation": [1, 2], "evaluate": seen.append})
+    assert seen == [1, 2]
