@@ -24,6 +24,7 @@ class Job:
         self.memory = Memory()
         self.agreements = [Agreement(one, limits=limits) for one in self.ranks]
         self.save: Callable[[int, Generation], str] = self._digest
+        self.beside: Callable[[int, Generation], object] | None = None
         self.between: Callable[[int], object] = lambda rank: None
         self.last_step = 10**9
         self.steps = [restored or 0] * self.size
@@ -65,16 +66,27 @@ class Job:
                 self.exited.add(rank)
                 return False
             self.saved.add((generation.number, rank, step))
-            try:
-                digest = self.save(rank, generation)
-            except OSError as error:
-                ended = agreement.conclude(generation.number, ok=False, error=str(error))
-            except GenerationOverError as over:
-                ended = over.generation
+            if generation.beside and self.beside is not None:
+                thread = threading.Thread(target=self._finish, args=[rank, generation])
+                self._threads.append(thread)
+                thread.start()
             else:
-                ended = agreement.conclude(generation.number, ok=True, digest=digest)
-            self.ended[generation.number, rank] = ended
+                self._finish(rank, generation)
         return True
+
+    def _finish(self, rank: int, generation: Generation) -> None:
+        agreement = self.agreements[rank]
+        try:
+            if generation.beside and self.beside is not None:
+                self.beside(rank, generation)
+            digest = self.save(rank, generation)
+        except OSError as error:
+            ended = agreement.conclude(generation.number, ok=False, error=str(error))
+        except GenerationOverError as over:
+            ended = over.generation
+        else:
+            ended = agreement.conclude(generation.number, ok=True, digest=digest)
+        self.ended[generation.number, rank] = ended
 
     def until_ended(self, number: int, timeout_s: float = 10.0) -> Generation:
         """Wait until every rank has learnt how a generation ended; all say the same."""

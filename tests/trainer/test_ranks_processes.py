@@ -1,0 +1,213 @@
+"""Real processes with a barrier per step: agreement over each store, and ranks that die, hang or lose the store."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerguard.wire import After
+from tests.trainer import ranks_worker
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload([ranks_worker.__name__])
+
+
+class Processes:
+    """A job of real processes, and what they have said. answers: (generation, rank) to how it ended, as told there."""
+
+    def __init__(self, store: str, folder: Path, size: int, *, step_s: float = 0.002) -> None:
+        self.folder, self.size = folder, size
+        self.pipes: list[Connection] = []
+        self.processes = []
+        self.said: list[dict[str, Any]] = []
+        self.answers: dict[tuple[int, int], dict[str, Any]] = {}
+        for rank in range(size):
+            ours, theirs = _context.Pipe()
+            process = _context.Process(
+                target=ranks_worker.work, args=(theirs, store, folder, rank, size, step_s), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+
+    def tell(self, rank: int, **what: object) -> None:
+        self.pipes[rank].send(what)
+
+    def hear(self, timeout_s: float) -> None:
+        """Take in what the ranks say; ends of pipes are no news."""
+        for pipe in wait([pipe for pipe in self.pipes if not pipe.closed], timeout_s):
+            assert isinstance(pipe, Connection)
+            try:
+                told: dict[str, Any] = pipe.recv()
+            except (EOFError, ConnectionResetError):
+                pipe.close()
+                continue
+            self.said.append(told)
+            if "answer" in told:
+                key = told["answer"], told["rank"]
+                assert self.answers.get(key, told) == told, "a rank took its word back"
+                self.answers[key] = told
+
+    def until(self, true: Callable[[], object], timeout_s: float = 20.0) -> None:
+        until_s = time.perf_counter() + timeout_s
+        while not true():
+            assert time.perf_counter() < until_s, self.said[-10:]
+            self.hear(0.05)
+
+    def until_ready(self) -> None:
+        self.until(lambda: sum("ready" in told for told in self.said) == self.size)
+
+    def answered(self, number: int, ranks: list[int]) -> list[dict[str, Any]]:
+        """Wait for these ranks' answers on a generation."""
+        for rank in ranks:
+            self.tell(rank, watch=number)
+        self.until(lambda: all((number, rank) in self.answers for rank in ranks))
+        return [self.answers[number, rank] for rank in ranks]
+
+    def manifests(self) -> dict[int, Path]:
+        """Return the manifests there are, by step; each must have all its shards, whole."""
+        found = {}
+        for manifest in self.folder.glob("step-*/manifest"):
+            step = int(manifest.parent.name.split("-")[1])
+            parts = json.loads(manifest.read_bytes())
+            assert [part["rank"] for part in parts] == list(range(self.size))
+            assert {part["step"] for part in parts} == {step}
+            for rank in range(self.size):
+                assert (manifest.parent / f"shard-{rank}").read_text(encoding="ascii") == f"{step}\n" * 1000
+            found[step] = manifest
+        return found
+
+    def agreed(self, number: int, ranks: list[int]) -> dict[str, Any]:
+        """Check that all these ranks say the same of a generation, and that it is true; return what they say."""
+        answers = self.answered(number, ranks)
+        known = [answer for answer in answers if not answer["lost"]]
+        said = {(answer["ok"], answer["digest"], answer["step"]) for answer in known}
+        assert len(said) <= 1, answers
+        for answer in answers:
+            if answer["ok"]:
+                assert answer["step"] in self.manifests(), "acknowledged, and not there"
+        return (known or answers)[0]
+
+    def end(self) -> None:
+        for process in self.processes:
+            if process.is_alive() and process.pid is not None:
+                os.kill(process.pid, signal.SIGCONT)
+                process.kill()
+            process.join(10)
+        for pipe in self.pipes:
+            pipe.close()
+
+
+@contextmanager
+def processes(store: str, folder: Path, size: int, *, step_s: float = 0.002) -> Iterator[Processes]:
+    it = Processes(store, folder, size, step_s=step_s)
+    try:
+        it.until_ready()
+        yield it
+    finally:
+        it.end()
+
+
+def request(name: str, **other: object) -> dict[str, object]:
+    return {"id": name, "after": After.PAUSE, "deadline_s": 6.0, **other}
+
+
+@pytest.mark.parametrize("store", ["files", "unix"])
+def test_four_processes_agree_again_and_again(store: str, tmp_path: Path) -> None:
+    """With a true barrier per step nobody passes the agreed step, nobody deadlocks, and all say the same."""
+    with processes(store, tmp_path, 4) as it:
+        for number in range(1, 9):
+            it.tell(number % 4, open=request(f"a{number}"))
+            answer = it.agreed(number, [0, 1, 2, 3])
+            assert answer["ok"], answer
+            it.tell((number + 1) % 4, resume=1)
+        assert len(it.manifests()) == 8
+        leftovers = len(list((tmp_path / "ranks").rglob("*")))
+        assert leftovers < 200
+
+
+@pytest.mark.parametrize("trial", range(3))
+def test_a_rank_killed_at_any_instant(trial: int, tmp_path: Path) -> None:
+    """kill -9 of one rank around a generation, ten times: never two answers, never a commit without all, never late."""
+    dice = random.Random(trial)
+    ends = {True: 0, False: 0}
+    for turn in range(10):
+        folder = tmp_path / str(turn)
+        folder.mkdir()
+        with processes("files" if turn % 2 else "unix", folder, 3) as it:
+            it.tell(0, open=request("a"))
+            assert it.agreed(1, [0, 1, 2])["ok"]
+            it.tell(0, resume=1)
+            victim = dice.choice([1, 2] if turn % 2 == 0 else [0, 1, 2])
+            asker = (victim + 1) % 3
+            time.sleep(dice.uniform(0.0, 0.004))
+            it.tell(asker, open=request("b"))
+            time.sleep(dice.uniform(0.0, 0.012))
+            it.processes[victim].kill()
+            began_s = time.perf_counter()
+            others = [rank for rank in range(3) if rank != victim]
+            answer = it.agreed(2, others)
+            assert time.perf_counter() - began_s < 8.0
+            if not answer["ok"]:
+                assert f"rank {victim}" in answer["error"], answer
+            assert 1 <= len(it.manifests()) <= 2
+            ends[answer["ok"]] += 1
+    print(f"committed before the kill: {ends[True]}, given up: {ends[False]}")
+
+
+@pytest.mark.parametrize("store", ["files", "unix"])
+def test_a_rank_that_is_stopped_is_given_up_on_and_learns_it(store: str, tmp_path: Path) -> None:
+    """SIGSTOP of a whole rank: the others fail it in bounded time; it wakes, says the same, and takes part again."""
+    with processes(store, tmp_path, 3) as it:
+        pid = it.processes[2].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        it.tell(0, open=request("a"))
+        answer = it.agreed(1, [0, 1])
+        assert not answer["ok"]
+        assert "rank 2" in answer["error"]
+        assert it.manifests() == {}
+        os.kill(pid, signal.SIGCONT)
+        assert it.agreed(1, [0, 1, 2])["error"] == answer["error"]
+        it.tell(1, resume=1)
+        it.tell(2, open=request("b"))
+        assert it.agreed(2, [0, 1, 2])["ok"]
+
+
+def test_the_store_killed_with_rank_0(tmp_path: Path) -> None:
+    """The process that holds the store dies: the others are let go, claim nothing, and open nothing."""
+    with processes("unix", tmp_path, 3) as it:
+        it.tell(1, open=request("a"))
+        assert it.agreed(1, [0, 1, 2])["ok"]
+        it.tell(1, resume=1)
+        it.tell(2, open=request("b"))
+        it.processes[0].kill()
+        it.until(lambda: any("opened" in told or "refused" in told for told in it.said if told["rank"] == 2))
+        if any(told.get("opened") == 2 for told in it.said):
+            assert not any(answer["ok"] and answer["step"] not in it.manifests() for answer in it.answered(2, [1, 2]))
+        time.sleep(1.0)
+        it.tell(1, open=request("c"))
+        it.until(lambda: any("lost the others" in str(told.get("refused")) for told in it.said))
+
+
+def test_nothing_of_the_agreement_loads_torch(tmp_path: Path) -> None:
+    """What every rank imports is the standard library."""
+    import subprocess
+
+    code = (
+        "import sys; import powerguard.trainer.agreement, powerguard.trainer.ranks;"
+        "print(sorted(name for name in sys.modules if name.split('.')[0] in {'torch', 'numpy', 'xxhash', 'aiohttp'}))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"
