@@ -156,11 +156,14 @@ def account(
         twice = max(charge, learning.charge_of(feed.previous) or 0.0)
         back = health * battery.away_s / learning.recharge_s(policy, battery.model)
         used = max(used - back, health * (1.0 - twice), 0.0)
+    fell, away_charge = _fallen_while_away(battery, feed, charge)
+    used = min(1.0, used + fell)
     battery = replace(
         battery,
         at_s=max(battery.at_s, reading.at_s),
         used=used,
         away_s=0.0,
+        away_charge=away_charge,
         # On battery a term that falls silent goes on by dead reckoning; on utility it is simply not known.
         charged=health * charge if charge is not None else battery.charged if draining else None,
         load=averaged,
@@ -174,6 +177,17 @@ def account(
         # A silent reading must not repeat by dead reckoning what only one has said.
         left = replace(left, gauge=reckoned.gauge, charged=reckoned.charged)
     return left
+
+
+def _fallen_while_away(battery: Battery, feed: Feed, charge: float | None) -> tuple[float, float | None]:
+    """Share that was used while the host was off, and what is left to be compared: the UPS lives on, and may run flat.
+
+    A gauge that counts against the nameplate still shows half a battery then, but it shows by how much it fell.
+    """
+    before = learning.charge_of(feed.previous)
+    if battery.away_charge is None or charge is None or before is None:
+        return 0.0, battery.away_charge
+    return max(0.0, battery.away_charge - max(charge, before)), None
 
 
 def _learned(

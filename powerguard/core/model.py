@@ -194,6 +194,7 @@ class Battery:
     composed: runtime table of several batteries that feed one host together; empty for one.
     low_load: load when low battery rose: its seconds count at that load.
     away_s: wall seconds for which the host was off; they may have recharged it, if the charge says so too.
+    away_charge: the charge before that; what it has fallen by meanwhile was used. None once two readings have told.
     model: what has been learned of it.
     """
 
@@ -210,6 +211,7 @@ class Battery:
     composed: tuple[tuple[float, float], ...] = ()
     low_load: float | None = None
     away_s: float = 0.0
+    away_charge: float | None = None
     model: BatteryModel = field(default_factory=BatteryModel)
 
 

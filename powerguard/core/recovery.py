@@ -146,6 +146,7 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
     def carried(battery: Battery) -> Battery:
         return Battery(
             away_s=gap_s,
+            away_charge=None if battery.charged is None else battery.charged / battery.health,
             at_s=now_s,
             used=battery.used,
             health=battery.health,
