@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import apcupsd, core, daemon, nut, processes, react, simulated
+from bench import apcupsd, core, daemon, nut, processes, react, simulated, tiers, trainer
 from bench.figure import Figure
 
 BENCHES: dict[str, Callable[..., list[Figure]]] = {
@@ -18,6 +18,8 @@ BENCHES: dict[str, Callable[..., list[Figure]]] = {
     "simulated": simulated.run,
     "apcupsd": apcupsd.run,
     "nut": nut.run,
+    "tiers": tiers.run,
+    "trainer": trainer.run,
 }
 
 

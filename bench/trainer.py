@@ -1,0 +1,211 @@
+"""The emergency write against fio on the same disk, in turns, and torch's own checkpoint beside them.
+
+Both write past the page cache, in pieces of 8 MiB by two threads, over blocks that are there, and flush at the end;
+ours also makes the digests, writes the manifest and flushes all names. The ratio of a round is that of two neighbours
+in time: a disk that others use too is not the same from one minute to the next. The folder is build/bench.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from bench.figure import Figure
+from powerguard.trainer.items import Buffer
+from powerguard.trainer.manifest import Manifest
+from powerguard.trainer.snapshot import Snapshot
+from powerguard.trainer.store import Store
+from tests.peers import find
+
+SIZE: Final = 2_400_000_000
+LARGE: Final = 8_500_000_000
+ROUNDS: Final = 7
+LARGE_ROUNDS: Final = 3
+WRITE_BAR: Final = ">= 0.9 of fio O_DIRECT"
+CPU_BAR: Final = "<= 0.1 CPU s/GB"
+_FIO: Final = (
+    *("--name=emergency", "--rw=write", "--direct=1", "--bs=8M", "--numjobs=2", "--end_fsync=1", "--overwrite=1"),
+    *("--randrepeat=0", "--refill_buffers=0", "--group_reporting", "--output-format=json"),
+)
+
+
+@dataclass
+class Rounds:
+    """What the rounds of one comparison came to, in GB/s, CPU seconds a GB, and seconds."""
+
+    ours: list[float] = field(default_factory=list)
+    fio: list[float] = field(default_factory=list)
+    ratio: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    commit: list[float] = field(default_factory=list)
+    snapshot: list[float] = field(default_factory=list)
+
+
+class Ours:
+    """A job whose state is one large buffer."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        block = os.urandom(1 << 24)
+        self._state = bytearray(size)
+        for start in range(0, size, len(block)):
+            self._state[start : start + len(block)] = block[: size - start]
+        self._store = Store(folder, job="bench", slots=1)
+        self._store.prepare(size + 4096)
+        self._snapshot = Snapshot(size + 4096)
+        self._step = 0
+
+    def save(self, rounds: Rounds) -> None:
+        """One emergency: snapshot, then all that must be on the disk before the answer."""
+        self._step += 1
+        began_s = time.perf_counter()
+        layout = self._snapshot.take([Buffer("state", self._state), Buffer.json("step", self._step)])
+        taken_s = time.perf_counter()
+        cpu_s = time.process_time()
+        name = self._store.name(self._step, os.urandom(4).hex())
+        shard = self._store.write_shard(name, 0, self._snapshot, layout, urgent=True)
+        written_s = time.perf_counter()
+        manifest = Manifest(
+            job="bench", step=self._step, created="now", reason="bench", ranks=1, hosts=1, shards=(shard,)
+        )
+        self._store.commit(name, manifest)
+        done_s = time.perf_counter()
+        cpu_s = time.process_time() - cpu_s
+        if self._store.last_write is None or not (self._store.last_write.direct and self._store.last_write.in_place):
+            print("    (this disk took it through the page cache, or into new blocks)")
+        self._store.prune()
+        gb = layout.size_bytes / 1e9
+        rounds.snapshot.append(gb / (taken_s - began_s))
+        rounds.ours.append(gb / (done_s - taken_s))
+        rounds.commit.append(done_s - written_s)
+        rounds.cpu.append(cpu_s / gb)
+
+    def close(self) -> None:
+        self._snapshot.close()
+        self._store.close()
+
+
+def fio(program: str, folder: Path, size: int, engine: str = "psync") -> float:
+    """Write as much with fio; return GB/s, with its flush."""
+    depth = ["--iodepth=4"] if engine == "io_uring" else []
+    command = [program, *_FIO, *depth, f"--ioengine={engine}", f"--directory={folder}", f"--size={size // 2 & ~4095}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+    report: Any = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
+    # fio's own rate counts the flush of each job; starting two processes does not belong to the disk.
+    return float(report["write"]["io_bytes"]) / 1e6 / float(report["job_runtime"]) * 2
+
+
+def compare(program: str, folder: Path, size: int, rounds: int) -> Rounds:
+    """Take turns; the first turn of each only warms up."""
+    found = Rounds()
+    job = Ours(folder / "ours", size)
+    (folder / "fio").mkdir()
+    try:
+        for number in range(rounds + 3):  # both kept checkpoints and the slot were written once after three
+            one = Rounds() if number < 3 else found
+            order = (True, False) if number % 2 else (False, True)
+            for is_ours in order:
+                if is_ours:
+                    job.save(one)
+                else:
+                    one.fio.append(fio(program, folder / "fio", size))
+            one.ratio.append(one.ours[-1] / one.fio[-1])
+    finally:
+        job.close()
+        shutil.rmtree(folder / "ours")
+        shutil.rmtree(folder / "fio")
+    return found
+
+
+@contextlib.contextmanager
+def busy_cores() -> Iterator[None]:
+    """Something that wants every core for itself."""
+    count = len(os.sched_getaffinity(0))
+    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+
+
+def torch_python() -> str | None:
+    """A python that has torch: this one, or that of the torch tests."""
+    for python in (sys.executable, str(Path(".venv-torch/bin/python").absolute())):
+        with contextlib.suppress(OSError):
+            if subprocess.run([python, "-c", "import torch"], capture_output=True, check=False).returncode == 0:
+                return python
+    return None
+
+
+def dcp(python: str, folder: Path, size: int, rounds: int) -> list[Figure]:
+    """torch.distributed.checkpoint, as it comes and with more threads, on the same disk."""
+    figures = []
+    for name, threads in (("default", 1), ("4 threads", 4)):
+        command = [python, "bench/dcp_child.py", str(folder / "dcp"), str(size), str(threads), str(rounds)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=900)
+        rates, cpu = json.loads(done.stdout.splitlines()[-1])
+        shutil.rmtree(folder / "dcp", ignore_errors=True)
+        figures += [
+            Figure(name=f"torch DCP {name}, {size / 1e9:.1f} GB", unit="GB/s", values=tuple(rates)),
+            Figure(name=f"torch DCP {name}, CPU", unit="s/GB", values=tuple(cpu)),
+        ]
+    return figures
+
+
+def figures_of(what: str, rounds: Rounds) -> list[Figure]:
+    return [
+        Figure(name=f"emergency write, {what}", unit="GB/s", values=tuple(rounds.ours)),
+        Figure(name=f"fio, {what}", unit="GB/s", values=tuple(rounds.fio)),
+        Figure(name=f"write / fio, paired, {what}", unit="", values=tuple(rounds.ratio), bar=WRITE_BAR),
+        Figure(name=f"CPU, {what}", unit="s/GB", values=tuple(rounds.cpu), bar=CPU_BAR),
+        Figure(name=f"commit, {what}", unit="s", values=tuple(rounds.commit)),
+        Figure(name=f"snapshot in host memory, {what}", unit="GB/s", values=tuple(rounds.snapshot)),
+    ]
+
+
+def run(*, quick: bool) -> list[Figure]:
+    """Measure; what this machine has no room or no program for is named and left out."""
+    program = find("fio")
+    if program is None:
+        print("  no fio here (scripts/test-peers gets it): nothing to compare with")
+        return []
+    folder = Path("build/bench").absolute()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    size, rounds = (300_000_000, 3) if quick else (SIZE, ROUNDS)
+    figures: list[Figure] = []
+    try:
+        figures += figures_of(f"{size / 1e9:.1f} GB", compare(program, folder, size, rounds))
+        with busy_cores():
+            figures += figures_of(f"{size / 1e9:.1f} GB, all cores busy", compare(program, folder, size, rounds))
+        python = torch_python()
+        if python is None:
+            print("  no torch here: its own checkpoint is left out")
+        else:
+            figures += dcp(python, folder, size, 2 if quick else 3)
+        if not quick and has_room(folder):
+            figures += figures_of(f"{LARGE / 1e9:.1f} GB", compare(program, folder, LARGE, LARGE_ROUNDS))
+        seconds = LARGE / 1e9 / median(figures[0].values)
+        print(f"  projected from the first row: {LARGE / 1e9:.1f} GB in {seconds:.1f} s")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return figures
+
+
+def has_room(folder: Path) -> bool:
+    """Three checkpoints and fio's file on the disk, and the state twice in memory."""
+    found = os.statvfs(folder)
+    memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if found.f_bavail * found.f_frsize < 5 * LARGE or memory < 2.3 * LARGE:
+        print(f"  {LARGE / 1e9:.1f} GB is left out: too little room on this disk, or in memory")
+        return False
+    return True
