@@ -22,7 +22,8 @@ from powerguard.trainer.tiers.pace import Pace, boottime_s
 LINGER_S: Final = 120.0
 """How long whoever has finished looks whether others have: they put the manifest themselves if they take longer."""
 
-_LOOK_EVERY_S: Final = 5.0
+_LOOK_FIRST_S: Final = 0.5
+_LOOK_MOST_S: Final = 10.0
 
 
 @dataclass
@@ -170,13 +171,14 @@ class Transfer:
     def _all_there(self, manifest: Manifest) -> bool:
         """Look whether the other hosts' shards are there, for a while: what a NAS lists may be some seconds old."""
         until_s = self._clock() + self._linger_s
-        rest = Event()
+        rest, rest_s = Event(), _LOOK_FIRST_S
         while absent := self.pace.call(lambda: self._target.absent(self._name, manifest)):
             self.progress.waiting_for = tuple(absent)
             self.progress.seen(1)
             if self._clock() >= until_s:
                 return False
-            rest.wait(_LOOK_EVERY_S)
+            rest.wait(rest_s)
+            rest_s = min(2 * rest_s, _LOOK_MOST_S)
         self.progress.waiting_for = ()
         return True
 

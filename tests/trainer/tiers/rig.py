@@ -88,13 +88,15 @@ def until(what: Callable[[], object], limit_s: float = 60.0) -> None:
 class S3Server:
     """A real server process that speaks S3: moto's."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, *, nice: int = 0) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         program = Path(sys.executable).with_name("moto_server")
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [str(program), "-H", "127.0.0.1", "-p", str(self.port)], stdout=output, stderr=output
+                ["nice", "-n", str(nice), str(program), "-H", "127.0.0.1", "-p", str(self.port)],
+                stdout=output,
+                stderr=output,
             )
         until(self._answers)
 
