@@ -25,6 +25,9 @@ ROWS: Final[Mapping[str, Site]] = {
     "pause 15 s late": Site(drill=_CAP, trainer=TrainerSite(pause_late_s=15.0)),
     "pause 60 s late": Site(drill=_CAP, trainer=TrainerSite(pause_late_s=60.0)),
     "5 % of trainers never pause": Site(drill=_CAP, trainer=TrainerSite(never_pauses_share=0.05)),
+    "the same, signals: none": Site(
+        drill=_CAP, host=HostSite(signals=False), trainer=TrainerSite(never_pauses_share=0.05)
+    ),
     "50 % charge at start": Site(drill=_CAP, ups=UpsSite(charge=(0.5, 0.5))),
     "health 20 % too high (falsified)": Site(drill=DrillSite(done=True, cap=True, health_factor=1.2)),
     "runtime glitches": Site(drill=_CAP, faults=FaultSite(glitches_always=True, glitch_rate=0.03)),

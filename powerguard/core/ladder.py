@@ -144,8 +144,8 @@ def _next_rung(turn: Turn, trainer: Trainer) -> str:
     if trainer.order is not None or not (trainer.durable or trainer.failed):
         return ""
     known = of(turn.state, trainer.name)
-    if known is None or known.carried_out == "":
-        return "" if known is not None and known.failed else STOP
+    if known is None or (known.carried_out == "" and not known.failed):
+        return STOP
     return TERMINATE if known.carried_out == STOP and not known.failed else ""
 
 

@@ -308,7 +308,9 @@ class Life:
             await rest(1.0)
             if daemon._stopping:  # noqa: SLF001 - told to end, by a signal: nobody else knows
                 return "stopped"
-            calm = world.now_s > last_s and isinstance(daemon.state.phase, Online) and daemon.state.cap is None
+            state = daemon.state
+            calm = world.now_s > last_s and isinstance(state.phase, Online) and state.cap is None
+            calm = calm and not state.signalled
             calm = calm and not daemon._in_flight  # noqa: SLF001 - nothing under way
             health = daemon.journal.health
             calm = calm and health.durable and not health.waiting

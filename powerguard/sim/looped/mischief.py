@@ -87,6 +87,7 @@ PEERS: tuple[tuple[str, tuple[Manner, ...]], ...] = (
     ("start", (Manner.REFUSE, Manner.HANG)),
     ("gpu", (Manner.REFUSE, Manner.HANG, Manner.LATE)),
     ("checkpoint", (Manner.BREAK, Manner.REFUSE)),
+    ("signals", (Manner.REFUSE, Manner.HANG, Manner.LATE)),
 )
 """Who may answer how, by the peer's word."""
 

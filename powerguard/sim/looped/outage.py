@@ -70,6 +70,7 @@ def settings_of(scene: Scene, site: Site) -> Settings:
             },
             "host": {"kind": "systemd"},
             "gpu": {"kind": "nvml"},
+            "signals": {"kind": "helper" if site.host.signals else "none"},
             "budget": budget,
             "trainers": [{"name": TRAINER, "url": "unix:/nowhere/toy.sock", "checkpoint_s": scene.trainer.estimate_s}],
             "trainer_sockets": None,
@@ -228,6 +229,7 @@ class Outage:
         self.witness.ended(
             training=host.training,
             capped=host.capped,
+            stopped=host.stopped,
             open_outage="" if stored is None or stored.outage is None else stored.outage.id,
             in_flight=() if stored is None else stored.in_flight,
         )
@@ -262,6 +264,8 @@ class Outage:
             or scene.charge < 0.95
             or trainer.never_pauses
             or trainer.pause_late_s
+            or trainer.draws_on
+            or trainer.mute
             or mischief.kills
             or mischief.people
             or mischief.crash_s is not None

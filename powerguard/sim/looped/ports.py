@@ -18,6 +18,7 @@ from powerguard.core.events import (
     CapPower,
     CheckpointProgress,
     Conduct,
+    ContinueTrainer,
     Detail,
     EnsurePolicy,
     Event,
@@ -28,7 +29,9 @@ from powerguard.core.events import (
     ResumeTrainer,
     ResumeTraining,
     SourceFailed,
+    StopTrainer,
     SyncFilesystems,
+    TerminateTrainer,
     TriggerCheckpoint,
 )
 from powerguard.daemon.attempt import rest
@@ -247,6 +250,8 @@ class SimTrainer(_Peer):
 
     def _progress(self, action: TriggerCheckpoint, rest_s: float) -> None:
         life = self.life
+        if life.world.host.is_deaf:
+            return
         eta_s = life.world.scene.trainer.estimate_s if math.isinf(rest_s) else rest_s
         life.submit(
             CheckpointProgress(
@@ -288,9 +293,19 @@ class SimGpus(_Peer):
         return await self.answer(self.life.world.host.cap(self.life.world.now_s, on=isinstance(action, CapPower)))
 
 
+class SimSignals(_Peer):
+    """The helper that signals a trainer's processes."""
+
+    async def do(self, action: Action) -> Detail:
+        """Stop, end, or let go on."""
+        word = {StopTrainer: "stop", TerminateTrainer: "terminate"}.get(type(action), "continue")
+        return await self.answer(self.life.world.host.signal(self.life.world.now_s, word))
+
+
 def effectors(life: Life) -> dict[type[Action], Effector]:
     """Return who carries out what."""
     gpus = SimGpus(life, "gpu")
+    signals = SimSignals(life, "signals")
     return {
         TriggerCheckpoint: SimTrainer(life, "checkpoint"),
         PauseTrainer: SimTrainer(life, "pause"),
@@ -301,6 +316,9 @@ def effectors(life: Life) -> dict[type[Action], Effector]:
         PowerOff: SimHost(life, "host"),
         CapPower: gpus,
         RestorePower: gpus,
+        StopTrainer: signals,
+        TerminateTrainer: signals,
+        ContinueTrainer: signals,
     }
 
 

@@ -16,7 +16,9 @@ from powerguard.core.events import (
     PowerOff,
     ResumeTrainer,
     ResumeTraining,
+    StopTrainer,
     SyncFilesystems,
+    TerminateTrainer,
     TriggerCheckpoint,
 )
 from powerguard.core.model import EmergencyCheckpoint, Holding, OnBattery, Online, Policy, Recovery, Shutdown, State
@@ -150,8 +152,14 @@ class Witness:
                 was, now = (old.latched_s, old.force_at_s), (new.latched_s, new.force_at_s)
                 if was != now:
                     self.broke("deadline_moved", f"latch and deadline {was} became {now} at a restart")
-        if stored.state.cap is not None and state.cap is None:
+        self._owed(stored.state, state)
+
+    def _owed(self, old: State, new: State) -> None:
+        """What was lowered or stopped has to be put back, whoever does it."""
+        if old.cap is not None and new.cap is None:
             self.broke("cap_forgotten", "GPU power was capped, and after the restart nobody knows it")
+        if old.signalled and not new.signalled:
+            self.broke("stop_forgotten", "a trainer was stopped, and after the restart nobody knows it")
 
     def heard(self, action: Action, state: State, *, journalled: bool) -> None:
         """An effector was given an order."""
@@ -170,6 +178,8 @@ class Witness:
             self._power_off(action, state)
         elif isinstance(action, TriggerCheckpoint) and action.after is not Conduct.CONTINUE:
             self._paused(state)
+        elif isinstance(action, StopTrainer | TerminateTrainer):
+            self._signalled(action, state)
         elif isinstance(action, ResumeTrainer | ResumeTraining):
             self._resumed(kind, state)
 
@@ -225,6 +235,15 @@ class Witness:
         hurried = gone_s is not None and gone_s < DWELL_S and not scene.gauge.silent and not scene.gauge.glitch_rate
         if is_full and hurried and not self._is_ordered_off(state):
             self.broke("paused_in_a_dip", f"training was paused {gone_s:.1f} s after the cut, on a full battery")
+
+    def _signalled(self, action: StopTrainer | TerminateTrainer, state: State) -> None:
+        kind, utility_s = type(action).__name__, self._since_s(utility=True)
+        if utility_s is not None and utility_s > NEWS_S and self._was_told(utility_s + NEWS_S):
+            self.broke("signalled_on_utility", f"{kind} after {utility_s:.1f} s of utility")
+        if not isinstance(state.phase, EmergencyCheckpoint | Holding | Shutdown):
+            self.broke("signalled_out_of_turn", f"{kind} in {phase_name(state.phase)}")
+        if any(trainer.name == action.trainer and trainer.order is not None for trainer in state.trainers):
+            self.broke("signalled_while_it_saves", f"{kind}, and a checkpoint of {action.trainer} is on its way")
 
     def _resumed(self, kind: str, state: State) -> None:
         phase, now_s = state.phase, self._world.now_s + self._offset_s
@@ -287,12 +306,16 @@ class Witness:
 
     # --- How it ends ------------------------------------------------------------------------------------------------
 
-    def ended(self, *, training: bool, capped: bool, open_outage: str, in_flight: Sequence[Action]) -> None:
+    def ended(
+        self, *, training: bool, capped: bool, stopped: bool, open_outage: str, in_flight: Sequence[Action]
+    ) -> None:
         """Everything is over, and utility is there. in_flight: as the journal has it."""
         if not training and not self.blind:
             self.broke("left_paused", "utility is back, and training still stands")
         if capped:
             self.broke("left_capped", "utility is back, and GPU power is still capped")
+        if stopped and not self.blind:
+            self.broke("left_stopped", "utility is back, and a trainer is still stopped by our signal")
         if open_outage:
             self.broke("outage_left_open", f"{open_outage} has no end in the journal")
         left = [type(action).__name__ for action in in_flight if action.id in self._ids]

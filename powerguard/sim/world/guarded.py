@@ -15,6 +15,7 @@ from powerguard.core.events import (
     CapPower,
     CheckpointProgress,
     Conduct,
+    ContinueTrainer,
     Done,
     EnsurePolicy,
     Event,
@@ -26,7 +27,9 @@ from powerguard.core.events import (
     ResumeTrainer,
     ResumeTraining,
     SourceFailed,
+    StopTrainer,
     SyncFilesystems,
+    TerminateTrainer,
     Tick,
     TrainerSeen,
     TriggerCheckpoint,
@@ -71,6 +74,7 @@ _BMC_S = 1.2
 _SYNC_S = 1.5
 _ASK_S = 0.2
 _DRILL_CHECKPOINTS = 5
+_NEWS_S = 2.5 * CALM_POLL_S
 
 
 def policy_of(scene: Scene, site: Site) -> Policy:
@@ -84,6 +88,7 @@ def policy_of(scene: Scene, site: Site) -> Policy:
         recharge_s=site.ups.recharge_h * 3600.0,
         fsd_delay_s=site.faults.fsd_delay_s[0],
         cap_share=site.host.capped_load if site.drill.cap else None,
+        signals=site.host.signals,
         trainers=(TrainerPolicy(name=TRAINER, conduct=Conduct.PAUSE, disk="local"),),
     )
 
@@ -129,6 +134,8 @@ class Guarded:
         self._kept_boot = ""
         self._open: dict[str, Action] = {}
         self._known: dict[str, tuple[float, Answer]] = {}
+        self._newest = ""
+        """The checkpoint that was ordered last."""
         self._due: list[tuple[float, int, Event]] = []
         self._serial = 0
         self._poll_s = world.now_s
@@ -150,10 +157,10 @@ class Guarded:
 
     @property
     def settled(self) -> bool:
-        """The core is online and has no cap to lift; after a boot the engine starts training, not the gate."""
+        """The core is online and has nothing left to undo; after a boot the engine starts training, not the gate."""
         state = self._state
-        running = self._back_s is None
-        return running and state.cap is None and isinstance(state.phase, Online | Recovery)
+        running = self._back_s is None and state.cap is None and not state.signalled
+        return running and isinstance(state.phase, Online | Recovery)
 
     def boot(self, *, was_off_s: float | None) -> None:
         """Start the daemon in this boot, from what the journal kept."""
@@ -191,6 +198,7 @@ class Guarded:
     def end(self) -> None:
         """Utility is there and training runs: nothing may be left behind."""
         hold(not self.world.host.capped, "GPU power is restored when the outage is over")
+        hold(not self.world.host.stopped, "nobody is left stopped when the outage is over")
 
     def look(self) -> None:
         """Do what is due."""
@@ -335,6 +343,7 @@ class Guarded:
         now_s, limit_s = world.now_s, action.by_s - self._offset_s
         ends_s = now_s + answer.after_s
         if isinstance(action, TriggerCheckpoint):
+            self._newest = action.id
             self._progress(action, answer, limit_s)
         if ends_s > limit_s:
             reason = f"no answer within {limit_s - now_s:.1f} s"
@@ -365,6 +374,8 @@ class Guarded:
                 answer = host.cap(now_s, on=True)
             case RestorePower():
                 answer = host.cap(now_s, on=False)
+            case StopTrainer() | TerminateTrainer() | ContinueTrainer():
+                answer = self._signalled(action)
             case EnsurePolicy() if world.scene.bmc_refuses:
                 answer = Answer(after_s=_BMC_S, failure="the BMC refuses the session")
             case EnsurePolicy():
@@ -380,10 +391,25 @@ class Guarded:
                 pass
         return answer
 
+    def _signalled(self, action: StopTrainer | TerminateTrainer | ContinueTrainer) -> Answer:
+        """Signal the trainer; whether it may be, the world knows better than the core."""
+        world = self.world
+        if isinstance(action, ContinueTrainer):
+            return world.host.signal(world.now_s, "continue")
+        hold(self._newest not in self._open, "nobody is signalled with his checkpoint on its way")
+        began_s = -math.inf
+        for cut in world.scene.cuts:
+            if cut.end_s <= world.now_s:
+                began_s = cut.end_s
+        unheard = any(begin_s < world.now_s and end_s > began_s for begin_s, end_s in world.scene.silences)
+        known = world.utility and world.now_s - began_s > _NEWS_S and not unheard and self._second is None
+        hold(not known, "nobody is signalled with utility there")
+        return world.host.signal(world.now_s, "stop" if isinstance(action, StopTrainer) else "terminate")
+
     def _progress(self, action: TriggerCheckpoint, answer: Answer, limit_s: float) -> None:
         """A trainer says once when it expects to be done; a hung one means it as well."""
         at_s = self.world.now_s + _PROGRESS_S
-        if answer.failure or at_s >= min(limit_s, self.world.now_s + answer.after_s):
+        if self.world.host.is_deaf or answer.failure or at_s >= min(limit_s, self.world.now_s + answer.after_s):
             return
         expects_s = answer.after_s if answer.after_s < math.inf else self.world.scene.trainer.estimate_s
         progress = CheckpointProgress(

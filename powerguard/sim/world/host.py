@@ -53,6 +53,8 @@ class Host:
         self.off_at_s: float | None = None
         self.stop_ends_s = math.inf
         self.capped = False
+        self.stopped = False
+        """Its trainer's processes are stopped by a signal: it does nothing, and answers nobody."""
         self.version = 0
         """Changes with everything that may move the next change or the load: whoever plans with them looks at it."""
         self.next_change_s = math.inf
@@ -72,6 +74,8 @@ class Host:
         self._pauses = 0
         """Orders to pause or to go on so far: an older one does not undo a newer one."""
         self._dies = scene.trainer.dies
+        self._ended = False
+        """Its trainer was ended by a signal: it has to load its checkpoint again."""
 
     # --- What it is ----------------------------------------------------------------------------------------------
 
@@ -81,9 +85,26 @@ class Host:
         host = self._site.host
         if self.power is Power.OFF or self.power is Power.DARK:
             return self._site.ups.standby_load
-        if not self.training:
+        if not self._draws:
             return host.load * host.paused_load
         return host.load * (host.capped_load if self.capped else 1.0)
+
+    @property
+    def _draws(self) -> bool:
+        """Its GPUs draw: they train, or wait for something for ever."""
+        facts = self._scene.trainer
+        busy = self.training or (self.paused and facts.draws_on)
+        return busy and (not self.stopped or facts.spins)
+
+    @property
+    def running(self) -> bool:
+        """Training gets on."""
+        return self.training and not self.stopped
+
+    @property
+    def is_deaf(self) -> bool:
+        """It answers nobody."""
+        return self.stopped or self._scene.trainer.mute
 
     @property
     def step(self) -> int:
@@ -99,7 +120,7 @@ class Host:
 
     def advance(self, to_s: float) -> None:
         """Let time pass, to next_change_s at most."""
-        if self.training and self.power is Power.UP:
+        if self.running and self.power is Power.UP:
             speed = self._site.host.capped_speed if self.capped else 1.0
             self.progress_s += speed * (to_s - self._at_s)
         self._at_s = to_s
@@ -134,6 +155,8 @@ class Host:
             self._dies = False
             self._die(at_s)
             return Answer(after_s=0.3, failure="connection reset by peer")
+        if self.is_deaf:
+            return Answer(after_s=math.inf)
         chance, trainer = self._checkpoints, self._site.trainer
         takes_s = trainer.checkpoint_median_s * chance.lognormvariate(0.0, trainer.checkpoint_spread)
         hung = chance.random() < trainer.hung_share
@@ -148,7 +171,7 @@ class Host:
         ends_s = self._disk_free_s = begin_s + takes_s
         begun: list[float] = []
         self._later(begin_s, lambda: begun.append(self.progress_s))
-        self._later(ends_s, lambda: self._durable(begun[-1]))
+        self._later(ends_s, lambda: None if self.stopped else self._durable(begun[-1]))
         at_paused = pauses and not self._scene.trainer.never_pauses
         return Answer(
             after_s=ends_s - at_s + 0.1,
@@ -164,14 +187,14 @@ class Host:
         """Order training to stand still at its next step."""
         if not self._reachable:
             return Answer(after_s=0.1, failure="connection refused")
-        if self._scene.trainer.never_pauses:
+        if self._scene.trainer.never_pauses or self.is_deaf:
             return Answer(after_s=math.inf)
         pause_at_s = self._pause_at_s(at_s)
         self._pauses += 1
         asked = self._pauses
 
         def stand() -> None:
-            if asked == self._pauses and self.power is Power.UP and self.trainer_alive:
+            if asked == self._pauses and self.power is Power.UP and self.trainer_alive and not self.stopped:
                 self.training, self.paused = False, True
 
         self._later(pause_at_s, stand)
@@ -181,6 +204,8 @@ class Host:
         """Order training to go on."""
         if not self._reachable:
             return Answer(after_s=0.1, failure="connection refused")
+        if self.is_deaf:
+            return Answer(after_s=math.inf)
         self._pauses += 1
         self._later(at_s + 0.2, self._going_on)
         return Answer(after_s=0.3)
@@ -194,13 +219,25 @@ class Host:
         self._later(at_s + 0.5, change)
         return Answer(after_s=0.6)
 
+    def signal(self, at_s: float, word: str) -> Answer:
+        """Have the trainer's processes stopped ("stop"), let go on ("continue") or ended ("terminate")."""
+        if word == "continue":
+            self._later(at_s + 0.2, self._went_on)
+            return Answer(after_s=0.3)
+        if not self._reachable:
+            return Answer(after_s=0.1, failure="nobody can be asked there")
+        change = self._stand if word == "stop" else self._end
+        self._later(at_s + (0.2 if word == "stop" else _TERMINATED_S), change)
+        return Answer(after_s=0.3, detail=(("processes", 1),))
+
     def start_training(self, at_s: float) -> Answer:
         """Start what trains, after a boot or a trainer's death; nothing where it runs."""
         if self.power is not Power.UP:
             return Answer(after_s=0.1, failure="the host is going down")
         self.paused = False
         if not self.trainer_alive or not self.training:
-            self._later(max(at_s, self.trains_from_s), self._begin)
+            loads_s = self._site.trainer.restart_s if self._ended else 0.0
+            self._later(max(at_s + loads_s, self.trains_from_s), self._begin)
         return Answer(after_s=0.5)
 
     def power_off(self, at_s: float, force_after_s: float) -> Answer:
@@ -239,7 +276,7 @@ class Host:
         """Switch it on: the firmware begins, nobody trains yet."""
         self.version += 1
         self.power = Power.UP
-        self.training = self.paused = self.capped = False
+        self.training = self.paused = self.capped = self.stopped = self._ended = False
         self.trainer_alive = False
         self._at_s = at_s
         self._disk_free_s = at_s
@@ -249,6 +286,19 @@ class Host:
     @property
     def _reachable(self) -> bool:
         return self.trainer_alive and self.power is Power.UP
+
+    def _stand(self) -> None:
+        self.stopped = self.trainer_alive and self.power is Power.UP
+
+    def _went_on(self) -> None:
+        self.stopped = False
+
+    def _end(self) -> None:
+        if self.power is Power.UP and self.trainer_alive:
+            self.trainer_alive = self.training = self.paused = self.stopped = False
+            self._ended = True
+            self._pauses += 1
+            self._lose()
 
     def _pause_at_s(self, at_s: float) -> float:
         trainer = self._scene.trainer
@@ -261,6 +311,7 @@ class Host:
     def _begin(self) -> None:
         """What was started trains: a checkpoint has been loaded, the first step is done."""
         self.trainer_alive = self.power is Power.UP
+        self._ended = False
         self._going_on()
 
     def _durable(self, progress_s: float) -> None:
@@ -279,7 +330,7 @@ class Host:
             self.paused = False
 
     def _killed(self) -> None:
-        self.training = False
+        self.training = self.stopped = False  # systemd sends SIGCONT after its SIGTERM
 
     def _off(self) -> None:
         if self.power is Power.STOPPING and self._at_s >= self.stop_ends_s - 1e-9:
@@ -288,7 +339,7 @@ class Host:
             self._gone()
 
     def _gone(self) -> None:
-        self.training = self.paused = self.trainer_alive = False
+        self.training = self.paused = self.trainer_alive = self.stopped = False
         self._boots += 1
         self._changes = []
         self.next_change_s = math.inf

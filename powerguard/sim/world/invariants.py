@@ -5,18 +5,34 @@ state space; these are the ones that mean something to whoever simulates his own
 """
 
 from powerguard.core import budget as sums
-from powerguard.core import plan
+from powerguard.core import ladder, plan
 from powerguard.core.events import (
     ON_UTILITY,
     CapPower,
+    Conduct,
     Event,
     Grade,
+    OutputSource,
     PollNow,
     PowerOff,
     Reading,
+    ResumeTrainer,
+    StopTrainer,
+    TerminateTrainer,
     TriggerCheckpoint,
 )
-from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Policy, Recovery, Shutdown, State, Step, Supply
+from powerguard.core.model import (
+    EmergencyCheckpoint,
+    Holding,
+    OnBattery,
+    Online,
+    Policy,
+    Recovery,
+    Shutdown,
+    State,
+    Step,
+    Supply,
+)
 from powerguard.core.table import TABLE, phase_name
 
 _MOVES = {(phase_name(old), cause.value, phase_name(new)) for (old, cause), new in TABLE.items()}
@@ -62,6 +78,30 @@ def _check_actions(policy: Policy, before: State, event: Event, answer: Step) ->
             hold(action.force_after_s >= 0.0, "a deadline lies in the future")
         elif isinstance(action, CapPower):
             hold(0.0 < action.share <= 1.0, "GPU power is never raised")
+        elif isinstance(action, StopTrainer | TerminateTrainer):
+            _check_signal(policy, before, answer.state, action)
+        elif isinstance(action, ResumeTrainer):
+            hold(not ladder.is_stopped(state, action.trainer), "nobody is told to go on who cannot hear it")
+
+
+def _check_signal(policy: Policy, before: State, state: State, action: StopTrainer | TerminateTrainer) -> None:
+    """Nobody is signalled but one that was told to pause, whose checkpoint is not on its way, on battery."""
+    reading = state.feed.reading
+    on_battery = reading is not None and reading.output_source is OutputSource.BATTERY
+    hold(policy.signals, "nobody is signalled where the settings do not say so")
+    hold(isinstance(state.phase, EmergencyCheckpoint | Holding), "signals come after the pause and before the commit")
+    hold(state.feed.supply is Supply.BATTERY and on_battery, "nobody is signalled but on battery")
+    hold(state.maintenance is None, "nobody is signalled in maintenance")
+    hold(sums.power_off_at_s(state.feed) is None, "nobody is signalled for a cut that comes anyway")
+    trainer = next((each for each in state.trainers if each.name == action.trainer), None)
+    hold(trainer is not None and trainer.alive and trainer.told_pause, "nobody is signalled who was not told to pause")
+    if trainer is not None:
+        hold(trainer.conduct is not Conduct.CONTINUE, "nobody is signalled who goes on by his settings")
+        settled = trainer.order is None and (trainer.durable or trainer.failed)
+        hold(settled, "nobody is signalled with his checkpoint on its way")
+    known = ladder.of(before, action.trainer)
+    stopped = known is not None and known.carried_out == ladder.STOP
+    hold(stopped or isinstance(action, StopTrainer), "nobody is ended who was not stopped before")
 
 
 def _check_phases(policy: Policy, before: State, answer: Step) -> None:
@@ -72,6 +112,9 @@ def _check_phases(policy: Policy, before: State, answer: Step) -> None:
             hold(new.force_at_s <= old.force_at_s + _HAIR, "a deadline is never moved back")
     elif isinstance(new, Shutdown):
         _check_latch(policy, before, answer.state, new)
+    if isinstance(new, Online | OnBattery) and not answer.state.feed.suspect:
+        standing = [each for each in answer.state.signalled if each.word != ladder.CONTINUE and each.order is None]
+        hold(not standing, "nobody stays stopped while training may go on")
     if isinstance(new, Online) and isinstance(old, EmergencyCheckpoint | Holding):
         hold(answer.state.feed.supply is Supply.UTILITY, "training resumes on utility only")
         hold(not answer.state.feed.suspect, "training resumes on proven utility only")

@@ -187,12 +187,14 @@ class _Stage:
         """Was there a plan that would have had the host off in time, with what could be known?
 
         A bad cell cannot be known; nor what happens before the daemon runs, or while it gets no answer, or only the
-        answers of a source that says utility in the dark.
+        answers of a source that says utility in the dark, or of a trainer that says that it stands.
         """
         world = self.world
         silent = any(begin_s <= at_s < end_s for begin_s, end_s in world.scene.silences)
         if silent and world.scene.second is not None and world.scene.second.hides_the_dark(at_s):
             return "physics"
+        if silent and world.scene.second is None and world.scene.trainer.draws_on:
+            return "physics"  # It says that it stands, and nobody tells the load.
         if not world.utility and world.pack.dead and world.pack.dies_at > 0.0:
             return "physics"
         began_s = max((cut.begin_s for cut in world.scene.cuts if cut.begin_s <= at_s), default=at_s)

@@ -25,11 +25,18 @@ class StopOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerFacts:
-    """How this trainer behaves. pause_late_s: beyond a step; dies: it does when asked. saved_ago_s: its last save."""
+    """How this trainer behaves. pause_late_s: beyond a step; dies: it does when asked. saved_ago_s: its last save.
+
+    draws_on: it stands when it is told to, and its GPUs draw on. mute: it answers nobody, and trains on. spins: stopped
+    by a signal, its GPUs draw on all the same, until it is ended.
+    """
 
     estimate_s: float
     pause_late_s: float = 0.0
     never_pauses: bool = False
+    draws_on: bool = False
+    mute: bool = False
+    spins: bool = False
     dies: bool = False
     saved_ago_s: float = 0.0
 
@@ -158,6 +165,8 @@ def _trainer(chance: Random, seed: int, site: Site, *, faults: bool) -> TrainerF
     broken = stream(seed, "trainer faults")
     dies, late, stuck = (broken.random() for _ in range(3))
     how_late_s = uniform(broken, site.faults.late_pause_s)
+    ladder = stream(seed, "trainer ladder")
+    draws, mute, draws_broken, mute_broken, spins = (ladder.random() for _ in range(5))
     if faults:
         late_s = max(late_s, how_late_s if late < site.faults.late_pause_share else 0.0)
         never = never or stuck < site.faults.never_pauses_share
@@ -165,6 +174,9 @@ def _trainer(chance: Random, seed: int, site: Site, *, faults: bool) -> TrainerF
         estimate_s=trainer.estimate * trainer.checkpoint_median_s,
         pause_late_s=late_s,
         never_pauses=never,
+        draws_on=draws < trainer.draws_on_share or (faults and draws_broken < site.faults.draws_on_share),
+        mute=mute < trainer.mute_share or (faults and mute_broken < site.faults.mute_share),
+        spins=spins < trainer.spins_share,
         dies=faults and dies < site.faults.trainer_dies_share,
         saved_ago_s=saved_ago_s,
     )

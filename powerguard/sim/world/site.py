@@ -127,6 +127,7 @@ class HostSite(Options):
     resumed_s: Seconds = Field(default=180.0, description="From power on to training again, after an orderly stop.")
     dirty_s: Seconds = Field(default=480.0, description="The same after power was lost under a running host.")
     always_on_share: Share = Field(default=1.0, description="Hosts whose BMC powers on when AC returns.")
+    signals: bool = Field(default=True, description="Trainers that draw on may be signalled (signals.kind: helper).")
 
 
 class TrainerSite(Options):
@@ -144,6 +145,11 @@ class TrainerSite(Options):
     restart_s: Seconds = Field(default=60.0, description="Until it trains again after it has died, by its supervisor.")
     pause_late_s: Seconds = Field(default=0.0, description="It pauses this much later than it should.")
     never_pauses_share: Share = Field(default=0.0, description="Trainers that promise to pause and do not.")
+    draws_on_share: Share = Field(default=0.0, description="Trainers that pause, and whose GPUs draw on.")
+    mute_share: Share = Field(default=0.0, description="Trainers that answer nobody, and train on.")
+    spins_share: Share = Field(
+        default=0.3, description="Of all those that draw on: their GPUs do so even when they are stopped by a signal."
+    )
 
 
 class DrillSite(Options):
@@ -180,6 +186,8 @@ class FaultSite(Options):
     late_pause_share: Share = Field(default=0.03, description="It pauses late.")
     late_pause_s: Span = Field(default=(5.0, 60.0), description="By how much.")
     never_pauses_share: Share = Field(default=0.02, description="It never pauses.")
+    draws_on_share: Share = Field(default=0.02, description="It pauses, and its GPUs draw on.")
+    mute_share: Share = Field(default=0.02, description="It answers nobody, and trains on.")
     low_charge_share: Share = Field(default=0.10, description="The battery is not full.")
     low_charge: Shares = Field(default=(0.3, 1.0), description="How full it is then.")
 
