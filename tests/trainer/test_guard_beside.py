@@ -1,0 +1,500 @@
+"""Saving beside training, over a real store: what training waits for, and whose bytes go first when two states meet."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from powerguard.trainer import Buffer, Guard, Item, Loaded, StopTraining
+from powerguard.trainer.disk import Disk
+from powerguard.trainer.store import Store, StoreError
+from powerguard.wire import After, CheckpointStatus, Loop, Phase, Reason, TriggerRequest
+from tests.trainer.toy import short_folder
+
+SIZE = 20 << 20  # three chunks, two threads: one chunk is always still to come
+
+
+class GatedDisk(Disk):
+    """A disk that takes data only while its gate is open, and none when it is full."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.stuck = threading.Event()
+        self.is_full = False
+
+    def write(self, descriptor: int, content: memoryview, offset: int) -> int:
+        """Wait for the gate, as a slow disk does."""
+        if not self.gate.is_set():
+            self.stuck.set()
+            assert self.gate.wait(20)
+        if self.is_full:
+            raise OSError(28, os.strerror(28))
+        return super().write(descriptor, content, offset)
+
+
+class State:
+    """Twenty megabytes that say which step they are of."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.fail_with: Exception | None = None
+
+    def items(self) -> Iterator[Item]:
+        """The step, and much of it."""
+        if self.fail_with is not None:
+            raise self.fail_with
+        yield Buffer("state", bytes([self.step % 256]) * SIZE)
+        yield Buffer.json("step", self.step)
+
+    def load(self, items: Mapping[str, Loaded]) -> None:
+        """Check that it is of one step throughout."""
+        self.step = items["step"].value()
+        assert bytes(items["state"].data) == bytes([self.step % 256]) * SIZE
+
+
+class Job:
+    """A training in the test's own thread: it steps when it is told to."""
+
+    def __init__(
+        self, folder: Path, *, every_s: float | None = None, conduct: str = "exit", signals: bool = False
+    ) -> None:
+        self.now_s = 1000.0
+        self.folder = folder / "ck"
+        self.disk = GatedDisk()
+        self.state = State()
+        self.guard = Guard(
+            self.state,
+            self.folder,
+            job="job",
+            conduct=conduct,
+            every_s=every_s,
+            socket=None,
+            signals=signals,
+            disk=self.disk,
+            clock=lambda: self.now_s,
+        )
+        self.desk = self.guard.desk
+        self.guard.restore()
+        self.step()  # the first boundary measures the state and has room made
+        self.until(lambda: len(list(self.folder.glob(".slot-*/shard-*"))) == 2)
+
+    def step(self) -> int:
+        self.state.step += 1
+        self.guard.step(self.state.step)
+        return self.state.step
+
+    def trigger(self, name: str, after: str = "pause", deadline_s: float | None = None, **more: object) -> None:
+        request = {"id": name, "after": After(after), "deadline_s": deadline_s, "reason": Reason.DRILL, **more}
+        self.desk.trigger(TriggerRequest(**request), asker=str(more and "daemon"))  # type: ignore[arg-type]
+
+    def of(self, name: str) -> CheckpointStatus:
+        status = self.desk.checkpoint(name)
+        assert status is not None
+        return status
+
+    def ended(self, name: str) -> CheckpointStatus:
+        self.until(lambda: self.of(name).phase in (Phase.COMMITTED, Phase.FAILED, Phase.ABORTED))
+        return self.of(name)
+
+    def until(self, true: Callable[[], object]) -> None:
+        for _ in range(4000):
+            if true():
+                return
+            time.sleep(0.005)
+        pytest.fail("it never came true")
+
+    def standing(self) -> threading.Thread:
+        """Take the next step in a thread of its own, because training is going to stand still in it."""
+        thread = threading.Thread(target=self.step)
+        thread.start()
+        self.until(lambda: self.desk.status().paused or not thread.is_alive())
+        return thread
+
+    def steps_on_disk(self) -> list[int]:
+        with Store(self.folder, job="job", leader=False) as store:
+            found = store.found()
+            for each in found:
+                step = store.read_shard(each, 0)["step"].value()
+                assert step == each.step
+            return [each.step for each in found]
+
+    def slow(self) -> None:
+        """Make the next write stick until the gate is opened."""
+        self.disk.stuck.clear()
+        self.disk.gate.clear()
+
+    def close(self) -> None:
+        self.disk.gate.set()
+        self.desk.resume(wait_s=0)
+        self.guard.close()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as folder:
+        yield folder
+
+
+@pytest.fixture
+def job(folder: Path) -> Iterator[Job]:
+    running = Job(folder, every_s=300)
+    yield running
+    running.close()
+
+
+def periodic(job: Job) -> int:
+    """Let a periodic checkpoint begin, and leave it in the middle of its write."""
+    job.slow()
+    job.now_s += 400
+    step = job.step()
+    assert job.disk.stuck.wait(10)
+    return step
+
+
+def test_training_goes_on_while_a_periodic_checkpoint_is_written(job: Job) -> None:
+    began = periodic(job)
+    for _ in range(5):
+        job.step()
+    assert job.desk.status().last_committed is None
+    job.disk.gate.set()
+    job.until(lambda: job.desk.status().last_committed is not None)
+    assert job.steps_on_disk() == [began], "the state of that step, whatever training did to it since"
+    totals = job.desk.pace.totals
+    assert (totals.writes, totals.stalls, totals.failed) == (1, 1, 0)
+
+
+def test_one_that_is_due_during_a_write_waits_for_its_turn(job: Job) -> None:
+    periodic(job)
+    job.now_s += 400
+    job.step()
+    assert (job.desk.pace.totals.late, job.desk.pace.totals.stalls) == (1, 1)
+    job.disk.gate.set()
+    job.until(lambda: job.desk.status().last_committed is not None)
+    job.now_s += 30
+    late = job.step()
+    job.until(lambda: late in job.steps_on_disk())
+
+
+def test_an_emergency_of_the_same_step_joins_the_write(job: Job) -> None:
+    """An evaluation begins while the state of its step is being written by the clock: those bytes are taken."""
+    step = periodic(job)
+    with job.guard.phase("eval", step=step):
+        job.trigger("e", "pause", 60.0)
+        time.sleep(0.7)
+        assert job.of("e").phase is Phase.WAITING_STEP, "the writer's thread is in the middle of its bytes"
+        job.disk.gate.set()
+        told = job.ended("e")
+        assert (told.durable, told.step) == (True, step)
+        job.desk.resume(wait_s=0)
+    assert job.steps_on_disk() == [step]
+    assert job.desk.pace.totals.writes == 1
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "left"),
+    [(None, 2), (1000.0, 2), (2.0, 1)],
+    ids=["no deadline: both", "time for both: both", "time for one: the newer one"],
+)
+def test_the_deadline_decides_whose_bytes_go_first(job: Job, deadline_s: float | None, left: int) -> None:
+    """An emergency during a background write of an older state; both snapshots are in memory."""
+    for _ in range(4):
+        job.desk.pace.written(SIZE, 1.0)  # as long as this disk is known to take
+    older = periodic(job)
+    job.trigger("e", deadline_s=deadline_s)
+    standing = job.standing()
+    job.until(lambda: job.of("e").phase is Phase.WRITING)
+    job.disk.gate.set()
+    told = job.ended("e")
+    assert told.at_paused_step
+    assert told.step == older + 1
+    assert job.steps_on_disk() == [older + 1, older][:left]
+    assert job.desk.pace.totals.failed == 0, "given up is not failed"
+    job.desk.resume()
+    standing.join(10)
+    assert not standing.is_alive()
+
+
+def test_asked_again_for_a_newer_state_an_older_asker_gets_the_newer_one(job: Job) -> None:
+    """A precautionary checkpoint beside training, then the emergency: who asked first gets an answer, too."""
+    for _ in range(4):
+        job.desk.pace.written(SIZE, 1.0)
+    job.slow()
+    job.trigger("early", "continue")
+    early = job.step()
+    assert job.disk.stuck.wait(10)
+    assert job.of("early").step == early
+    job.step()
+    job.trigger("emergency", "pause", 2.0)
+    standing = job.standing()
+    job.until(lambda: job.of("emergency").phase is Phase.WRITING)
+    job.disk.gate.set()
+    assert job.ended("emergency").at_paused_step
+    assert job.ended("early") == job.of("emergency")
+    assert job.steps_on_disk() == [early + 2]
+    job.desk.resume()
+    standing.join(10)
+
+
+def test_whoever_resumes_in_mid_write_does_not_wait_for_it(job: Job) -> None:
+    """Utility is back: training goes on from memory at once, and the write is finished beside it."""
+    job.slow()
+    job.trigger("e", "pause")
+    standing = job.standing()
+    assert job.disk.stuck.wait(10)
+    began_s = time.perf_counter()
+    assert not job.desk.resume().paused
+    standing.join(10)
+    assert time.perf_counter() - began_s < 1.0
+    job.step()
+    assert job.of("e").phase is Phase.WRITING
+    job.disk.gate.set()
+    told = job.ended("e")
+    assert (told.durable, told.paused, told.step) == (True, False, job.state.step - 1)
+
+
+def test_a_full_disk_is_told_and_the_last_checkpoint_stays(job: Job) -> None:
+    job.trigger("good", "continue")
+    good = job.step()
+    assert job.ended("good").durable
+    job.disk.is_full = True
+    job.trigger("e", "pause")
+    standing = job.standing()
+    told = job.ended("e")
+    assert (told.phase, told.paused) == (Phase.FAILED, True)
+    assert "No space left on device" in told.error
+    assert job.steps_on_disk() == [good]
+    job.disk.is_full = False
+    job.trigger("again", "pause")
+    assert job.ended("again").at_paused_step, "the state was still in memory"
+    assert job.steps_on_disk()[0] == good + 1
+    job.desk.resume()
+    standing.join(10)
+
+
+def test_a_state_that_cannot_be_told_hurts_nobody_but_its_checkpoint(job: Job) -> None:
+    job.trigger("good", "continue")
+    good = job.step()
+    job.ended("good")
+    job.state.fail_with = RuntimeError("CUDA error: an illegal memory access was encountered")
+    job.trigger("e", "continue")
+    job.step()
+    told = job.ended("e")
+    assert told.phase is Phase.FAILED
+    assert told.error == "RuntimeError: CUDA error: an illegal memory access was encountered"
+    assert not told.paused
+    job.now_s += 400
+    job.step()
+    assert job.desk.pace.totals.failed == 1
+    job.state.fail_with = None
+    job.step()
+    assert job.steps_on_disk() == [good]
+
+
+def test_checkpoints_of_another_job_are_not_taken(folder: Path) -> None:
+    job = Job(folder)
+    job.guard.save(job.step())
+    with pytest.raises(StoreError, match="another process writes checkpoints here"):
+        Guard(State(), job.folder, job="job", socket=None)
+    job.close()
+    with Guard(State(), job.folder, job="another", socket=None) as other, pytest.raises(StoreError, match="belongs to"):
+        other.restore()
+    assert job.steps_on_disk() == [2]
+
+
+def test_exit_waits_until_it_is_durable_and_told(job: Job) -> None:
+    job.slow()
+    job.trigger("e", "exit")
+    ended: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            job.step()
+        except StopTraining as stop:
+            ended.append(stop)
+
+    training = threading.Thread(target=run)
+    training.start()
+    assert job.disk.stuck.wait(10)
+    time.sleep(0.05)
+    assert not ended
+    job.disk.gate.set()
+    assert job.ended("e").at_paused_step
+    job.desk.tell("e")
+    training.join(10)
+    assert [stop.code for stop in ended if isinstance(stop, SystemExit)] == [0]
+
+
+def test_utility_back_before_anybody_was_told_of_the_end_keeps_training(job: Job) -> None:
+    job.trigger("e", "exit")
+    standing = job.standing()
+    job.until(lambda: job.desk.ending is not None)
+    assert not job.desk.resume().paused
+    standing.join(10)
+    job.step()
+
+
+# --- Leases -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_pause_whose_asker_falls_silent_ends_by_itself(job: Job) -> None:
+    """A daemon that dies in a drill leaves nothing standing; in an outage, without a lease, training stands."""
+    job.desk.pause(lease_s=0.4, asker="daemon")
+    standing = job.standing()
+    for _ in range(5):
+        job.now_s += 0.3
+        job.desk.heard("daemon")
+        assert job.desk.status().paused
+    assert job.desk.status().lease_s == pytest.approx(0.4)
+    job.desk.heard("somebody else")
+    job.now_s += 0.5
+    standing.join(10)
+    assert not standing.is_alive()
+    assert job.desk.status().lease_s is None
+
+
+def test_a_checkpoint_with_a_lease_lets_go_after_it(job: Job) -> None:
+    job.trigger("drill", "pause", lease_s=0.2)
+    standing = job.standing()
+    assert job.ended("drill").at_paused_step
+    job.now_s += 0.3
+    standing.join(10)
+    assert not standing.is_alive()
+    assert job.ended("drill").durable
+
+
+@pytest.mark.parametrize("first", ["leased", "for good"])
+def test_of_two_that_want_it_to_stand_the_one_without_a_lease_wins(job: Job, first: str) -> None:
+    """An outage that begins in the middle of a drill: nothing that the drill wanted may end the pause."""
+    leases = {"drill": 0.2, "outage": None}
+    for name in ("drill", "outage") if first == "leased" else ("outage", "drill"):
+        job.trigger(name, "pause", lease_s=leases[name])
+    standing = job.standing()
+    assert job.ended("outage").at_paused_step
+    job.now_s += 100
+    time.sleep(0.5)
+    assert job.desk.status().paused
+    assert job.desk.status().lease_s is None
+    job.desk.resume()
+    standing.join(10)
+
+
+# --- Where no step ends -----------------------------------------------------------------------------------------------
+
+
+def test_an_emergency_in_an_evaluation_finds_the_state_of_its_step(job: Job) -> None:
+    """Whatever the evaluation does to the model; and training then stands at that very step."""
+    step = job.step()
+    with job.guard.phase("eval", step=step):
+        assert job.desk.status().loop is Loop.EVAL
+        assert job.desk.status().snapshot_step == step
+        job.state.step = 77  # averaged weights are swapped in
+        job.trigger("e", "pause", 60.0)
+        assert job.ended("e").durable
+        polling = threading.Thread(target=job.guard.poll)
+        polling.start()
+        job.until(lambda: job.desk.status().paused)
+        assert job.of("e").at_paused_step
+        assert not job.desk.resume().paused
+        polling.join(10)
+        job.state.step = step
+    assert job.desk.status().loop is Loop.TRAIN
+    assert job.steps_on_disk() == [step]
+    assert job.step() == step + 1
+
+
+def test_a_phase_that_tells_no_step_saves_nothing(job: Job) -> None:
+    """What is in the model just now nobody knows: the next boundary does it."""
+    with job.guard.phase(Loop.COMPILE):
+        job.trigger("e", "continue", 60.0)
+        job.guard.poll()
+        time.sleep(0.7)
+        assert job.of("e").phase is Phase.WAITING_STEP
+    job.step()
+    assert job.ended("e").durable
+
+
+def test_a_copy_in_memory_is_written_when_the_boundary_does_not_come(job: Job) -> None:
+    """The loop hangs; a newer state than the disk's is in memory since its write failed."""
+    job.desk.pace.written(SIZE, 1.0)
+    job.disk.is_full = True
+    job.now_s += 400
+    held = job.step()
+    job.until(lambda: job.desk.pace.totals.failed == 1)
+    job.disk.is_full = False
+    job.step()
+    job.trigger("e", "pause", 60.0)
+    time.sleep(0.7)
+    assert job.of("e").phase is Phase.WAITING_STEP, "there is time yet"
+    job.now_s += 57
+    told = job.ended("e")
+    assert (told.step, told.durable, told.at_paused_step) == (held, True, False)
+    standing = job.standing()
+    told = job.of("e")
+    assert (told.paused_step, told.at_paused_step) == (held + 2, False), "and it says that steps would be lost"
+    job.trigger("second", "pause", 60.0)
+    assert job.ended("second").at_paused_step
+    job.desk.resume()
+    standing.join(10)
+
+
+def test_asked_while_it_stands_in_mid_step_it_says_what_there_is(job: Job) -> None:
+    job.step()
+    job.desk.pause()
+    polling = threading.Thread(target=job.guard.poll)
+    polling.start()
+    job.until(lambda: job.desk.status().paused)
+    job.trigger("e", "pause", 60.0)
+    told = job.ended("e")
+    assert told.phase is Phase.ABORTED
+    assert "in the middle of a step" in told.error
+    job.desk.resume()
+    polling.join(10)
+    assert not polling.is_alive()
+
+
+# --- Room and figures -----------------------------------------------------------------------------------------------
+
+
+def test_a_periodic_checkpoint_is_pruned_and_kept(job: Job) -> None:
+    """Two stay; and the slots are ready again after each."""
+    for number in range(1, 6):
+        job.now_s += 400
+        step = job.step()
+        job.until(lambda number=number: job.desk.pace.totals.writes == number)  # type: ignore[misc]
+        job.until(lambda: not job.desk.wanted.is_set())
+    job.until(lambda: len(list(job.folder.glob("step-*"))) == 2)
+    job.until(lambda: len(list(job.folder.glob(".slot-*/shard-*"))) == 2)
+    assert job.steps_on_disk() == [step, step - 1]
+
+
+def test_the_estimate_is_there_before_any_outage(folder: Path) -> None:
+    """From the size of the state and what the disk took while the slots were made: nobody has saved yet."""
+    job = Job(folder)
+    job.until(lambda: (found := job.desk.status().estimate) is not None and found.seconds is not None)
+    estimate = job.desk.status().estimate
+    assert estimate is not None
+    assert estimate.bytes is not None
+    assert SIZE <= estimate.bytes < SIZE + 65536
+    assert job.steps_on_disk() == []
+    job.now_s += 1
+    job.trigger("e", "continue")
+    job.step()
+    job.ended("e")
+    estimate = job.desk.status().estimate
+    assert estimate is not None
+    assert estimate.stall_s is not None
+    job.close()
+
+
+def test_save_is_for_the_end_and_raises(job: Job) -> None:
+    step = job.step()
+    assert job.guard.save(step).step == step
+    job.disk.is_full = True
+    job.step()
+    with pytest.raises(OSError, match="No space left"):
+        job.guard.save(job.state.step)
+    assert job.steps_on_disk() == [step]
