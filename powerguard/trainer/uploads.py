@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from powerguard.trainer.ranks.base import boottime_s
 from powerguard.trainer.store import SavedCheckpoint
+from powerguard.trainer.tiers.schedule import period_of
 from powerguard.trainer.tiers.upload import Uploader
 
 
@@ -14,13 +15,13 @@ class Uploads:
         self._uploader = uploader
         self._every_s = every_s
         self._clock = clock
-        self._due_s = clock()
+        self._period: int | None = None
 
     def offer(self, saved: SavedCheckpoint, *, asked: bool) -> None:
         """Copy this one next, if it is time for one. What was offered and is not begun is forgotten."""
-        now_s = self._clock()
-        if asked or now_s >= self._due_s:
-            self._due_s = now_s + self._every_s
+        period = period_of(saved, self._every_s)
+        if period is not None and (asked or period != self._period):
+            self._period = period
             self._uploader.offer(saved)
 
     def hold(self) -> None:
