@@ -345,20 +345,21 @@ def test_nothing_is_asked_of_a_rank_that_has_not_begun() -> None:
         assert "no word from rank 1" in ended.ended.error
 
 
-def test_ten_thousand_generations_leave_nothing_behind() -> None:
+@pytest.mark.parametrize("generations", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_thousands_of_generations_leave_nothing_behind(generations: int) -> None:
     """Keys and memory stay bounded however often it is asked."""
     memory = Memory()
     agreement = Agreement(MemoryRanks(memory, 0, 1), limits=QUICK)
     agreement.step = 0
     most = 0
-    for number in range(1, 10_001):
+    for number in range(1, generations + 1):
         agreement.open(ask(f"a{number}"))
         while (generation := agreement.wait(1)) is None:
             time.sleep(0)
         agreement.gather(number, "shard", b"x" * 100)
         agreement.conclude(generation.number, ok=True, digest="sha256:00")
         most = max(most, len(memory))
-    assert agreement.state.number == 10_000
+    assert agreement.state.number == generations
     assert most < 300
     assert len(agreement.state.to_json()) < 20_000
     assert len(agreement._parts._kept) < 5

@@ -13,6 +13,7 @@ from powerguard.trainer.ranks.base import Alone, Ranks, RanksError
 from powerguard.trainer.ranks.files import FileRanks
 from powerguard.trainer.ranks.sockets import SocketRanks
 
+_LONGEST: Final = 50  # bytes of a folder: a unix socket's path has 107
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -92,8 +93,8 @@ def launched(environment: Mapping[str, str]) -> Launch | None:
 def private_folder() -> Path:
     """Return a folder of this host that nobody but this user can enter. Raises RanksError."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    parent = Path(runtime) if runtime.startswith("/") and Path(runtime).is_dir() else Path("/tmp")  # noqa: S108 - checked
-    path = parent / f"powerguard-ranks-{os.geteuid()}"
+    usable = runtime.startswith("/") and Path(runtime).is_dir() and len(os.fsencode(runtime)) <= _LONGEST
+    path = Path(runtime if usable else "/tmp") / f"powerguard-{os.geteuid()}"  # noqa: S108 - looked at below
     try:
         path.mkdir(mode=0o700, exist_ok=True)
         status = path.lstat()

@@ -24,8 +24,8 @@ class TorchRanks(Place):
     """One rank's connection through a clone of torch's store.
 
     store: a torch.distributed.Store that is shared by all ranks and can be cloned (TCPStore, FileStore, HashStore, or
-    one of these behind a PrefixStore); None: the one of the initialised process group. All ranks make these objects in
-    the same order. join_s: how long to wait for all ranks to come.
+    one of these behind a PrefixStore); None: the one of the initialised process group. prefix: stands before all keys;
+    None: counted, as all ranks make these objects in the same order. join_s: how long to wait for all ranks to come.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class TorchRanks(Place):
         rank: int | None = None,
         size: int | None = None,
         *,
+        prefix: str | None = None,
         join_s: float = 300.0,
     ) -> None:
         import torch.distributed as dist
@@ -45,7 +46,7 @@ class TorchRanks(Place):
             store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - there is no public way to it
         rank = dist.get_rank() if rank is None else rank
         size = dist.get_world_size() if size is None else size
-        self._prefix = f"powerguard/{next(_made)}"
+        self._prefix = prefix or f"powerguard/{next(_made)}"
         self._errors = (dist.DistError, RuntimeError, OSError)
         self._take(store, dist)
         super().__init__(rank, size)

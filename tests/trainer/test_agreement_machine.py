@@ -1,0 +1,231 @@
+"""The rules of the log, one by one, and on whatever may stand in it."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from powerguard.trainer.ranks.machine import NEVER, Move, Stance, State, apply, due, move
+from powerguard.wire import After
+
+
+def ask(
+    name: str, after: str = "continue", *, save: bool = True, host: int = 0, reason: str = "drill"
+) -> dict[str, Any]:
+    return {
+        "kind": "ask",
+        "id": name,
+        "reason": reason,
+        "event": "",
+        "after": after,
+        "save": save,
+        "deadline_s": None,
+        "host": host,
+    }
+
+
+def step(number: int, at: int) -> dict[str, Any]:
+    return {"kind": "step", "g": number, "step": at, "token": "0123abcd"}
+
+
+def begin(number: int) -> dict[str, Any]:
+    return {"kind": "begin", "g": number}
+
+
+def end(number: int, *, ok: bool = True) -> dict[str, Any]:
+    return {"kind": "end", "g": number, "ok": ok, "digest": "sha256:aa", "error": "disk full"}
+
+
+CANCEL, RESUME, LEAVE = {"kind": "cancel", "g": 1}, {"kind": "resume"}, {"kind": "leave"}
+
+
+def after(*entries: dict[str, Any]) -> State:
+    state = State()
+    for entry in entries:
+        state = apply(state, entry)
+    return state
+
+
+def test_join_escalates_and_never_back() -> None:
+    """continue < pause < exit; a wish for a checkpoint makes one of a pause; hosts on battery add up."""
+    state = after(
+        ask("a", "pause", save=False, reason="on_battery"),
+        ask("b", "continue", host=1, reason="on_battery"),
+        ask("c", "exit", host=2),
+        ask("d", "pause", host=1, reason="on_battery"),
+    )
+    assert state.front is not None
+    assert (state.number, state.front.after, state.front.save, state.front.on_battery) == (1, After.EXIT, True, (0, 1))
+    assert state.front.ids == ("a", "b", "c", "d")
+
+
+def test_who_joins_what() -> None:
+    """A wish to go on joins one that is written beside; a wish to pause gets its own; nobody joins what has ended."""
+    beside = after(ask("a"), step(1, 5), begin(1))
+    assert beside.back is not None
+    assert beside.back.beside
+    assert beside.joined(True, After.CONTINUE) is beside.back
+    assert beside.joined(True, After.PAUSE) is None
+    assert beside.joined(False, After.PAUSE) is None
+    both = apply(beside, ask("b", "pause"))
+    assert both.front is not None
+    assert (both.front.number, both.joined(True, After.CONTINUE)) == (2, both.front)
+    assert after(ask("a"), step(1, 5), begin(1), end(1)).joined(True, After.CONTINUE) is None
+
+
+def test_one_asked_to_go_on_while_another_is_written_stands() -> None:
+    """Two are never written beside training: there are two snapshots, and the second is for an emergency."""
+    state = after(ask("a"), step(1, 5), begin(1), ask("b", "pause"), RESUME, step(2, 9), begin(2))
+    assert state.front is not None
+    assert state.back is not None
+    assert (state.front.number, state.front.beside, state.back.number) == (2, False, 1)
+
+
+@pytest.mark.parametrize(
+    ("entries", "held_at", "leaving"),
+    [
+        ((ask("a"), step(1, 5), begin(1), end(1)), None, None),
+        ((ask("a", "pause"), step(1, 5), begin(1), end(1)), 5, None),
+        ((ask("a", "pause"), step(1, 5), begin(1), end(1, ok=False)), 5, None),
+        ((ask("a", "pause"), step(1, 5), begin(1), RESUME, end(1)), None, None),
+        ((ask("a", "pause"), step(1, 5), begin(1), CANCEL, end(1)), None, None),
+        ((ask("a", "pause"), step(1, 5), CANCEL), None, None),
+        ((ask("a", "pause"), end(1, ok=False)), None, None),
+        ((ask("a", "exit"), step(1, 5), begin(1), end(1)), 5, 1),
+        ((ask("a", "exit"), step(1, 5), begin(1), end(1, ok=False)), 5, None),
+        ((ask("a", "exit"), step(1, 5), begin(1), end(1), RESUME), None, None),
+        ((ask("a", "pause", save=False), step(1, 5)), 5, None),
+        ((ask("a", "pause", save=False), RESUME), None, None),
+        ((ask("a", "pause"), step(1, 5), begin(1), end(1), ask("b"), step(2, 5), begin(2), end(2)), 5, None),
+    ],
+)
+def test_what_comes_after(entries: tuple[dict[str, Any], ...], held_at: int | None, leaving: int | None) -> None:
+    """Who stands where, and who leaves, after each way in which one can go."""
+    state = after(*entries)
+    assert (state.held_at, state.leaving) == (held_at, leaving)
+    assert state.front is None
+    stance = Stance(taken=9)
+    assert due(state, stance) == (NEVER if held_at is None else held_at)
+    assert move(state, stance, 4)[0] is Move.GO
+    expected = Move.LEAVE if leaving else Move.WAIT if held_at else Move.GO
+    assert move(state, stance, 5)[0] is expected
+
+
+def test_the_first_end_counts() -> None:
+    """Whoever gives up after the commit, or commits after another gave up, changes nothing."""
+    won = after(ask("a"), step(1, 5), begin(1), end(1), end(1, ok=False))
+    assert won.past[-1].ended is not None
+    assert won.past[-1].ended.ok
+    lost = after(ask("a"), step(1, 5), begin(1), end(1, ok=False), end(1))
+    assert lost.past[-1].ended is not None
+    assert not lost.past[-1].ended.ok
+    assert lost.committed_step is None
+
+
+def test_nothing_is_committed_that_has_not_begun() -> None:
+    """An end that says ok before anybody stood at the step is no end."""
+    assert after(ask("a"), end(1)).front is not None
+    assert after(ask("a"), step(1, 5), end(1)).front is not None
+
+
+def test_same_step_again_is_known_to_be_durable() -> None:
+    """A second checkpoint of the step that was committed last says so; one of another step does not."""
+    once = (ask("a", "pause"), step(1, 5), begin(1), end(1))
+    again = after(*once, ask("b"), step(2, 5)).front
+    assert again is not None
+    assert again.already == "sha256:aa"
+    later = after(*once, RESUME, ask("b"), step(2, 6)).front
+    assert later is not None
+    assert later.already == ""
+
+
+def test_after_somebody_left_nothing_is_opened() -> None:
+    """A job that is ending does not begin a checkpoint that can not become whole."""
+    state = after(ask("a"), step(1, 5), begin(1), LEAVE, ask("b"))
+    assert [(one.number, one.ended is not None and one.ended.aborted) for one in state.past] == [(1, False), (2, True)]
+    assert (state.front, state.back) == (None, None)
+
+
+_words = st.sampled_from(["ask", "step", "begin", "gathered", "end", "cancel", "resume", "leave", "x", None, 5])
+_values = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 6),
+    st.just(2**70),
+    st.floats(allow_nan=True),
+    st.sampled_from(["a", "b", "pause", "exit", "continue", "on_battery", "\x1b[2J"]),
+    st.lists(st.integers(), max_size=2),
+)
+_entries = st.dictionaries(
+    st.sampled_from(
+        [
+            "id",
+            "reason",
+            "event",
+            "after",
+            "save",
+            "deadline_s",
+            "host",
+            "g",
+            "step",
+            "token",
+            "key",
+            "ok",
+            "digest",
+            "error",
+        ]
+    ),
+    _values,
+)
+_sensible = st.sampled_from(
+    [
+        *(
+            ask(name, word, save=save)
+            for name in "ab"
+            for word in ("continue", "pause", "exit")
+            for save in (True, False)
+        ),
+        *(make(number) for make in (begin, end) for number in (1, 2, 3)),
+        *(step(number, at) for number in (1, 2, 3) for at in (4, 5)),
+        *({"kind": "gathered", "g": number, "key": "shard"} for number in (1, 2)),
+        CANCEL,
+        RESUME,
+        LEAVE,
+    ]
+)
+
+
+@given(
+    st.lists(st.one_of(_sensible, st.builds(lambda kind, rest: {**rest, "kind": kind}, _words, _entries)), max_size=30)
+)
+def test_any_log_gives_a_state_that_makes_sense(entries: list[dict[str, Any]]) -> None:
+    """Total, bounded, and the same after a rank that slept has read the kept state."""
+    state = State()
+    for entry in entries:
+        before, state = state, apply(state, entry)
+        assert State.parse(state.to_json()) == state
+        assert before.number <= state.number <= before.number + 1
+        for one in state.past:
+            assert one.ended is not None
+            assert not (one.ended.ok and one.ended.error)
+        if state.front is not None and state.back is not None:
+            assert state.back.number < state.front.number
+            assert state.back.begun
+            assert state.back.beside
+        assert len(state.past) <= 16
+        for at in range(8):
+            action, known = move(state, Stance(), at)
+            assert (action is Move.GO) or (at >= due(state, Stance()))
+            assert action in {Move.GO, Move.WAIT} or known is not None
+
+
+def test_the_state_stays_small_in_a_storm() -> None:
+    """A hundred thousand askers, all of a different name, fit into what a store takes."""
+    state = State()
+    for number in range(1, 40):
+        for index in range(200):
+            state = apply(state, ask(f"{'x' * 100}-{number}-{index}", "pause", host=index, reason="on_battery"))
+        state = apply(state, {"kind": "cancel", "g": number})
+    assert state.number == 39
+    assert len(state.to_json()) < 500_000

@@ -1,0 +1,158 @@
+"""A process finds out by itself which rank it is and how it reaches the others."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from powerguard.trainer.ranks import RanksError
+from powerguard.trainer.ranks.detect import launched
+
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "3",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "job",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+}
+SRUN = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_JOB_ID": "77"}
+MPIRUN = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, None),
+        (TORCHRUN, (3, 8, False)),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "8"}, (3, 8, True)),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}, (0, 2, True)),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node1"}, (0, 2, False)),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_SIZE": "2"}, (1, 2, True)),
+        ({"RANK": "0"}, None),
+        (SRUN, (2, 4, False)),
+        (SRUN | {"SLURM_STEP_NUM_NODES": "1"}, (2, 4, True)),
+        # The batch script itself: one process, whatever the job has reserved.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "16", "SLURM_NNODES": "4"}, None),
+        (SRUN | TORCHRUN, (3, 8, False)),
+        (MPIRUN, (1, 2, True)),
+        (MPIRUN | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, (1, 2, False)),
+    ],
+)
+def test_launchers(environment: dict[str, str], expected: tuple[int, int, bool] | None) -> None:
+    """torchrun and its imitators, Slurm, Open MPI; torchrun within Slurm is torchrun."""
+    found = launched(environment)
+    assert (None if found is None else (found.rank, found.size, found.one_host)) == expected
+
+
+def test_every_start_has_a_name_of_its_own() -> None:
+    """A restart of the same job is another run."""
+    first, again = launched(TORCHRUN), launched(TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "1"})
+    other = launched(TORCHRUN | {"RANK": "5"})
+    assert first is not None
+    assert again is not None
+    assert other is not None
+    assert first.run != again.run
+    assert first.run == other.run
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"RANK": "x", "WORLD_SIZE": "2"},
+        {"RANK": "2", "WORLD_SIZE": "2"},
+        {"RANK": "-1", "WORLD_SIZE": "2"},
+        {"RANK": "0", "WORLD_SIZE": "9" * 20},
+        {"RANK": "0", "WORLD_SIZE": ""},
+        SRUN | {"SLURM_PROCID": "4"},
+    ],
+)
+def test_nonsense_is_refused_in_words(environment: dict[str, str]) -> None:
+    """A launcher that says what cannot be."""
+    with pytest.raises(RanksError, match=r"launcher sets"):
+        launched(environment)
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder whose name is short enough for a unix socket."""
+    with tempfile.TemporaryDirectory(prefix="pg-") as name:
+        yield Path(name)
+
+
+PROGRAM = """
+import json, sys
+from powerguard.trainer.ranks import RanksError, detect
+try:
+    ranks = detect(sys.argv[1] if len(sys.argv) > 1 else None, join_s=10.0)
+    ranks.add("all#", 1)
+    while ranks.add("all#", 0) < ranks.size:
+        pass
+    print(json.dumps([type(ranks).__name__, ranks.rank, ranks.size, ranks.local_rank, ranks.hosts]), flush=True)
+    sys.stdin.read()
+except RanksError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+def run(runtime: Path, environments: list[dict[str, str]], *arguments: str) -> list[object]:
+    """Start one process for each environment; return what they say."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "RANK", "WORLD", "OMPI"))}
+    clean["XDG_RUNTIME_DIR"] = str(runtime)
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *arguments],
+            env=clean | environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for environment in environments
+    ]
+    said: list[object] = []
+    for process in started:
+        assert process.stdout is not None
+        said.append(json.loads(process.stdout.readline()))
+    for process in started:
+        process.communicate(timeout=20)
+    return said
+
+
+def test_no_launcher_is_a_job_of_one(tmp_path: Path) -> None:
+    """Nothing is opened, nothing is awaited."""
+    assert run(tmp_path, [{}]) == [["Alone", 0, 1, 0, 1]]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_host_meets_at_a_socket_of_this_user_alone(short: Path) -> None:
+    """Two processes of one start find each other by the environment; their folder is closed to others."""
+    launch = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "1", "MASTER_ADDR": "x"}
+    said = run(short, [launch | {"RANK": "0"}, launch | {"RANK": "1"}])
+    assert said == [["SocketRanks", 0, 2, 0, 1], ["SocketRanks", 1, 2, 1, 1]]
+    folder = short / f"powerguard-{os.geteuid()}"
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_several_hosts_meet_in_the_folder_they_share(tmp_path: Path) -> None:
+    """Without torch's store, files; without a folder, words that say what to do."""
+    said = run(tmp_path, [SRUN | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}] * 1)
+    assert "init_process_group" in str(said[0])
+    launch = {**SRUN, "SLURM_STEP_NUM_TASKS": "2"}
+    two = [launch | {"SLURM_PROCID": str(rank)} for rank in range(2)]
+    assert run(tmp_path, two, str(tmp_path / "root")) == [["FileRanks", 0, 2, 0, 1], ["FileRanks", 1, 2, 1, 1]]
+
+
+def test_a_folder_that_others_enter_is_not_used(short: Path) -> None:
+    """Somebody else's folder of that name would let him speak for a rank."""
+    folder = short / f"powerguard-{os.geteuid()}"
+    folder.mkdir()
+    folder.chmod(0o777)
+    launch = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "0"}
+    assert "is not a folder of this user alone" in str(run(short, [launch])[0])
