@@ -1,0 +1,134 @@
+"""PyTorch Lightning: `Trainer(callbacks=[PowerguardCallback("/nvme/llm", job="llm")])`, and nothing else.
+
+Saves, pauses, ends and resumes at the step; see `powerguard.trainer.guard`. What is kept is all that Lightning's own
+checkpoint has (less hyper-parameters, which are for export) and every random state, which Lightning's has not. To go on
+in the middle of an epoch Lightning needs a loader that can: `powerguard.trainer.torch_data.ResumableLoader`.
+
+Lightning has no public way to hand over a state that is not a file of its own. Two private names of its checkpoint
+connector are used, in this file alone; tests run them against the real package.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+from lightning.pytorch.callbacks import Callback
+
+from powerguard.trainer.guard import Guard
+from powerguard.trainer.items import Buffer, Item, Loaded
+from powerguard.trainer.torch_state import RandomStates
+from powerguard.trainer.torch_tree import Packer, StateError, Unpacker
+
+INDEX: Final = "lightning"
+_FORMAT: Final = 1
+_EXPORT_ONLY: Final = ("hparams_name", "hyper_parameters", "hparams_type", "datamodule_hyper_parameters")
+
+Trainer = Any
+Module = Any
+"""Those of Lightning."""
+
+
+class _TrainerState:
+    """The state of a Lightning Trainer. A `powerguard.trainer.items.State`."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._connector = trainer._checkpoint_connector  # noqa: SLF001 - see above
+        self._random = RandomStates()
+        self._random_state: Any = None
+        self.checkpoint: dict[str, Any] | None = None
+        """What was loaded, as Lightning's own checkpoints are; None before."""
+
+    def items(self) -> Iterable[Item]:
+        checkpoint = self._connector.dump_checkpoint(weights_only=False)
+        kept = {key: value for key, value in checkpoint.items() if key not in _EXPORT_ONLY}
+        packer = Packer()
+        index = {
+            "format": _FORMAT,
+            "checkpoint": packer.pack("checkpoint", kept),
+            "random": packer.pack("random", self._random.tree()),
+        }
+        return [Buffer.json(INDEX, index), *packer.items]
+
+    def load(self, items: Mapping[str, Loaded]) -> None:
+        index = items[INDEX].value() if INDEX in items else None
+        if not isinstance(index, dict) or index.get("format") != _FORMAT:
+            msg = "the checkpoint was not written by PowerguardCallback for Lightning, or by a newer one"
+            raise StateError(msg)
+        source = Unpacker(items)
+        slips = self._random.check("random", index["random"], source)
+        if slips:
+            raise StateError(slips[0])
+        self.checkpoint = source.unpack("checkpoint", index["checkpoint"])
+        self._random_state = source.unpack("random", index["random"])
+
+    def restore_random(self) -> None:
+        """Let the random numbers go on from the checkpoint, too."""
+        if self.checkpoint is not None:
+            self._random.put_back(self._random_state)
+
+
+class PowerguardCallback(Callback):
+    """Guards a Lightning training: `Trainer.fit` begins where the newest checkpoint stands.
+
+    root: folder of the checkpoints. job: its name for the daemon. options: as `Guard` has them. A checkpoint that is
+    given to `fit(ckpt_path=...)` rules, and ours are then not looked at.
+    In Slurm, switch Lightning's own requeue off: `plugins=[SLURMEnvironment(auto_requeue=False)]`.
+    """
+
+    def __init__(self, root: Path | str, *, job: str, **options: Any) -> None:  # noqa: ANN401 - see Guard
+        self._root = root
+        self._job = job
+        self._options = options
+        self._state: _TrainerState | None = None
+        self._step = -1
+        self._phase = ExitStack()
+        self.guard: Guard | None = None
+        """While it trains; None before and after."""
+
+    def setup(self, trainer: Trainer, pl_module: Module, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
+        if stage != "fit":
+            return
+        self._state = _TrainerState(trainer)
+        self.guard = Guard(self._state, self._root, job=self._job, **self._options)
+        if not trainer.ckpt_path:
+            self.guard.restore()
+            if self._state.checkpoint is not None:
+                trainer._checkpoint_connector._loaded_checkpoint = self._state.checkpoint  # noqa: SLF001 - see above
+
+    def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:  # noqa: ARG002 - Lightning's signature
+        self._step = trainer.global_step
+        if self._state is not None:
+            self._state.restore_random()
+            self._state.checkpoint = None
+
+    def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
+        if self.guard is None:
+            return
+        if trainer.global_step == self._step:
+            return  # gradients are still being gathered: no step has ended
+        self._step = trainer.global_step
+        self.guard.step(self._step)
+
+    def on_validation_start(self, *_: object) -> None:
+        if self.guard is not None:
+            self._phase.enter_context(self.guard.phase("eval"))
+
+    def on_validation_batch_end(self, *_: object) -> None:
+        if self.guard is not None:
+            self.guard.poll()
+
+    def on_validation_end(self, *_: object) -> None:
+        self._phase.close()
+
+    def on_exception(self, trainer: Trainer, pl_module: Module, exception: BaseException) -> None:  # noqa: ARG002
+        self._close(finish=isinstance(exception, SystemExit))
+
+    def teardown(self, trainer: Trainer, pl_module: Module, stage: str) -> None:  # noqa: ARG002 - as above
+        self._close(finish=True)
+
+    def _close(self, *, finish: bool) -> None:
+        self._phase.close()
+        if self.guard is not None:
+            self.guard.close(finish=finish)
+            self.guard = None

@@ -1,0 +1,178 @@
+"""The Lightning callback against the real package: asked over its socket, killed, resumed in the middle of an epoch."""
+
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from powerguard.trainer.guard import StopTraining
+from powerguard.trainer.lightning import PowerguardCallback
+from powerguard.trainer.store import newest_in
+from powerguard.trainer.torch_data import ResumableLoader
+from powerguard.trainer.torch_state import StateError
+from powerguard.wire import After, TriggerRequest
+from tests.trainer.toy import ask, short_folder
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # Lightning's own, of which there are many
+    pytest.mark.timeout(60, method="thread"),
+]
+STEPS = 40
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as folder:
+        yield folder
+
+
+class Net(lightning.LightningModule):
+    """Dropout, noise from numpy, a schedule. At one step it does what a test wants."""
+
+    def __init__(self, *, at: int = -1, does: Any = None) -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore=["does"])
+        torch.manual_seed(1)
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 1))
+        self.losses: dict[int, str] = {}
+        self._at, self._does = at, does
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        if self.global_step == self._at:
+            self._does()
+        x = batch + 0.1 * torch.randn_like(batch) + float(np.random.rand())
+        loss = (self.layers(x).squeeze(1) - batch.sum(1)).square().mean()
+        self.losses[self.global_step] = loss.item().hex()
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        self.log("val", self.layers(batch).mean())
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+        return [optimizer], [
+            {"scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS), "interval": "step"}
+        ]
+
+
+def trained(folder: Path, net: Net, *, accumulate: int = 1, name: str = "ck", workers: int = 0) -> PowerguardCallback:
+    lightning.seed_everything(1, verbose=False)
+    data = torch.randn(100, 8, generator=torch.Generator().manual_seed(1))
+    callback = PowerguardCallback(folder / name, job="net", conduct="exit", every_s=None, socket=folder / "net.sock")
+    trainer = lightning.Trainer(
+        max_steps=STEPS,
+        accumulate_grad_batches=accumulate,
+        callbacks=[callback],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+        default_root_dir=folder,
+    )
+    trainer.fit(net, ResumableLoader(data, batch_size=8, seed=2), torch.utils.data.DataLoader(data, batch_size=50))
+    return callback
+
+
+def wish(folder: Path, after: After = After.EXIT) -> None:
+    body = TriggerRequest(id="w", after=after).to_json()
+    code, _, _ = ask(folder / "net.sock", "POST", "/api/v1/trigger_checkpoint", body)
+    assert code == 202
+
+
+class CutOffError(Exception):
+    """Stands for the power cut."""
+
+
+@pytest.mark.parametrize(("at", "accumulate"), [(5, 1), (12, 1), (25, 1), (9, 2), (13, 2)])
+def test_it_goes_on_bit_for_bit(at: int, accumulate: int, folder: Path) -> None:
+    """13 batches make an epoch: in its middle, at its end, after a validation; two micro-batches a step as well."""
+    whole = Net()
+    trained(folder, whole, accumulate=accumulate, name="whole")
+    first = Net(at=at, does=lambda: wish(folder))
+    with pytest.raises(StopTraining):
+        trained(folder, first, accumulate=accumulate)
+    saved = newest_in(folder / "ck")
+    assert saved is not None
+    assert saved.step == at + 1
+    second = Net()
+    trained(folder, second, accumulate=accumulate)
+    assert min(second.losses) == at + 1
+    assert first.losses | second.losses == whole.losses
+    for one, other in zip(whole.parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_it_pauses_and_goes_on_in_place(folder: Path) -> None:
+    """Utility is back: no step lost, and the state was durable meanwhile."""
+    import threading
+
+    seen: dict[str, Any] = {}
+
+    def resumer() -> None:
+        for _ in range(200):
+            status = json.loads(ask(folder / "net.sock", "GET", "/api/v1/checkpoints/w?wait=1")[2])
+            if status["phase"] == "committed" and status["paused"]:
+                break
+        seen.update(status)
+        ask(folder / "net.sock", "POST", "/api/v1/resume")
+
+    thread = threading.Thread(target=resumer)
+
+    def does() -> None:
+        wish(folder, After.PAUSE)
+        thread.start()
+
+    whole, net = Net(), Net(at=7, does=does)
+    trained(folder, whole, name="whole")
+    trained(folder, net)
+    thread.join()
+    assert (seen["phase"], seen["step"]) == ("committed", 8)
+    assert net.losses == whole.losses
+
+
+def test_a_crash_leaves_the_last_checkpoint(folder: Path) -> None:
+    """And its endpoint closed."""
+
+    def crash() -> None:
+        raise CutOffError
+
+    net = Net(at=9, does=crash)
+    with pytest.raises(CutOffError):
+        trained(folder, net)
+    assert not (folder / "net.sock").exists()
+    assert newest_in(folder / "ck") is None
+
+
+def test_another_model_is_refused(folder: Path) -> None:
+    with pytest.raises(StopTraining):
+        trained(folder, Net(at=3, does=lambda: wish(folder)))
+    other = Net()
+    other.layers = nn.Sequential(nn.Linear(8, 1))
+    with warnings.catch_warnings(), pytest.raises(RuntimeError, match="layers"):
+        trained(folder, other)
+
+
+def test_what_is_kept_by_others_is_refused_by_name(folder: Path) -> None:
+    """A callback whose state is an object of its own would be lost without a word."""
+
+    class Odd(lightning.Callback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"thing": object()}
+
+    from powerguard.trainer.lightning import _TrainerState
+
+    trainer = lightning.Trainer(
+        max_steps=0, logger=False, accelerator="cpu", callbacks=[Odd()], enable_checkpointing=False
+    )
+    trainer.strategy.connect(Net())
+    with pytest.raises(StateError, match=r"checkpoint/callbacks/.*Odd.*/thing: a object cannot be kept"):
+        list(_TrainerState(trainer).items())
