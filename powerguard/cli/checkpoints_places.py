@@ -21,11 +21,11 @@ def places_of(config: str) -> tuple[list[str], str]:
         settings = load(Path(config))
     except SettingsError as error:
         return [], f"name a folder: {error.problems[0]}"
-    trainers = list(settings.trainers)
+    trainers = [trainer for trainer in settings.trainers if isinstance(trainer, TrainerOptions)]
     if settings.trainer_sockets is not None:
         known = {trainer.socket_path for trainer in trainers}
         trainers += [found for found in _sockets(Path(settings.trainer_sockets)) if found.socket_path not in known]
-    places = [trainer.checkpoint_dir for trainer in trainers if trainer.checkpoint_dir is not None]
+    places = [trainer.checkpoint_dir for trainer in settings.trainers if trainer.checkpoint_dir is not None]
     places += asyncio.run(_told(trainers))
     unique = list(dict.fromkeys(os.path.normpath(place) for place in places))
     return unique, "" if unique else "name a folder: no trainer says where its checkpoints lie (checkpoint_dir)"

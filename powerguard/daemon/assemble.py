@@ -33,7 +33,7 @@ from powerguard.core.events import (
     TerminateTrainer,
     TriggerCheckpoint,
 )
-from powerguard.core.model import Online
+from powerguard.core.model import OnBattery, Online, Policy, Recovery, State
 from powerguard.daemon import admin, http, stops
 from powerguard.daemon.alone import TakenError, alone
 from powerguard.daemon.attempt import rest
@@ -51,7 +51,7 @@ from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.filesystems import SyncEffector
 from powerguard.effectors.gpu.effector import GpuEffector
 from powerguard.effectors.host import HostEffector
-from powerguard.effectors.signals.effector import SignalEffector
+from powerguard.effectors.signals.effector import SignalEffector, SignalHelper
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.settings.caution import warnings
 from powerguard.settings.explain import dotted
@@ -134,11 +134,12 @@ def build(
     dry_run: bool = False,
     is_capped: Callable[[], bool] = lambda: False,
     is_stopped: Callable[[], bool] = lambda: False,
+    spares_uploads: Callable[[], bool] = lambda: False,
 ) -> Parts:
     """Make the parts of a daemon. Touches nothing yet.
 
     publish: takes what trainers say of themselves. is_capped, is_stopped: whether GPU power is capped, and
-    anybody stopped by a signal, as the core remembers.
+    anybody stopped by a signal, as the core remembers. spares_uploads: whether copies to slower storage are to wait.
     """
     armed = settings.mode == "armed" and not dry_run
     today = datetime.fromtimestamp(hands.wall()).astimezone().date()
@@ -151,13 +152,19 @@ def build(
         discover_dir=None if settings.trainer_sockets is None else Path(settings.trainer_sockets),
         discover_uids=settings.trainer_uids,
         spawn=hands.spawn,
+        helper=SignalHelper(settings.signals.socket),
     )
     folders = [t.checkpoint_dir for t in settings.trainers if t.checkpoint_dir is not None]
     # In dry-run the BMC may be read: that the policy is wrong is worth knowing on any day.
     bmc = settings.bmc if armed else settings.bmc.model_copy(update={"policy": "observe"})
     host = HostEffector(settings.host, armed=armed, resume=settings.resume, spawn=hands.spawn, clock=hands.clock)
     hold: Effector = trainers if armed else Recorder()
-    disks = SyncEffector([*settings.checkpoint_dirs, *folders], spawn=hands.spawn, clock=hands.clock)
+    disks = SyncEffector(
+        [*settings.checkpoint_dirs, *folders],
+        told=lambda: trainers.folders,
+        spawn=hands.spawn,
+        clock=hands.clock,
+    )
     gpu = GpuEffector(settings.gpu)
     power: Effector = gpu if armed else Recorder()
     signals = SignalEffector(settings.signals, sockets={each.name: each.socket_path for each in settings.trainers})
@@ -179,6 +186,8 @@ def build(
     watchers: dict[str, Runnable] = {}
     if TriggerCheckpoint not in hands.effectors:
         watchers["trainers"] = trainers.watch
+        if armed:
+            watchers["uploads"] = lambda: trainers.uploads.keep(spares_uploads, rest)
     if CapPower not in hands.effectors and armed and settings.gpu.kind != "none":
         watchers["gpu"] = lambda: gpu.hold(is_capped, rest)
     if StopTrainer not in hands.effectors and armed and settings.signals.kind != "none":
@@ -230,6 +239,20 @@ def assemble(
     def is_stopped() -> bool:
         return bool(made) and bool(made[0].state.signalled)
 
+    def spares_uploads() -> bool:
+        return bool(made) and is_past_dwell(made[0].parts.policy, made[0].state, hands.clock())
+
+    def make(accepted: Settings) -> Parts:
+        return build(
+            accepted,
+            hands,
+            publish,
+            dry_run=dry_run,
+            is_capped=is_capped,
+            is_stopped=is_stopped,
+            spares_uploads=spares_uploads,
+        )
+
     def reload() -> Parts:
         try:
             fresh = load(config)
@@ -239,7 +262,7 @@ def assemble(
             log.info("setting_changed", setting=key)
         if fresh.http != settings.http or fresh.control != settings.control or fresh.journal != settings.journal:
             log.warning("restart_needed", because="http, control and journal change only with a restart")
-        parts = build(fresh, hands, publish, dry_run=dry_run, is_capped=is_capped, is_stopped=is_stopped)
+        parts = make(fresh)
         accepted[:] = [fresh]
         return parts
 
@@ -251,7 +274,7 @@ def assemble(
         )
         journal = Journal(path, boot_id=hands.boot(), wall=hands.wall, retention=retention)
     loop = Loop(
-        build(settings, hands, publish, dry_run=dry_run, is_capped=is_capped, is_stopped=is_stopped),
+        make(settings),
         journal,
         clock=hands.clock,
         wall=hands.wall,
@@ -261,6 +284,13 @@ def assemble(
     )
     made.append(loop)
     return loop
+
+
+def is_past_dwell(policy: Policy, state: State, now_s: float) -> bool:
+    """Say whether an outage has lasted longer than the dwell: from then on the disk and the network are its own."""
+    if isinstance(state.phase, OnBattery):
+        return now_s - state.phase.outage.since_s >= policy.pause_dwell_s
+    return not isinstance(state.phase, Online | Recovery)
 
 
 def services(loop: Loop, settings: Settings, spawn: Spawn = run_child) -> dict[str, Runnable]:

@@ -8,7 +8,7 @@ nothing in the daemon ever touches a path on them: even stat() hangs on a dead N
 import asyncio
 import os.path
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from powerguard.clock import Clock, boottime_s
@@ -25,18 +25,21 @@ _MOUNTS = Path("/proc/self/mountinfo")
 class SyncEffector:
     """Carries out SyncFilesystems for these paths, one child per filesystem, all at once.
 
-    spawn: starts the child. clock: that of the actions' deadlines. mounts: where the kernel lists the mount points.
+    told: more paths, asked for anew each time: where trainers say that they save. spawn: starts the child. clock: that
+    of the actions' deadlines. mounts: where the kernel lists the mount points.
     """
 
     def __init__(
         self,
         paths: Sequence[str],
         *,
+        told: Callable[[], Iterable[str]] = tuple,
         spawn: Spawn = run_child,
         clock: Clock = boottime_s,
         mounts: Path = _MOUNTS,
     ) -> None:
         self._paths = tuple(paths)
+        self._told = told
         self._spawn = spawn
         self._clock = clock
         self._mounts = mounts
@@ -46,7 +49,7 @@ class SyncEffector:
         if not isinstance(action, SyncFilesystems):
             msg = f"{type(action).__name__} is no order to flush filesystems"
             raise EffectorError(msg)
-        chosen = distinct(self._paths, self._listed())
+        chosen = distinct([*self._paths, *self._told()], self._listed())
         limit_s = max(0.0, action.by_s - self._clock() - _LAST_WORDS_S)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._flush(path, limit_s)) for path in chosen]

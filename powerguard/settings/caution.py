@@ -6,6 +6,7 @@ from datetime import date
 from pathlib import PurePath
 from typing import Final
 
+from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.settings.explain import Mistake
 from powerguard.settings.policy import OLD_MONTHS, battery_age_months
 from powerguard.settings.schema import Settings, SourceOptions, UpsOptions
@@ -106,8 +107,10 @@ def _trainers(settings: Settings) -> Iterator[Mistake]:
     if not settings.trainers and settings.trainer_sockets is None:
         yield Mistake(("trainers",), "none, and trainer_sockets is null: nothing is told to checkpoint")
     for place, trainer in enumerate(settings.trainers):
+        if not isinstance(trainer, TrainerOptions) or trainer.uids is not None:
+            continue
         path = trainer.socket_path
-        if path is not None and trainer.uids is None and str(PurePath(path).parent) == settings.trainer_sockets:
+        if path is not None and str(PurePath(path).parent) == settings.trainer_sockets:
             yield Mistake(
                 ("trainers", place, "uids"),
                 f"not set, and every user may put a socket into {settings.trainer_sockets}: whoever comes first is "

@@ -14,7 +14,7 @@ from powerguard.effectors.bmc.options import BmcOptions
 from powerguard.effectors.gpu.options import GpuOptions
 from powerguard.effectors.host_options import HostOptions, ResumeOptions
 from powerguard.effectors.signals.options import SignalsOptions
-from powerguard.effectors.trainer.options import TrainerOptions
+from powerguard.effectors.trainer.options import AnyTrainerOptions
 from powerguard.options import Options
 from powerguard.sources.apcupsd_options import ApcupsdOptions
 from powerguard.sources.nut_options import NutOptions
@@ -351,7 +351,7 @@ class Settings(Options):
         description="The port for SNMP traps and informs. Not set: none is open.",
         examples=[{"listen": "10.0.0.20", "port": 1162}],
     )
-    trainers: list[TrainerOptions] = Field(
+    trainers: list[AnyTrainerOptions] = Field(
         default_factory=list,
         max_length=MAX_TRAINERS,
         description="The training jobs of this host that are known beforehand.",

@@ -15,7 +15,7 @@ from powerguard.core.events import PollNow, ResumeTrainer
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.options import Secret
-from powerguard.trainer.store import FolderStore
+from tests.cli.checkpoint_sites import save as save_native
 from tests.effectors.trainer_peers import (
     ALIAS,
     DIGEST,
@@ -165,15 +165,13 @@ async def test_any_other_2xx_is_taken_as_done_but_unverified(status: int) -> Non
 
 async def test_a_dumb_one_that_wrote_where_we_can_look_is_verified(tmp_path: Path) -> None:
     async def save(_: web.Request) -> web.Response:
-        with FolderStore(tmp_path) as store:
-            store.save(41, {"a": [b"weights"]})
+        save_native(tmp_path, 41)
         return web.Response(status=204)
 
-    with FolderStore(tmp_path) as store:
-        store.save(40, {"a": [b"older"]})
+    save_native(tmp_path, 40)
     async with serve({TRIGGER: [save]}) as peer, effector(llm(peer.url, checkpoint_dir=str(tmp_path))) as (made, _):
         detail = dict(await made.carry_out(order()))
-    assert (detail["verified"], detail["step"], detail["bytes"], detail["paused"]) == (True, 41, 7, False)
+    assert (detail["verified"], detail["step"], detail["bytes"], detail["paused"]) == (True, 41, 61440, False)
 
 
 async def test_a_dumb_one_that_saves_before_it_answers_is_asked_once() -> None:
@@ -200,12 +198,7 @@ async def test_dumb_and_asynchronous_is_watched_by_its_status() -> None:
 
 
 async def test_dumb_and_asynchronous_is_watched_by_its_folder(tmp_path: Path) -> None:
-    def save() -> None:
-        with FolderStore(tmp_path) as store:
-            store.save(8, {"a": [b"x" * 1000]})
-
-    with FolderStore(tmp_path) as store:
-        store.save(7, {"a": [b"older"]})
+    save_native(tmp_path, 7)
     await asyncio.sleep(1.1)  # what lies there a second before we ask is older
     async with (
         serve({TRIGGER: [{"status": 202}]}) as peer,
@@ -215,9 +208,9 @@ async def test_dumb_and_asynchronous_is_watched_by_its_folder(tmp_path: Path) ->
         task = group.create_task(made.carry_out(order(10.0)))
         await asyncio.sleep(0.6)
         assert not task.done()
-        await asyncio.to_thread(save)
+        await asyncio.to_thread(save_native, tmp_path, 8)
         detail = dict(await task)
-    assert (detail["step"], detail["verified"], detail["bytes"]) == (8, True, 1000)
+    assert (detail["step"], detail["verified"], detail["bytes"]) == (8, True, 57344)
     assert told.stages == ["waiting_folder"]
 
 

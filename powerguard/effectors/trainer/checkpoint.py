@@ -5,18 +5,13 @@ at every try, so a native trainer makes one checkpoint of them all.
 """
 
 import asyncio
-import json
-import sys
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NoReturn
+from dataclasses import dataclass, field
 
-from powerguard.clock import Clock
-from powerguard.core.events import CheckpointProgress, Detail, TriggerCheckpoint
+from powerguard.core.events import CheckpointProgress, Detail
 from powerguard.effectors.base import EffectorError
-from powerguard.effectors.child import Spawn
 from powerguard.effectors.trainer.conduct import BACKOFF_S, Meaning, Verdict, classify
+from powerguard.effectors.trainer.fallback import instead
 from powerguard.effectors.trainer.peer import (
     HEADERS_S,
     Answer,
@@ -27,6 +22,7 @@ from powerguard.effectors.trainer.peer import (
     PeerError,
     StrangerError,
 )
+from powerguard.effectors.trainer.run import Run
 from powerguard.wire import (
     CHECKPOINTS_PATH,
     STATUS_PATH,
@@ -41,9 +37,6 @@ from powerguard.wire import (
     wire_id,
 )
 
-LAST_WORDS_S = 0.25
-"""We end so long before the deadline, to say why ourselves; the bulkhead would only say "timed out"."""
-
 _POLL_S = 1.0
 _PACE_S = 0.2  # between two questions to a peer that answers at once with no news
 _NEWS_S = 0.02  # and with news: the end of a short checkpoint is heard at once, and a liar cannot keep us busy
@@ -56,31 +49,22 @@ class _AskAgain(Exception):  # noqa: N818 - not an error, but the way back to th
 
 
 @dataclass(kw_only=True, slots=True)
-class CheckpointRun:
-    """Carries out one TriggerCheckpoint. publish: takes CheckpointProgress; gone: told when nobody listens."""
+class CheckpointRun(Run):
+    """A checkpoint over HTTP. gone: told when nobody listens. fallback: what is tried where this brings none."""
 
     peer: Peer
-    action: TriggerCheckpoint
-    clock: Clock
-    publish: Callable[[CheckpointProgress], None]
     gone: Callable[[], None]
-    spawn: Spawn
-    began_s: float = 0.0
-    began_ns: int = 0
+    fallback: Run | None = None
     failures: int = 0
     forgotten: int = 0
-    stage: str = "asking"
     path: str = TRIGGER_PATH
+    hung: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def run(self) -> Detail:
-        """Return what `Done.detail` promises; raises EffectorError."""
-        self.began_s = self.clock()
-        self.began_ns = time.time_ns() - 1_000_000_000  # the file system's stamps lag by up to a tick of the kernel
-        try:
-            async with asyncio.timeout(self._left_s()):
-                return await self._until_ended()
-        except TimeoutError:
-            self._fail(self._late())
+    async def checkpoint(self) -> Detail:
+        """See it through over HTTP; and by the fallback, where that fails, or beside it, while nobody answers."""
+        if self.fallback is None:
+            return await self._until_ended()
+        return await instead(self._until_ended, self.fallback, self.hung, self.action.trainer)
 
     async def _until_ended(self) -> Detail:
         while True:
@@ -90,8 +74,8 @@ class CheckpointRun:
             except _AskAgain:
                 self.forgotten += 1
                 if self.forgotten > _MAX_FORGOTTEN:
-                    self._fail("forgets its checkpoints (restarted again and again?)")
-                await self._rest(BACKOFF_S[0])
+                    self.fail("forgets its checkpoints (restarted again and again?)")
+                await self.rest(BACKOFF_S[0])
                 continue
             if detail is not None:
                 return detail
@@ -108,7 +92,7 @@ class CheckpointRun:
         body = self._request().to_json()
         if self.peer.native:
             return await self.peer.call("POST", self.path, body=body)
-        patience_s = self._left_s()
+        patience_s = self.left_s()
         async with asyncio.TaskGroup() as group:
             post = group.create_task(self.peer.call("POST", self.path, body=body, headers_s=patience_s))
             done, _ = await asyncio.wait({post}, timeout=min(HEADERS_S, patience_s))
@@ -116,7 +100,10 @@ class CheckpointRun:
                 if isinstance(await self._status(), TrainerStatus):
                     post.cancel()
                     return HungError(f"{self.peer.options.url}: no answer to POST {self.path} in {HEADERS_S:.0f} s")
-                self._progress("waiting_answer")
+                self.progress("waiting_answer")
+                done, _ = await asyncio.wait({post}, timeout=min(self.common.seed_s, self.left_s()))
+                if not done:
+                    self.hung.set()
             return await post
 
     def _request(self) -> TriggerRequest:
@@ -127,6 +114,7 @@ class CheckpointRun:
             deadline_s=max(0.0, action.by_s - self.clock()),
             after=After(action.after.value),
             event=action.outage,
+            lease_s=action.lease_s,
         )
 
     async def _respond(self, answer: Answer | PeerError) -> Detail | None:
@@ -147,8 +135,9 @@ class CheckpointRun:
         if isinstance(error, BrokenError):
             await self._count_failure(str(error))
             return
-        self._progress("hung")
-        await self._rest(_PACE_S)
+        self.hung.set()
+        self.progress("hung")
+        await self.rest(_PACE_S)
 
     async def _conduct(self, answer: Answer, verdict: Verdict) -> Detail | None:
         match verdict.meaning:
@@ -158,32 +147,32 @@ class CheckpointRun:
             case Meaning.ADOPT | Meaning.DUMB_ASYNC:
                 return await self._adopt(verdict)
             case Meaning.DUMB_SYNC:
-                found = await self._newest(limit_s=0.0)
-                return self._dumb() if found is None else found
+                found = await self.newest(limit_s=0.0)
+                return await self.flushed(self.dumb() if found is None else found)
             case Meaning.BUSY:
-                self._progress("busy")
-                await self._rest(max(_PACE_S, min(verdict.retry_after_s, 0.1 * self._left_s())))
+                self.progress("busy")
+                await self.rest(max(_PACE_S, min(verdict.retry_after_s, 0.1 * self.left_s())))
             case Meaning.NO_ROUTE if self.path == TRIGGER_PATH:
                 self.path = CHECKPOINTS_PATH
             case Meaning.FAILED:
                 await self._count_failure(f"{self.peer.options.url}: POST {self.path} answered {answer.status}")
             case Meaning.NO_ROUTE:
                 routes = f"POST {TRIGGER_PATH} nor {CHECKPOINTS_PATH}"
-                self._fail(f"knows neither {routes} (it answered {answer.status}; is this the trainer?)")
+                self.fail(f"knows neither {routes} (it answered {answer.status}; is this the trainer?)")
             case Meaning.BAD_TOKEN:
                 self.peer.forget_token()
                 token = "the token" if self.peer.options.token is not None else "a request without token"
-                self._fail(f"refuses {token} (HTTP {answer.status}; check `token` of {self.action.trainer})")
+                self.fail(f"refuses {token} (HTTP {answer.status}; check `token` of {self.action.trainer})")
             case Meaning.REFUSED:
-                self._fail(f"refuses the request (HTTP {answer.status}; expected 202)")
+                self.fail(f"refuses the request (HTTP {answer.status}; expected 202)")
         return None
 
     async def _count_failure(self, what: str) -> None:
         if self.failures >= len(BACKOFF_S):
             msg = f"{what}, {self.failures + 1} times; its last checkpoint before this one stands"
             raise EffectorError(msg)
-        self._progress("retrying")
-        await self._rest(BACKOFF_S[self.failures])
+        self.progress("retrying")
+        await self.rest(BACKOFF_S[self.failures])
         self.failures += 1
 
     # --- Following a native checkpoint ---------------------------------------------------------------------------
@@ -194,7 +183,7 @@ class CheckpointRun:
         phase = ""
         while True:
             asked_s = self.clock()
-            self._left_s()
+            self.left_s()
             question = f"{path}?wait={_POLL_S:g}" + (f"&seen={phase}" if phase else "")
             status = self._understood(await self.peer.call("GET", question, headers_s=_POLL_S + HEADERS_S))
             pace_s = _PACE_S
@@ -206,12 +195,12 @@ class CheckpointRun:
                 if status.phase is Phase.COMMITTED:
                     return self._native(status)
                 if status.phase in (Phase.FAILED, Phase.ABORTED):
-                    self._fail(f"checkpoint {status.phase.value}: {status.error or 'it does not say why'}")
+                    self.fail(f"checkpoint {status.phase.value}: {status.error or 'it does not say why'}")
             elif isinstance(status, WireError):
                 nonsense += 1
                 if nonsense >= _MAX_NONSENSE:
-                    self._fail(f"answers GET {path} with nonsense: {status.reason}")
-            await self._rest(pace_s - (self.clock() - asked_s))
+                    self.fail(f"answers GET {path} with nonsense: {status.reason}")
+            await self.rest(pace_s - (self.clock() - asked_s))
 
     def _understood(self, answer: Answer | PeerError) -> CheckpointStatus | WireError | None:
         """Return the status, what is wrong with it, or None for "hung: ask again"."""
@@ -221,7 +210,8 @@ class CheckpointRun:
                 msg = f"{answer}: the trainer ended while its checkpoint was {self.stage}"
                 raise EffectorError(msg)
             case HungError():
-                self._progress("hung")
+                self.hung.set()
+                self.progress("hung")
                 return None
             case StrangerError():
                 raise EffectorError(str(answer))
@@ -260,7 +250,7 @@ class CheckpointRun:
             ("bytes", status.bytes_total),
             ("path", status.path),
             ("digest", status.manifest_digest),
-            ("took_s", round(self.clock() - self.began_s, 3)),
+            ("took_s", round(self.took_s(), 3)),
         )
 
     # --- Peers that tell less ------------------------------------------------------------------------------------
@@ -276,58 +266,21 @@ class CheckpointRun:
             if status.checkpoint:
                 return await self._follow(f"{CHECKPOINTS_PATH}/{status.checkpoint}")
             last = status.last_committed
-            if last is not None and last.age_s < self.clock() - self.began_s:
+            if last is not None and last.age_s < self.took_s():
                 verified = last.manifest_digest != ""
-                return self._dumb(step=last.step, verified=verified, paused=status.paused, path=last.path)
+                told = self.dumb(step=last.step, verified=verified, paused=status.paused, path=last.path)
+                return await self.flushed(told)
             if verdict.meaning is Meaning.ADOPT:
                 raise _AskAgain  # what was running has just ended, and began before us
-            self._progress("waiting_status")
-            await self._rest(_POLL_S)
+            self.progress("waiting_status")
+            await self.rest(_POLL_S)
         most_s = self.peer.options.max_checkpoint_s
-        self._progress("waiting_folder" if self.peer.options.checkpoint_dir else "waiting")
-        found = await self._newest(limit_s=most_s - (self.clock() - self.began_s))
+        self.progress("waiting_folder" if self.peer.options.checkpoint_dir else "waiting")
+        found = await self.newest(limit_s=most_s - self.took_s())
         if found is not None:
-            return found
-        await self._rest(most_s - (self.clock() - self.began_s))
-        return self._dumb()
-
-    async def _newest(self, *, limit_s: float) -> Detail | None:
-        """Return the checkpoint that appeared in the configured folder since we asked; None when there is none."""
-        folder = self.peer.options.checkpoint_dir
-        if folder is None:
-            return None
-        left_s = self._left_s()
-        look_s = max(0.0, min(limit_s, left_s - 1.0))
-        argv = [sys.executable, "-m", "powerguard.effectors.trainer.newest_child", folder, str(self.began_ns)]
-        try:
-            ended = await self.spawn([*argv, f"{look_s:.3f}"], limit_s=min(look_s + 5.0, left_s))
-            found = json.loads(ended.stdout) if ended.returncode == 0 else None
-        except (OSError, ValueError):
-            return None
-        if found is None:
-            return None
-        return self._dumb(step=found["step"], verified=True, path=found["path"], size_bytes=found["size_bytes"])
-
-    def _dumb(
-        self,
-        *,
-        step: int | None = None,
-        verified: bool = False,
-        paused: bool = False,
-        path: str = "",
-        size_bytes: int | None = None,
-    ) -> Detail:
-        """Return the result of a peer that cannot say at which step training stands."""
-        return (
-            ("native", False),
-            ("step", step),
-            ("at_paused_step", False),
-            ("verified", verified),
-            ("paused", paused),
-            ("bytes", size_bytes),
-            ("path", path),
-            ("took_s", round(self.clock() - self.began_s, 3)),
-        )
+            return await self.flushed(found)
+        await self.rest(most_s - self.took_s())
+        return await self.flushed(self.dumb())
 
     async def _status(self) -> TrainerStatus | WireError | PeerError:
         answer = await self.peer.call("GET", STATUS_PATH)
@@ -339,31 +292,3 @@ class CheckpointRun:
         if isinstance(status, TrainerStatus):
             self.peer.native = True
         return status
-
-    # --- Time ----------------------------------------------------------------------------------------------------
-
-    def _left_s(self) -> float:
-        """Seconds that we may still spend; raises EffectorError when there are none."""
-        left_s = self.action.by_s - LAST_WORDS_S - self.clock()
-        if left_s <= 0:
-            self._fail(self._late())
-        return left_s
-
-    def _late(self) -> str:
-        return f"out of time: its checkpoint is still {self.stage}, {self.clock() - self.began_s:.1f} s after we asked"
-
-    async def _rest(self, seconds: float) -> None:
-        left_s = self._left_s()
-        if seconds > 0:
-            # The peer's only news is its answer to our next question: there is nothing to await here.
-            await asyncio.sleep(min(seconds, left_s))  # noqa: TID251
-
-    def _progress(self, stage: str) -> None:
-        self.stage = stage
-        self.publish(
-            CheckpointProgress(at_s=self.clock(), trainer=self.action.trainer, action_id=self.action.id, stage=stage)
-        )
-
-    def _fail(self, what: str) -> NoReturn:
-        msg = f"{self.peer.options.url}: {what}"
-        raise EffectorError(msg)

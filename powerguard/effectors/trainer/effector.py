@@ -9,6 +9,7 @@ import stat
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -27,10 +28,33 @@ from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.trainer.checkpoint import CheckpointRun
 from powerguard.effectors.trainer.conduct import BACKOFF_S
-from powerguard.effectors.trainer.options import MAX_SOCKET_PATH, TrainerOptions
+from powerguard.effectors.trainer.options import (
+    MAX_SOCKET_PATH,
+    AnyTrainerOptions,
+    CommandOptions,
+    CommandTrainerOptions,
+    Common,
+    SignalOptions,
+    SignalTrainerOptions,
+    TrainerOptions,
+)
 from powerguard.effectors.trainer.peer import Answer, GoneError, Peer, PeerError, StrangerError
-from powerguard.wire import PAUSE_PATH, RESUME_PATH, STATUS_PATH, After, TrainerStatus, WireError, clean_text
+from powerguard.effectors.trainer.run import Run
+from powerguard.effectors.trainer.unmodified import Helper, is_there, unmodified_run
+from powerguard.effectors.trainer.uploads import Uploads
+from powerguard.wire import (
+    PAUSE_PATH,
+    RESUME_PATH,
+    STATUS_PATH,
+    After,
+    LeaseRequest,
+    Loop,
+    TrainerStatus,
+    WireError,
+    clean_text,
+)
 
+Unmodified = SignalTrainerOptions | CommandTrainerOptions
 Publish = Callable[[TrainerSeen | CheckpointProgress], None]
 
 MAX_DISCOVERED = 64
@@ -43,12 +67,13 @@ _log = structlog.get_logger("powerguard.trainer")
 
 @dataclass(slots=True)
 class _Watched:
-    """One trainer and what was last told of it. fault: told once, when it changes."""
+    """One trainer and what was last told of it. fault: told once, when it changes. folder: where it says it saves."""
 
     peer: Peer
     found: bool
     seen: TrainerSeen | None = None
     fault: str = ""
+    folder: str = ""
 
 
 class TrainerEffector:
@@ -56,33 +81,46 @@ class TrainerEffector:
 
     publish: takes TrainerSeen and CheckpointProgress; never blocks. discover_dir: where trainers put their sockets;
     None: only configured ones count. discover_uids: whose sockets there are believed; root's and our own always are.
+    helper: who may signal; needed where a trainer, or a fallback, is of kind signal.
     """
 
     def __init__(
         self,
-        options: Sequence[TrainerOptions],
+        options: Sequence[AnyTrainerOptions],
         *,
         clock: Clock,
         publish: Publish,
         discover_dir: Path | None = None,
         discover_uids: Sequence[int] = (),
         spawn: Spawn = run_child,
+        helper: Helper | None = None,
     ) -> None:
         self._clock = clock
+        self._helper = helper or _NoHelper()
         self._publish = publish
         self._discover_dir = None if discover_dir is None else discover_dir.absolute()
         self._discover_uids = frozenset({0, os.geteuid(), *discover_uids})
         self._spawn = spawn
         self._strangers: set[str] = set()
         self._watched: dict[str, _Watched] = {}
+        self._unmodified: dict[str, Unmodified] = {}
+        self.uploads = Uploads(lambda: {name: watched.peer for name, watched in self._watched.items()}, clock)
         for option in options:
+            if not isinstance(option, TrainerOptions):
+                self._unmodified[option.name] = option
+                continue
             uids = None if option.uids is None else frozenset(option.uids)
             self._watched[option.name] = _Watched(Peer(option, uids=uids), found=False)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all trainers known now, configured and found."""
-        return tuple(self._watched)
+        return (*self._watched, *self._unmodified)
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Where trainers on this host say that they save: to be flushed before the power goes."""
+        return tuple(dict.fromkeys(watched.folder for watched in self._watched.values() if watched.folder))
 
     async def carry_out(self, action: Action) -> Detail:
         """Ask for a checkpoint and see it through, let training stand still, or go on. Raises EffectorError.
@@ -91,24 +129,50 @@ class TrainerEffector:
         """
         match action:
             case TriggerCheckpoint(trainer=name):
-                watched = self._find(name)
-                run = CheckpointRun(
-                    peer=watched.peer,
-                    action=action,
-                    clock=self._clock,
-                    publish=self._publish,
-                    gone=lambda: self._tell(watched, self._absent(watched)),
-                    spawn=self._spawn,
-                )
-                return await run.run()
+                return await self._run(action).run()
+            case ResumeTrainer(trainer=name) if name in self._unmodified:
+                return (("native", False), ("resumed", False))
             case ResumeTrainer(trainer=name):
                 return await self._resume(self._find(name))
+            case PauseTrainer(trainer=name) if name in self._unmodified:
+                msg = f"{name}: cannot be paused (embed powerguard.trainer)"
+                raise EffectorError(msg)
             case PauseTrainer(trainer=name):
-                return await self._pause(self._find(name))
+                return await self._pause(self._find(name), action.lease_s)
             case _:
                 pass
         msg = f"{type(action).__name__} is nothing that a trainer can do"
         raise EffectorError(msg)
+
+    def _run(self, action: TriggerCheckpoint) -> Run:
+        """Make the way to one checkpoint."""
+        plain = self._unmodified.get(action.trainer)
+        if plain is not None:
+            return self._by(plain, plain, action)
+        watched = self._find(action.trainer)
+        options = watched.peer.options
+        return CheckpointRun(
+            common=options,
+            where=options.url,
+            peer=watched.peer,
+            action=action,
+            clock=self._clock,
+            publish=self._publish,
+            gone=lambda: self._tell(watched, self._absent(watched)),
+            spawn=self._spawn,
+            fallback=None if options.fallback is None else self._by(options.fallback, options, action),
+        )
+
+    def _by(self, way: SignalOptions | CommandOptions, common: Common, action: TriggerCheckpoint) -> Run:
+        return unmodified_run(
+            way,
+            common=common,
+            action=action,
+            clock=self._clock,
+            publish=self._publish,
+            spawn=self._spawn,
+            helper=self._helper,
+        )
 
     async def watch(self, every_s: float = 5.0) -> None:
         """Look at all trainers every so often, until cancelled."""
@@ -120,6 +184,8 @@ class TrainerEffector:
     async def look(self) -> None:
         """Look once: find sockets, ask every trainer for its status, publish what it says. Ends within 6 s."""
         await self._discover()
+        for plain in self._unmodified.values():
+            self._publish(self._seen_unmodified(plain))
         async with asyncio.TaskGroup() as group:
             for watched in self._watched.values():
                 group.create_task(self._look_at(watched))
@@ -132,7 +198,7 @@ class TrainerEffector:
     def _find(self, name: str) -> _Watched:
         watched = self._watched.get(name)
         if watched is None:
-            msg = f"no trainer {name!r} (known: {', '.join(self._watched) or 'none'})"
+            msg = f"no trainer {name!r} (known: {', '.join(self.names) or 'none'})"
             raise EffectorError(msg)
         return watched
 
@@ -167,13 +233,13 @@ class TrainerEffector:
 
     # --- Standing still -------------------------------------------------------------------------------------------
 
-    async def _pause(self, watched: _Watched) -> Detail:
+    async def _pause(self, watched: _Watched, lease_s: float | None) -> Detail:
         """Tell a trainer to stand still, and wait until it does: it finishes its step first.
 
         Only a native trainer can. Whatever comes of it, it may still pause later: who asked has to let it go on.
         """
         peer = watched.peer
-        answer = await peer.call("POST", PAUSE_PATH, body=b"{}")
+        answer = await peer.call("POST", PAUSE_PATH, body=LeaseRequest(lease_s=lease_s).to_json())
         while True:
             if isinstance(answer, GoneError):
                 self._tell(watched, self._absent(watched))
@@ -214,6 +280,7 @@ class TrainerEffector:
         if isinstance(status, TrainerStatus):
             peer.native = True
             self._fault(watched, "")
+            watched.folder = _folder(peer.options, status)
             self._tell(watched, seen(peer.options, status, self._clock()))
             return
         if answer.status in (404, 405, 501):
@@ -226,6 +293,17 @@ class TrainerEffector:
             reason = status.reason if isinstance(status, WireError) else f"HTTP {answer.status}"
             self._fault(watched, f"{peer.options.url}: GET {STATUS_PATH}: {answer.fault or reason}")
         self._tell(watched, self._silent(watched))
+
+    def _seen_unmodified(self, options: Unmodified) -> TrainerSeen:
+        """Nobody answers: a unit with processes is alive, a program may always be tried."""
+        alive = not isinstance(options, SignalTrainerOptions) or is_there(options.unit) is not False
+        return TrainerSeen(
+            at_s=self._clock(),
+            trainer=options.name,
+            alive=alive,
+            conduct=Conduct(options.after),
+            disk=options.disk,
+        )
 
     def _absent(self, watched: _Watched) -> TrainerSeen:
         return TrainerSeen(
@@ -308,6 +386,10 @@ def seen(options: TrainerOptions, status: TrainerStatus, at_s: float) -> Trainer
         needs_s = status.estimate.seconds
         if needs_s is None and status.estimate.bytes is not None and status.estimate.write_bw_p10:
             needs_s = status.estimate.bytes / (0.8 * status.estimate.write_bw_p10)
+    step_s = status.step_time_p95_s or 0.0
+    if status.loop in (Loop.COMPILE, Loop.IDLE):
+        # No step ends soon there: the next one may be as far as the last one is.
+        step_s = max(step_s, status.last_step_age_s or 0.0)
     last = status.last_committed
     return TrainerSeen(
         at_s=at_s,
@@ -317,12 +399,28 @@ def seen(options: TrainerOptions, status: TrainerStatus, at_s: float) -> Trainer
         checkpoint_s=None if needs_s is None else min(needs_s, options.max_checkpoint_s),
         disk=options.disk,
         step=status.step,
-        step_s=min(status.step_time_p95_s or 0.0, options.max_checkpoint_s),
+        step_s=min(step_s, options.max_checkpoint_s),
         paused=status.paused,
         durable_step=None if last is None else last.step,
         durable_age_s=None if last is None else last.age_s,
         stall_s=None if status.estimate is None else status.estimate.stall_s,
     )
+
+
+def _folder(options: TrainerOptions, status: TrainerStatus) -> str:
+    """Return the folder of a trainer's last checkpoint, if it lies on this host; "" where that is not told."""
+    last = status.last_committed
+    if last is None or last.tier != "local" or not options.is_local or not last.path.startswith("/"):
+        return ""
+    return os.path.dirname(os.path.normpath(last.path))  # noqa: PTH120 - not one call that could touch the disk
+
+
+class _NoHelper:
+    """Stands in where nobody has given a helper."""
+
+    async def checkpoint(self, unit: str, signal: str) -> dict[str, Any]:
+        msg = f"{unit}: SIG{signal} cannot be sent: no signal helper here (docs/guides/signals.md)"
+        raise EffectorError(msg)
 
 
 def _sockets(folder: Path, uids: Collection[int], known: Collection[str]) -> dict[str, str]:

@@ -1,10 +1,10 @@
 """What the settings say of one trainer, and of those that are found by their sockets."""
 
 import ipaddress
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from powerguard.options import Options, Secret
 
@@ -12,22 +12,49 @@ MAX_SOCKET_PATH = 107
 DEFAULT_CHECKPOINT_S = 60.0
 
 
-class TrainerOptions(Options):
-    """One trainer that is reached over HTTP, on a unix socket or a TCP port."""
+Argument = Annotated[
+    str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$", json_schema_extra={"x-wanted": "text"})
+]
 
-    kind: Literal["http"] = Field(default="http", description="How it is reached.")
+
+class SignalOptions(Options):
+    """A trainer that saves at a signal, through the root helper powerguard-signal."""
+
+    kind: Literal["signal"] = Field(description="How it is reached.")
+    unit: str = Field(
+        pattern=r"^[A-Za-z0-9:_.@\\-]{1,240}\.(service|scope)$",
+        description="The unit that it runs in, as it stands with its signal in /etc/powerguard/signals.",
+        examples=["train.service"],
+    )
+    signal: Literal["USR1", "USR2", "TERM"] = Field(
+        description="The signal at which it saves; most that save at TERM end after it.", examples=["USR1"]
+    )
+
+
+class CommandOptions(Options):
+    """A trainer that a program makes save: Slurm's scontrol, a script of the site."""
+
+    kind: Literal["command"] = Field(description="How it is reached.")
+    command: list[Argument] = Field(
+        min_length=1,
+        max_length=64,
+        description="Program and arguments, started without a shell as the daemon's user; exit status 0: it is saved. "
+        "It is killed at its deadline. POWERGUARD_DEADLINE_S, _REASON, _EVENT and _ID tell it what it is for.",
+        examples=[["/usr/local/bin/checkpoint-llm", "--wait"]],
+    )
+
+
+Fallback = Annotated[SignalOptions | CommandOptions, Field(discriminator="kind")]
+"""What is tried where HTTP brings no checkpoint."""
+
+
+class Common(Options):
+    """What is said of any trainer, however it is reached."""
+
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
         description="What it is called in logs and metrics.",
         examples=["llm"],
-    )
-    url: str = Field(
-        description="unix:/path/to.sock, or http://host:port.",
-        examples=["unix:/run/powerguard-trainers/llm.sock", "http://127.0.0.1:5000"],
-    )
-    token: Secret | None = Field(default=None, description="Bearer token. Required unless the host is this one.")
-    after: Literal["pause", "exit", "continue"] = Field(
-        default="pause", description="What it is asked to do once its emergency checkpoint is durable."
     )
     checkpoint_s: float | None = Field(
         default=None, gt=0, le=86400, description="Seconds a checkpoint takes, until it has been measured."
@@ -51,8 +78,65 @@ class TrainerOptions(Options):
     checkpoint_dir: str | None = Field(
         default=None, pattern="^/", description="Where its checkpoints lie, if it cannot tell by itself."
     )
+
+    @model_validator(mode="after")
+    def _check_sums(self) -> Self:
+        if (self.size_bytes is None) != (self.write_bytes_per_s is None):
+            msg = "size_bytes and write_bytes_per_s go together"
+            raise ValueError(msg)
+        if self.seed_s > self.max_checkpoint_s:
+            msg = f"a checkpoint of {self.seed_s:.0f} s is longer than max_checkpoint_s ({self.max_checkpoint_s:.0f})"
+            raise ValueError(msg)
+        return self
+
+    @property
+    def seed_s(self) -> float:
+        """Seconds a checkpoint needs before anything has been measured: as told, else twice size over bandwidth."""
+        if self.checkpoint_s is not None:
+            return self.checkpoint_s
+        if self.size_bytes is not None and self.write_bytes_per_s is not None:
+            return 2.0 * self.size_bytes / self.write_bytes_per_s
+        return min(DEFAULT_CHECKPOINT_S, self.max_checkpoint_s)
+
+    @property
+    def socket_path(self) -> str | None:
+        """Path of the unix socket; None where it has none."""
+        return None
+
+
+class SignalTrainerOptions(SignalOptions, Common):
+    """One trainer that knows nothing of powerguard and saves at a signal."""
+
+    after: Literal["exit", "continue"] = Field(
+        default="continue", description="What it does by itself once it has saved."
+    )
+
+
+class CommandTrainerOptions(CommandOptions, Common):
+    """One trainer that knows nothing of powerguard and is made to save by a program."""
+
+    after: Literal["exit", "continue"] = Field(
+        default="continue", description="What it does by itself once it has saved."
+    )
+
+
+class TrainerOptions(Common):
+    """One trainer that is reached over HTTP, on a unix socket or a TCP port."""
+
+    kind: Literal["http"] = Field(default="http", description="How it is reached.")
+    url: str = Field(
+        description="unix:/path/to.sock, or http://host:port.",
+        examples=["unix:/run/powerguard-trainers/llm.sock", "http://127.0.0.1:5000"],
+    )
+    token: Secret | None = Field(default=None, description="Bearer token. Required unless the host is this one.")
+    after: Literal["pause", "exit", "continue"] = Field(
+        default="pause", description="What it is asked to do once its emergency checkpoint is durable."
+    )
     uids: list[int] | None = Field(
         default=None, description="User ids that may serve the unix socket. Unset: anyone who can, with these settings."
+    )
+    fallback: Fallback | None = Field(
+        default=None, description="What is tried where HTTP brings no checkpoint: a signal, or a program."
     )
 
     @field_validator("url")
@@ -81,12 +165,6 @@ class TrainerOptions(Options):
         if self.token is None and not self.is_local:
             msg = "a trainer on another host needs a token (token: {credential: NAME})"
             raise ValueError(msg)
-        if (self.size_bytes is None) != (self.write_bytes_per_s is None):
-            msg = "size_bytes and write_bytes_per_s go together"
-            raise ValueError(msg)
-        if self.seed_s > self.max_checkpoint_s:
-            msg = f"a checkpoint of {self.seed_s:.0f} s is longer than max_checkpoint_s ({self.max_checkpoint_s:.0f})"
-            raise ValueError(msg)
         return self
 
     @property
@@ -105,11 +183,13 @@ class TrainerOptions(Options):
         except ValueError:
             return host == "localhost"
 
-    @property
-    def seed_s(self) -> float:
-        """Seconds a checkpoint needs before anything has been measured: as told, else twice size over bandwidth."""
-        if self.checkpoint_s is not None:
-            return self.checkpoint_s
-        if self.size_bytes is not None and self.write_bytes_per_s is not None:
-            return 2.0 * self.size_bytes / self.write_bytes_per_s
-        return min(DEFAULT_CHECKPOINT_S, self.max_checkpoint_s)
+
+def _with_kind(told: Any) -> Any:  # noqa: ANN401 - whatever stands in a file
+    return {**told, "kind": "http"} if isinstance(told, dict) and "kind" not in told else told
+
+
+AnyTrainerOptions = Annotated[
+    Annotated[TrainerOptions | SignalTrainerOptions | CommandTrainerOptions, Field(discriminator="kind")],
+    BeforeValidator(_with_kind),
+]
+"""One trainer of the settings, told apart by `kind`; http where none stands."""

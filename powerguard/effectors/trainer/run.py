@@ -1,0 +1,145 @@
+"""What every way to a checkpoint has in common: its time, its progress, the folder where it appears."""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from powerguard.clock import Clock
+from powerguard.core.events import CheckpointProgress, Detail, TriggerCheckpoint
+from powerguard.effectors import syncfs_child
+from powerguard.effectors.base import EffectorError
+from powerguard.effectors.child import Spawn
+from powerguard.effectors.trainer.options import Common
+
+LAST_WORDS_S = 0.25
+"""We end so long before the deadline, to say why ourselves; the bulkhead would only say "timed out"."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Run:
+    """Carries out one TriggerCheckpoint. publish: takes CheckpointProgress. where: what failures name, an address."""
+
+    common: Common
+    where: str
+    action: TriggerCheckpoint
+    clock: Clock
+    publish: Callable[[CheckpointProgress], None]
+    spawn: Spawn
+    began_s: float = 0.0
+    began_ns: int = 0
+    stage: str = "asking"
+
+    async def run(self) -> Detail:
+        """Return what `Done.detail` promises; raises EffectorError."""
+        self.began_s = self.clock()
+        self.began_ns = time.time_ns() - 1_000_000_000  # the file system's stamps lag by up to a tick of the kernel
+        try:
+            async with asyncio.timeout(self.left_s()):
+                return await self.checkpoint()
+        except TimeoutError:
+            self.fail(self._late())
+
+    async def checkpoint(self) -> Detail:
+        """See it through. Cancelled at the deadline."""
+        raise EffectorError(self.where)  # pragma: no cover - each way has its own
+
+    # --- What appears ----------------------------------------------------------------------------------------------
+
+    async def newest(self, *, limit_s: float) -> Detail | None:
+        """Return the checkpoint that appeared in the configured folder since we asked; None when there is none."""
+        folder = self.common.checkpoint_dir
+        if folder is None:
+            return None
+        left_s = self.left_s()
+        look_s = max(0.0, min(limit_s, left_s - 1.0))
+        argv = [sys.executable, "-m", "powerguard.effectors.trainer.newest_child", folder, str(self.began_ns)]
+        try:
+            ended = await self.spawn([*argv, f"{look_s:.3f}"], limit_s=min(look_s + 5.0, left_s))
+            found = json.loads(ended.stdout) if ended.returncode == 0 else None
+        except (OSError, ValueError):
+            return None
+        if found is None:
+            return None
+        return self.dumb(
+            step=found["step"], verified=found["verified"], path=found["path"], size_bytes=found["size_bytes"]
+        )
+
+    async def flushed(self, detail: Detail) -> Detail:
+        """Flush the file system of a checkpoint that nobody vouches for: most frameworks leave it to the page cache.
+
+        Says how it went (`flushed`); a checkpoint that could not be flushed stands all the same.
+        """
+        told = dict(detail)
+        path = str(told.get("path") or self.common.checkpoint_dir or "")
+        if told["native"] or told["verified"] or not path.startswith("/"):
+            return detail
+        limit_s = self.action.by_s - 2 * LAST_WORDS_S - self.clock()
+        if limit_s <= 0:
+            return (*detail, ("flushed", False))
+        self.progress("flushing")
+        argv = [sys.executable, "-I", "-S", str(syncfs_child.__file__), path]
+        try:
+            ended = await self.spawn(argv, limit_s=limit_s)
+        except OSError:
+            return (*detail, ("flushed", False))
+        return (*detail, ("flushed", ended.returncode == 0 and not ended.timed_out))
+
+    def dumb(
+        self,
+        *,
+        step: int | None = None,
+        verified: bool = False,
+        paused: bool = False,
+        path: str = "",
+        size_bytes: int | None = None,
+    ) -> Detail:
+        """Return the result of a peer that cannot say at which step training stands."""
+        return (
+            ("native", False),
+            ("step", step),
+            ("at_paused_step", False),
+            ("verified", verified),
+            ("paused", paused),
+            ("bytes", size_bytes),
+            ("path", path),
+            ("took_s", round(self.took_s(), 3)),
+        )
+
+    # --- Time ------------------------------------------------------------------------------------------------------
+
+    def left_s(self) -> float:
+        """Seconds that we may still spend; raises EffectorError when there are none."""
+        left_s = self.action.by_s - LAST_WORDS_S - self.clock()
+        if left_s <= 0:
+            self.fail(self._late())
+        return left_s
+
+    def took_s(self) -> float:
+        """Seconds since we began."""
+        return self.clock() - self.began_s
+
+    def _late(self) -> str:
+        return f"out of time: its checkpoint is still {self.stage}, {self.took_s():.1f} s after we asked"
+
+    async def rest(self, seconds: float) -> None:
+        """Wait before the next question, but not beyond the deadline."""
+        left_s = self.left_s()
+        if seconds > 0:
+            # The peer's only news is its answer to our next question: there is nothing to await here.
+            await asyncio.sleep(min(seconds, left_s))  # noqa: TID251
+
+    def progress(self, stage: str) -> None:
+        """Tell how far it is."""
+        self.stage = stage
+        self.publish(
+            CheckpointProgress(at_s=self.clock(), trainer=self.action.trainer, action_id=self.action.id, stage=stage)
+        )
+
+    def fail(self, what: str) -> NoReturn:
+        """Raise EffectorError with the address in front."""
+        msg = f"{self.where}: {what}"
+        raise EffectorError(msg)

@@ -1,0 +1,165 @@
+"""Trainers that know nothing of us: they save at a signal, or a program makes them save.
+
+Nobody answers, so what counts is what appears in `checkpoint_dir`: a manifest, a seal, or a file that was written since
+and is left alone. What no seal vouches for is unverified, and its file system is flushed before it is told as done.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol
+
+from powerguard.clock import Clock
+from powerguard.core.events import CheckpointProgress, Detail, TriggerCheckpoint
+from powerguard.effectors.child import Spawn, clean_environment
+from powerguard.effectors.trainer.options import CommandOptions, Common, SignalOptions
+from powerguard.effectors.trainer.run import Run
+from powerguard.wire import clean_text
+
+CGROUPS: Final = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/systemd"))
+_LOOK_S: Final = 4.0
+"""At a time in the folder: longer than what is written must have been left alone."""
+_PACE_S: Final = 1.0
+_DEPTH: Final = 5
+
+
+class Helper(Protocol):
+    """What has the right to signal: powerguard-signal."""
+
+    async def checkpoint(self, unit: str, signal: Literal["USR1", "USR2", "TERM"]) -> dict[str, Any]:
+        """Have a unit sent a signal that root has listed for it. Raises EffectorError."""
+        ...
+
+
+def is_there(unit: str, roots: tuple[Path, ...] = CGROUPS) -> bool | None:
+    """Say whether a unit of the system's manager has processes, by its control group; None: not to be known here."""
+    known = False
+    for root in roots:
+        with suppress(OSError):
+            pending = [(root, 0)]
+            while pending:
+                folder, depth = pending.pop()
+                known = known or depth > 0
+                if (folder / unit).is_dir():
+                    return _is_populated(folder / unit)
+                if depth < _DEPTH:
+                    pending += [
+                        (Path(entry.path), depth + 1)
+                        for entry in os.scandir(folder)
+                        if entry.name.endswith(".slice") and entry.name != "user.slice" and entry.is_dir()
+                    ]
+    return False if known else None
+
+
+def _is_populated(group: Path) -> bool:
+    """Version 2 tells it of the group and all below; version 1 only names the processes of each."""
+    with suppress(OSError):
+        return "populated 1" in (group / "cgroup.events").read_text(encoding="ascii")
+    with suppress(OSError):
+        return any(path.read_text(encoding="ascii").strip() for path in group.rglob("cgroup.procs"))
+    return False
+
+
+@dataclass(kw_only=True, slots=True)
+class SignalRun(Run):
+    """A checkpoint by a signal. alive: whether the unit has processes; None: not to be known."""
+
+    options: SignalOptions
+    helper: Helper
+    alive: Callable[[], bool | None]
+
+    async def checkpoint(self) -> Detail:
+        """Send the signal, and wait for what it brings about."""
+        if self.alive() is False:
+            self.fail("runs no process: nothing to save")
+        self.progress("signalling")
+        await self.helper.checkpoint(self.options.unit, self.options.signal)
+        most_s = self.common.max_checkpoint_s
+        folder = self.common.checkpoint_dir
+        self.progress("waiting" if folder is None else "waiting_folder")
+        while (left_s := most_s - self.took_s()) > 0:
+            ended = self.alive() is False  # before we look: what it wrote last is there then
+            found = await self.newest(limit_s=min(_LOOK_S, left_s))
+            if found is not None:
+                return await self.flushed(found)
+            if ended and folder is not None:
+                self.fail(f"ended at SIG{self.options.signal}, and left no newer checkpoint in {folder}")
+            if ended:
+                break
+            if folder is None:
+                await self.rest(min(_PACE_S, left_s))
+        if folder is not None:
+            self.fail(f"nothing newer in {folder} within {most_s:.0f} s of SIG{self.options.signal}")
+        return await self.flushed(self.dumb())
+
+
+@dataclass(kw_only=True, slots=True)
+class CommandRun(Run):
+    """A checkpoint by a program, which is killed at the deadline."""
+
+    options: CommandOptions
+
+    async def checkpoint(self) -> Detail:
+        """Run the program to its end."""
+        program = self.options.command[0]
+        limit_s = min(self.common.max_checkpoint_s, self.left_s())
+        told = {
+            "POWERGUARD_ID": self.action.id,
+            "POWERGUARD_REASON": self.action.reason,
+            "POWERGUARD_EVENT": self.action.outage,
+            "POWERGUARD_DEADLINE_S": f"{limit_s:.0f}",
+        }
+        self.progress("running_command")
+        try:
+            ended = await self.spawn(self.options.command, limit_s=limit_s, env={**clean_environment(), **told})
+        except OSError as error:
+            self.fail(f"{program} cannot be started: {error.strerror or error}")
+        last = _last_line(ended.stderr) or _last_line(ended.stdout)
+        if ended.timed_out:
+            self.fail(f"{program} did not end within {limit_s:.0f} s, and was killed{last and ': ' + last}")
+        if ended.returncode != 0:
+            how = f"signal {-ended.returncode}" if ended.returncode < 0 else f"status {ended.returncode}"
+            self.fail(f"{program} ended with {how}{last and ': ' + last}")
+        found = await self.newest(limit_s=0.0)
+        return await self.flushed(self.dumb() if found is None else found)
+
+
+def _last_line(output: bytes) -> str:
+    lines = output[-4096:].decode("utf-8", "replace").strip().splitlines()
+    return clean_text(lines[-1], 200) if lines else ""
+
+
+def address(options: SignalOptions | CommandOptions) -> str:
+    """Return how a trainer is reached, as failures name it."""
+    return options.unit if isinstance(options, SignalOptions) else options.command[0]
+
+
+def unmodified_run(
+    options: SignalOptions | CommandOptions,
+    *,
+    common: Common,
+    action: TriggerCheckpoint,
+    clock: Clock,
+    publish: Callable[[CheckpointProgress], None],
+    spawn: Spawn,
+    helper: Helper,
+) -> SignalRun | CommandRun:
+    """Make the run of a trainer, or of a fallback, that knows nothing of us."""
+    where = address(options)
+    if isinstance(options, CommandOptions):
+        return CommandRun(
+            common=common, where=where, action=action, clock=clock, publish=publish, spawn=spawn, options=options
+        )
+    return SignalRun(
+        common=common,
+        where=where,
+        action=action,
+        clock=clock,
+        publish=publish,
+        spawn=spawn,
+        options=options,
+        helper=helper,
+        alive=lambda: is_there(options.unit),
+    )
