@@ -121,6 +121,8 @@ class Guard:
             raise
         self._agreement: Agreement | NoAgreement = self._together.agreement if self._together else NoAgreement()
         self._signals = Signals(self.desk) if signals else None
+        if self._keeper.beside or signals or self._together is not None:
+            self._writer.start()
         _guards.add(self)
 
     def restore(self) -> int:

@@ -66,8 +66,9 @@ class Together:
 
     def due(self) -> None:
         """A periodic checkpoint is due: asked for by the writer's thread, so that training need not wait."""
-        self._periodic = True
-        self._desk.changed.notify_all()
+        with self._desk.changed:
+            self._periodic = True
+            self._desk.changed.notify_all()
 
     def tick(self) -> None:
         """Ask for what is due; let a pause go whose lease is over; pass a signal on."""

@@ -78,7 +78,7 @@ class Writer:
     def prepare(self, size_bytes: int) -> None:
         """Have room made for checkpoints of this size, in idle time."""
         self._prepare_bytes = size_bytes
-        self._start()
+        self.start()
 
     def slot(self) -> int:
         """Return the snapshot that may be overwritten: never the one that is being written.
@@ -100,7 +100,7 @@ class Writer:
         """Hold a state in memory, to be written when an emergency finds no newer one."""
         self._fresh = taken
         self._desk.snapshot_step = taken.step
-        self._start()
+        self.start()
         self._desk.changed.notify_all()
 
     def has(self, step: int) -> bool:
@@ -145,7 +145,7 @@ class Writer:
         self._desk.snapshot_step = taken.step
         if operation is not None:
             self._desk.progress(operation, Phase.WRITING, 0, taken.size_bytes)
-        self._start()
+        self.start()
         self._desk.changed.notify_all()
         return write
 
@@ -190,7 +190,8 @@ class Writer:
 
     # --- Its own thread -----------------------------------------------------------------------------------------------
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Begin, unless it has: nothing that is asked for before the first write must wait for one."""
         if self._thread is None and not self._over:
             self._thread = threading.Thread(target=self._run, name="powerguard-writer", daemon=True)
             self._thread.start()

@@ -1,0 +1,234 @@
+"""Guards of several ranks: one asks, all save at one step and stand there; whoever fails costs no good checkpoint."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from powerguard.trainer import Buffer, Guard, Item, Loaded, StopTraining
+from powerguard.trainer.ranks import Memory, MemoryRanks
+from powerguard.trainer.store import Store
+from powerguard.wire import After, CheckpointStatus, Phase, Reason, TriggerRequest
+from tests.trainer.toy import short_folder
+
+
+class Rank:
+    """One rank: a training loop in a thread of its own, in lockstep with the others as by an all-reduce."""
+
+    def __init__(self, memory: Memory, number: int, hosts: list[str], root: Path, barrier: threading.Barrier) -> None:
+        self.number = number
+        self.done = 0
+        self.fail_with: Exception | None = None
+        self.ended_by: BaseException | None = None
+        self.final: int | None = None
+        self._barrier = barrier
+        self._over = threading.Event()
+        self._root = root
+        self._ranks = MemoryRanks(memory, number, len(hosts), hosts)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.guard: Guard
+        self.ready = threading.Event()
+        self._thread.start()
+
+    def items(self) -> Iterator[Item]:
+        """The step and the rank."""
+        if self.fail_with is not None:
+            raise self.fail_with
+        yield Buffer.json("state", [self.number, self.done])
+        yield Buffer("bulk", bytes([self.done % 256]) * 100_000)
+
+    def load(self, items: Mapping[str, Loaded]) -> None:
+        """Take this rank's part, and no other's."""
+        number, self.done = items["state"].value()
+        assert number == self.number
+
+    def _run(self) -> None:
+        try:
+            with Guard(
+                self, self._root, job="ranks", conduct="exit", every_s=None, socket=None, ranks=self._ranks
+            ) as guard:
+                self.guard = guard
+                self.done = guard.restore()
+                self.ready.set()
+                while not self._over.is_set():
+                    self._barrier.wait(30)
+                    time.sleep(0.002)
+                    self.done += 1
+                    guard.step(self.done)
+                self.final = guard.save(self.done).step
+        except BaseException as error:  # noqa: BLE001 - the test looks at how it ended
+            self.ended_by = error
+            self._barrier.abort()
+
+    def finish(self) -> None:
+        self._over.set()
+
+    def join(self) -> None:
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+class World:
+    """All ranks of a job. hosts: of each rank."""
+
+    def __init__(self, folder: Path, hosts: list[str], *, shared: bool = True) -> None:
+        self._memory = Memory()
+        # The last one to come decides for all whether there is another step: so all end at the same one.
+        self._stop = False
+        self._barrier = threading.Barrier(len(hosts), action=self._decide)
+        self.roots = [folder / ("ck" if shared else f"ck-{host}") for host in hosts]
+        self.ranks = [Rank(self._memory, number, hosts, root, self._barrier) for number, root in enumerate(self.roots)]
+        for rank in self.ranks:
+            assert rank.ready.wait(20), rank.ended_by
+
+    def _decide(self) -> None:
+        if self._stop:
+            for rank in self.ranks:
+                rank.finish()
+
+    def trigger(self, rank: int, name: str, after: After, deadline_s: float | None = 20.0) -> CheckpointStatus:
+        request = TriggerRequest(id=name, reason=Reason.DRILL, after=after, deadline_s=deadline_s)
+        return self.ranks[rank].guard.desk.trigger(request)
+
+    def of(self, rank: int, name: str) -> CheckpointStatus:
+        status = self.ranks[rank].guard.desk.checkpoint(name)
+        assert status is not None
+        return status
+
+    def until(self, true: Callable[[], object]) -> None:
+        for _ in range(4000):
+            if true():
+                return
+            time.sleep(0.005)
+        pytest.fail("it never came true")
+
+    def ended(self, rank: int, name: str) -> CheckpointStatus:
+        self.until(lambda: self.of(rank, name).phase in (Phase.COMMITTED, Phase.FAILED, Phase.ABORTED))
+        return self.of(rank, name)
+
+    def steps_on_disk(self) -> list[int]:
+        """Whose every shard verifies and is of that step and rank."""
+        steps: set[int] = set()
+        for number, root in enumerate(self.roots):
+            with Store(root, job="ranks", rank=number, ranks=len(self.roots), leader=False) as store:
+                for found in store.found():
+                    assert store.read_shard(found, number)["state"].value() == [number, found.step]
+                    steps.add(found.step)
+        return sorted(steps, reverse=True)
+
+    def end(self) -> None:
+        self._stop = True
+        for rank in self.ranks:
+            rank.guard.desk.resume(wait_s=0)
+        for rank in self.ranks:
+            rank.join()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as folder:
+        yield folder
+
+
+def test_all_save_at_one_step_stand_there_and_go_on(folder: Path) -> None:
+    world = World(folder, ["a", "a", "a"])
+    for turn in range(3):
+        world.trigger(0, f"e{turn}", After.PAUSE)
+        told = world.ended(0, f"e{turn}")
+        assert told.at_paused_step
+        assert [rank.done for rank in world.ranks] == [told.step] * 3
+        assert all(rank.guard.desk.status().paused for rank in world.ranks)
+        assert world.steps_on_disk()[0] == told.step
+        assert not world.ranks[0].guard.desk.resume().paused
+        world.until(lambda told=told: world.ranks[2].done > (told.step or 0))  # type: ignore[misc]
+    world.end()
+    assert {rank.final for rank in world.ranks} == {world.steps_on_disk()[0]}
+    again = World(folder, ["a", "a", "a"])
+    assert again.ranks[0].guard.desk.status().last_committed is not None
+    assert min(rank.done for rank in again.ranks) >= world.steps_on_disk()[1]
+    again.end()
+
+
+def test_several_hosts_each_with_a_daemon_make_one_checkpoint(folder: Path) -> None:
+    """Each root gets the full manifest and its own shards; the second daemon joins what the first one began."""
+    world = World(folder, ["a", "a", "b", "b"], shared=False)
+    world.trigger(0, "from-a", After.PAUSE)
+    world.trigger(2, "from-b", After.PAUSE, 5.0)
+    one, other = world.ended(0, "from-a"), world.ended(2, "from-b")
+    assert (one.step, one.manifest_digest) == (other.step, other.manifest_digest)
+    assert one.at_paused_step
+    assert other.at_paused_step
+    assert one.path != other.path
+    assert world.steps_on_disk() == [one.step]
+    status = world.ranks[0].guard.desk.status()
+    assert (status.ranks, status.hosts) == (4, 2)
+    world.end()
+
+
+def test_a_rank_that_cannot_tell_its_state_fails_it_for_all_and_keeps_the_last(folder: Path) -> None:
+    world = World(folder, ["a", "a"])
+    world.trigger(0, "good", After.CONTINUE)
+    good = world.ended(0, "good").step
+    world.ranks[1].fail_with = RuntimeError("no memory")
+    world.trigger(0, "bad", After.PAUSE)
+    told = world.ended(0, "bad")
+    assert told.phase is Phase.FAILED
+    assert "rank 1: RuntimeError: no memory" in told.error
+    assert world.steps_on_disk() == [good]
+    world.until(lambda: world.ranks[0].guard.desk.status().paused)
+    world.ranks[1].fail_with = None
+    world.trigger(0, "second", After.PAUSE)
+    assert world.ended(0, "second").at_paused_step
+    world.end()
+
+
+def test_exit_ends_every_rank_after_it_is_durable(folder: Path) -> None:
+    world = World(folder, ["a", "a"])
+    world.trigger(0, "e", After.EXIT)
+    told = world.ended(0, "e")
+    assert told.durable
+    world.ranks[0].guard.desk.tell("e")
+    for rank in world.ranks:
+        rank.join()
+        assert isinstance(rank.ended_by, StopTraining)
+        assert rank.ended_by.code == 0
+    assert world.steps_on_disk() == [told.step]
+
+
+def test_a_pause_and_its_lease_are_everybodys(folder: Path) -> None:
+    """A daemon that dies in a drill leaves no rank standing."""
+    world = World(folder, ["a", "a"])
+    world.ranks[0].guard.desk.pause(lease_s=0.8, asker="daemon")
+    world.until(lambda: all(rank.guard.desk.status().paused for rank in world.ranks))
+    stood = [rank.done for rank in world.ranks]
+    assert stood[0] == stood[1]
+    assert world.steps_on_disk() == []
+    world.until(lambda: all(not rank.guard.desk.status().paused for rank in world.ranks))
+    world.until(lambda: world.ranks[1].done > stood[1])
+    world.end()
+
+
+def test_called_off_before_it_began_or_finished_after(folder: Path) -> None:
+    world = World(folder, ["a", "a"])
+    world.trigger(0, "e", After.PAUSE)
+    world.ranks[0].guard.desk.cancel("e")
+    told = world.ended(0, "e")
+    assert told.phase in (Phase.ABORTED, Phase.COMMITTED)
+    world.until(lambda: not world.ranks[0].guard.desk.status().paused)
+    before = world.ranks[1].done
+    world.until(lambda: world.ranks[1].done > before + 3)
+    world.end()
+
+
+def test_rank_zeros_clock_saves_for_all(folder: Path) -> None:
+    """A periodic checkpoint of several ranks, beside training."""
+    world = World(folder, ["a", "a"])
+    guard = world.ranks[0].guard
+    assert guard._together is not None
+    guard._together.due()
+    world.until(lambda: guard.desk.status().last_committed is not None)
+    assert world.steps_on_disk() == [guard.desk.status().last_committed.step]  # type: ignore[union-attr]
+    assert guard.desk.results == {Phase.COMMITTED: 0, Phase.FAILED: 0, Phase.ABORTED: 0}
+    world.end()
