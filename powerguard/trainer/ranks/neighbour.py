@@ -22,8 +22,9 @@ class Neighbour:
         self._heard_at_s: float | None = None
         self._looked_at_s = 0.0
         self._process: tuple[str, str] | None = None
+        self._own = process("self")
         if not self._alone:
-            ranks.set(f"process/{ranks.rank}", " ".join(process("self")).encode("ascii", "replace"))
+            ranks.set(f"process/{ranks.rank}", " ".join(self._own).encode("ascii", "replace"))
 
     def gone(self, ranks: Ranks, *, busy: bool) -> str:
         """Say why the next rank is taken for dead; "" while it is not, or while nothing is in flight."""
@@ -48,7 +49,8 @@ class Neighbour:
     def _killed(self, ranks: Ranks) -> bool:
         if self._process is None and ranks.check(f"process/{self._rank}"):
             space, pid, began = ranks.get(f"process/{self._rank}", 0.0).decode().split(" ")
-            self._process = (pid, began) if space == process("self")[0] != "-" else ("", "")
+            seen = space == self._own[0] != "-" and pid != self._own[1]
+            self._process = (pid, began) if seen else ("", "")
         if self._process is None or not self._process[0]:
             return False
         return process(self._process[0])[1:] != self._process

@@ -1,0 +1,194 @@
+"""What it costs to be asked: the look at every step, and the time in which ranks agree on a step, over each store."""
+
+import contextlib
+import importlib.util
+import multiprocessing
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from bench.figure import Figure
+from powerguard.trainer.agreement import Agreement, Limits
+from powerguard.trainer.ranks import FileRanks, Memory, MemoryRanks, Ranks, SocketRanks
+from powerguard.wire import After, TriggerRequest
+
+_STEP_S = 0.001
+_MANY = 1000
+
+
+def run(*, quick: bool) -> list[Figure]:
+    rounds = 5 if quick else 40
+    figures = [
+        Figure(name="look at a step, nothing asked", unit="ns", values=_look(3 if quick else 15), bar="<= 100"),
+    ]
+    stores = ["files", "unix", "tcp", *(["torch"] if _has_torch() else [])]
+    for store in stores:
+        for size in (2, 4):
+            agreed, durable = _processes(store, size, rounds)
+            name = f"{size} processes over {store}, steps of 1 ms"
+            figures.append(Figure(name=f"trigger to agreed step, {name}", unit="ms", values=agreed))
+            figures.append(Figure(name=f"trigger to all concluded, {name}", unit="ms", values=durable, bar="<= 100"))
+    many = tuple(_simulated(100 if quick else _MANY) for _ in range(2 if quick else 5))
+    figures.append(
+        Figure(name=f"{100 if quick else _MANY} simulated ranks, asked to concluded", unit="s", values=many, bar="<= 1")
+    )
+    return figures
+
+
+def _look(runs: int) -> tuple[float, ...]:
+    """What a training loop pays per step: the look less the loop itself."""
+    agreement = Agreement(MemoryRanks(Memory(), 0, 1))
+    n = 200_000
+    took = []
+    for _ in range(runs):
+        began = time.perf_counter_ns()
+        for step in range(n):
+            agreement.step = step
+            if step >= agreement.due:
+                raise AssertionError
+        looked = time.perf_counter_ns()
+        for _step in range(n):
+            pass
+        took.append((looked - began - (time.perf_counter_ns() - looked)) / n)
+    agreement.close()
+    return tuple(took)
+
+
+# --- Processes -------------------------------------------------------------------------------------------------------
+
+
+def _has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
+
+
+def _processes(store: str, size: int, rounds: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Ask rank 0 again and again; return when its step was agreed on and when all had concluded, in ms."""
+    context = multiprocessing.get_context("spawn")
+    folder = Path(tempfile.mkdtemp(prefix="pg-ranks-"))
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as probe:
+        port = probe.getsockname()[1]
+    ours, theirs = context.Pipe()
+    try:
+        started = [
+            context.Process(target=_work, args=(theirs, store, folder, port, rank, size, rounds))
+            for rank in range(size)
+        ]
+        for process in started:
+            process.start()
+        theirs.close()
+        agreed, durable = ours.recv()
+        for process in started:
+            process.join(30)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return tuple(agreed), tuple(durable)
+
+
+def _connect(store: str, folder: Path, port: int, rank: int, size: int) -> Ranks:
+    if store == "files":
+        return FileRanks(folder / "ranks", rank, size)
+    if store == "torch":
+        import torch.distributed as dist  # noqa: PLC0415 - only where it is asked for
+
+        from powerguard.trainer.ranks.torch_store import TorchRanks  # noqa: PLC0415 - as above
+
+        return TorchRanks(dist.TCPStore("127.0.0.1", port, size, is_master=rank == 0), rank, size)
+    address = f"unix:{folder}/s" if store == "unix" else f"127.0.0.1:{port}"
+    return SocketRanks(address, rank, size, secret_file=folder / "secret")
+
+
+def _work(pipe: Connection, rounds: int, where: tuple[str, Path, int, int, int]) -> None:
+    ranks = _connect(*where)
+    rank = ranks.rank
+    agreement = Agreement(ranks)
+    agreement.step = step = 0
+    if rank == 0:
+        threading.Thread(target=_ask, args=(agreement, pipe, rounds), daemon=True).start()
+    while True:
+        time.sleep(_STEP_S)
+        step += 1
+        agreement.step = step
+        if step < agreement.due:
+            continue
+        while (generation := agreement.wait(step)) is not None:
+            if generation.ended is not None:
+                if rank == 0:
+                    time.sleep(1.0)  # it holds the store of the others
+                agreement.close()
+                ranks.close()
+                return
+            _save(agreement, generation.number, commits=rank == 0)
+
+
+def _save(agreement: Agreement, number: int, *, commits: bool) -> None:
+    """Everything but the bytes: hand in a shard's description, read them all where one commits, conclude."""
+    agreement.gather(number, "shard", b"x" * 2000, read=commits)
+    agreement.conclude(number, ok=True, digest="sha256:00" if commits else "")
+
+
+def _ask(agreement: Agreement, pipe: Connection, rounds: int) -> None:
+    agreed, durable = [], []
+    changed = threading.Event()
+    for index in range(rounds):
+        time.sleep(0.05)
+        began = time.perf_counter()
+        number = agreement.open(TriggerRequest(id=f"a{index}", after=After.PAUSE)).number
+        agreed.append(1e3 * (_until(agreement, number, lambda known: known.step is not None) - began))
+        durable.append(1e3 * (_until(agreement, number, lambda known: known.ended is not None) - began))
+        agreement.resume()
+    changed.wait(0.05)
+    agreement.open(TriggerRequest(id="over", after=After.EXIT))
+    pipe.send((agreed, durable))
+
+
+def _until(agreement: Agreement, number: int, true: Callable[..., bool]) -> float:
+    while (known := agreement.generation(number)) is None or not true(known):
+        time.sleep(0.0001)
+    return time.perf_counter()
+
+
+# --- Many, in one process --------------------------------------------------------------------------------------------
+
+
+def _simulated(size: int) -> float:
+    """So many ranks, each with its watcher and its training thread, in one process: seconds from asked to concluded."""
+    memory = Memory()
+    stack = threading.stack_size(256 * 1024)
+    hosts = [f"host{rank // 8}" for rank in range(size)]
+    agreements = [Agreement(MemoryRanks(memory, rank, size, hosts), limits=Limits(beat_s=5.0)) for rank in range(size)]
+
+    def train(agreement: Agreement) -> None:
+        agreement.step = step = 0
+        while agreement.due > step + 1:
+            with agreement._replica.lock:  # noqa: SLF001 - a thousand busy loops would measure each other
+                agreement._replica.lock.wait(0.5)  # noqa: SLF001 - as above
+        step += 1
+        agreement.step = step
+        while (generation := agreement.wait(step)) is not None:
+            _save(agreement, generation.number, commits=agreement.ranks.rank == 0)
+
+    threads = [threading.Thread(target=train, args=[agreement]) for agreement in agreements]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    began = time.perf_counter()
+    agreements[0].open(TriggerRequest(id="a"))
+    for thread in threads:
+        thread.join()
+    took = time.perf_counter() - began
+    for agreement in agreements:
+        agreement._closing.set()  # noqa: SLF001 - a thousand goodbyes are not what is measured
+        agreement._replica.lose("over")  # noqa: SLF001 - as above
+    threading.stack_size(stack)
+    return took
+
+
+if __name__ == "__main__":
+    for figure in run(quick="--quick" in sys.argv):
+        print(figure)
