@@ -24,6 +24,7 @@ _DEAF: dict[str, Any] = {
 }
 """A gauge that is heard hastens a stop that began too late, and hides what was wrong before: here nobody hears it."""
 _CAPPED: dict[str, Any] = {"drill": {"done": True, "cap": True}}
+_DRAWING: dict[str, Any] = {"trainer": {"draws_on_share": 0.6, "never_pauses_share": 0.4}}
 
 
 _START = "        for action in answer.actions:\n            self._start(action)\n"
@@ -191,6 +192,48 @@ PLANTS: tuple[Plant, ...] = (
         name="pause_never_undone",
         module="powerguard.core.moves",
         swaps=(("if cause in (Cause.UTILITY_STABLE, Cause.ABORTED, Cause.REHEARSED):", "if cause is Cause.ABORTED:"),),
+    ),
+    Plant(
+        name="nobody_lets_go_on_what_was_stopped",
+        module="powerguard.core.ladder",
+        swaps=(
+            (
+                "    return not isinstance(state.phase, EmergencyCheckpoint | Holding | Shutdown) and",
+                "    return False and",
+            ),
+        ),
+        hint=28,
+        site=_DRAWING,
+    ),
+    Plant(
+        name="stop_forgotten_at_a_restart",
+        module="powerguard.core.recovery",
+        swaps=(("    ladder.after_restart(turn, expired)\n", "    turn.update(signalled=())\n"),),
+        level="loop",
+        within=90,
+        hint=47,
+        site=_DRAWING,
+    ),
+    Plant(
+        name="signalled_while_it_saves",
+        module="powerguard.core.ladder",
+        swaps=(("    if trainer.order is not None or not (trainer.durable or trainer.failed):\n", "    if False:\n"),),
+        site=_DRAWING,
+    ),
+    Plant(
+        name="signalled_whatever_the_supply",
+        module="powerguard.core.ladder",
+        swaps=(("    if feed.supply is not Supply.BATTERY or not on_battery or sums", "    if sums"),),
+        within=120,
+        hint=54,
+        site=_DRAWING,
+    ),
+    Plant(
+        name="told_to_go_on_while_it_is_stopped",
+        module="powerguard.core.trainers",
+        swaps=(("        if due and not ladder.is_stopped(turn.state, trainer.name):\n", "        if due:\n"),),
+        hint=30,
+        site=_DRAWING,
     ),
     Plant(
         name="cap_never_lifted",

@@ -1,0 +1,238 @@
+"""The daemon's side of signals: what it asks of powerguard-signal, and that it never waits for it too long."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerguard.core.events import Action, ContinueTrainer, PollNow, StopTrainer, TerminateTrainer
+from powerguard.effectors.base import EffectorError
+from powerguard.effectors.child import Ended
+from powerguard.effectors.host_findings import Finding
+from powerguard.effectors.signals.effector import HOLD_EVERY_S, SignalEffector, SignalHelper
+from powerguard.effectors.signals.findings import findings
+from powerguard.effectors.signals.kept import LEASE_S
+from powerguard.effectors.signals.options import SIGNAL_SOCKET, SignalsOptions
+from tests.peers.jobs import Jobs, state, until
+
+
+def order(kind: type[Action], trainer: str = "llm") -> Action:
+    return kind(id="a-1", by_s=1e9, trainer=trainer, outage="outage-1")  # type: ignore[call-arg]
+
+
+@pytest.fixture
+def jobs() -> Iterator[Jobs]:
+    made = Jobs()
+    yield made
+    made.close()
+
+
+def effector(path: Path | str, jobs: Jobs | None = None, kind: Any = "helper", **sockets: str | None) -> SignalEffector:  # noqa: ANN401 - a Literal
+    folder = "/run/powerguard-trainers" if jobs is None else str(jobs.sockets)
+    return SignalEffector(SignalsOptions(kind=kind, socket=str(path)), sockets=sockets, folder=folder)
+
+
+@asynccontextmanager
+async def answering(tmp_path: Path, *answers: bytes | None) -> AsyncIterator[tuple[Path, list[bytes]]]:
+    """A socket that gives these answers, one for each connection (None: none, ever), and what it was asked."""
+    path, asked, left = tmp_path / "s.sock", list[bytes](), list(answers)
+    never = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readline())
+        told = left.pop(0) if left else answers[-1]
+        if told is None:
+            await never.wait()
+        else:
+            writer.write(told)
+        writer.close()
+
+    server = await asyncio.start_unix_server(answer, path)
+    try:
+        yield path, asked
+    finally:
+        never.set()
+        server.close()
+        await server.wait_closed()
+
+
+# --- Against the real helper, one process for each connection --------------------------------------------------------
+
+
+@pytest.mark.peer("systemd-socket-activate")
+async def test_stop_continue_and_end_through_the_socket(jobs: Jobs) -> None:
+    """A trainer of the settings by the socket that they name, and one that was found by its own."""
+    process = jobs.rank("job.sock", "listens", "catches")
+    found = jobs.rank("found.sock", "listens")
+    with jobs.listening() as path:
+        signals = effector(path, jobs, llm=jobs.path("job.sock"))
+        told = dict(await signals.carry_out(order(StopTrainer)))
+        assert (told["processes"], told["pending"], state(process.pid)) == (1, 0, "T")
+        assert dict(await signals.carry_out(order(ContinueTrainer)))["processes"] == 1
+        assert state(process.pid) != "T"
+        assert dict(await signals.carry_out(order(ContinueTrainer)))["processes"] == 0, "nothing was stopped"
+        await signals.carry_out(order(StopTrainer, "found"))
+        assert state(found.pid) == "T"
+        await signals.carry_out(order(TerminateTrainer))
+        until(lambda: process.poll() is not None)
+
+
+@pytest.mark.root
+@pytest.mark.peer("systemd-socket-activate")
+async def test_a_unit_is_asked_for_a_checkpoint(jobs: Jobs) -> None:
+    jobs.rank("t", "catches", cgroup=jobs.cgroup("train.service"))
+    with jobs.listening() as path:
+        helper = SignalHelper(str(path), limit_s=30.0)
+        with pytest.raises(EffectorError, match="is not in"):
+            await helper.checkpoint("train.service", "USR1")
+        jobs.allowed.write_text("train.service USR1\n", encoding="ascii")
+        assert (await helper.checkpoint("train.service", "USR1"))["signalled"] == 1
+    until(lambda: jobs.noted("t", "SIGUSR1"))
+
+
+# --- What it does not do --------------------------------------------------------------------------------------------
+
+
+async def test_nobody_is_signalled_where_the_settings_do_not_say_so(tmp_path: Path) -> None:
+    signals = effector(tmp_path / "none.sock", kind="none")
+    for kind in (StopTrainer, TerminateTrainer):
+        with pytest.raises(EffectorError, match=r"signals\.kind is none"):
+            await signals.carry_out(order(kind))
+    assert dict(await signals.carry_out(order(ContinueTrainer))) == {"processes": 0}, "nothing of ours is here"
+
+
+async def test_what_was_stopped_before_the_settings_changed_is_let_go_on(tmp_path: Path) -> None:
+    async with answering(tmp_path, b'{"ok": true, "processes": [{"did": "continued"}]}\n') as (path, asked):
+        assert dict(await effector(path, kind="none").carry_out(order(ContinueTrainer)))["processes"] == 1
+    assert json.loads(asked[0]) == {"word": "continue", "socket": "llm.sock"}
+
+
+@pytest.mark.parametrize("socket", [None, "/tmp/llm.sock", "/run/powerguard-trainers/deep/llm.sock"])
+async def test_a_trainer_whose_process_nobody_can_tell_is_left_alone(tmp_path: Path, socket: str | None) -> None:
+    """Reached over TCP, or by a socket elsewhere: the helper looks in one folder only."""
+    with pytest.raises(EffectorError, match="nobody can tell which process it is"):
+        await effector(tmp_path / "s.sock", llm=socket).carry_out(order(StopTrainer))
+
+
+async def test_other_orders_are_not_carried_out() -> None:
+    with pytest.raises(EffectorError, match="cannot carry out PollNow"):
+        await effector("/nowhere.sock").carry_out(PollNow(id="p", by_s=0.0, ups="ups"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"", "is not powerguard-signal"),
+        (b"no\n", "is not powerguard-signal"),
+        (b"[]\n", "is not powerguard-signal"),
+        (b'{"ok": 1}\n', "is not powerguard-signal"),
+        (b"x" * 70000 + b"\n", "is not powerguard-signal"),
+        (b'{"ok": false, "error": "root listens there"}\n', "root listens there"),
+    ],
+)
+async def test_a_wrong_answer_is_told(tmp_path: Path, answer: bytes, why: str) -> None:
+    async with answering(tmp_path, answer) as (path, _):
+        with pytest.raises(EffectorError, match=why):
+            await effector(path).carry_out(order(StopTrainer))
+
+
+async def test_a_helper_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
+    async with answering(tmp_path, None) as (path, _):
+        with pytest.raises(EffectorError, match="no answer within"):
+            await SignalHelper(str(path), limit_s=0.1).ask({"word": "list"})
+
+
+async def test_a_helper_that_is_not_there_is_told_with_its_cure(tmp_path: Path) -> None:
+    with pytest.raises(EffectorError, match=r"systemctl enable --now powerguard-signal\.socket"):
+        await effector(tmp_path / "none.sock").carry_out(order(StopTrainer))
+
+
+async def test_it_is_refused_under_test_where_it_would_reach_this_machine() -> None:
+    with pytest.raises(EffectorError, match="refused under test"):
+        await effector(SIGNAL_SOCKET).carry_out(order(StopTrainer))
+
+
+async def test_the_hold_is_renewed_only_while_it_is_wanted(tmp_path: Path) -> None:
+    """Often enough for its lease; and a daemon that has forgotten is as silent as one that is gone."""
+    assert 2 * HOLD_EVERY_S < LEASE_S
+    wanted, rests, done = [True, True, False], list[float](), asyncio.Event()
+
+    async def rest(seconds: float) -> None:
+        rests.append(seconds)
+        if not wanted:
+            done.set()
+            await asyncio.Event().wait()
+
+    async with answering(tmp_path, b'{"ok": true}\n', b"", b"") as (path, asked):
+        task = asyncio.get_running_loop().create_task(effector(path).hold(lambda: wanted.pop(0), rest))
+        async with asyncio.timeout(10):
+            await done.wait()
+        task.cancel()
+        await asyncio.wait([task])
+    assert [json.loads(line) for line in asked] == [{"word": "hold"}] * 2
+    assert rests == [HOLD_EVERY_S] * 3
+
+
+# --- What doctor says -----------------------------------------------------------------------------------------------
+
+
+class Systemctl:
+    """Answers as systemctl would, or not at all."""
+
+    def __init__(self, said: str | None = "LoadState=loaded\nActiveState=active\n") -> None:
+        self._said = said
+
+    async def __call__(
+        self, argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
+    ) -> Ended:
+        assert argv[:3] == ["systemctl", "show", "powerguard-signal-watch.path"]
+        assert limit_s <= 2.0
+        if self._said is None:
+            raise FileNotFoundError(2, "No such file or directory", argv[0])
+        return Ended(returncode=0, stdout=self._said.encode(), stderr=b"")
+
+
+async def looked(path: Path, systemctl: Systemctl | None = None, pausing: Sequence[str] = ()) -> dict[str, Finding]:
+    options = SignalsOptions(kind="helper", socket=str(path))
+    told = await findings(options, pausing=pausing, spawn=systemctl or Systemctl())
+    assert all(finding.fix for finding in told if finding.verdict != "PASS")
+    return {f"{finding.name} {finding.verdict}": finding for finding in told}
+
+
+async def test_off_is_told_and_nothing_is_asked() -> None:
+    (told,) = await findings(SignalsOptions(), spawn=Systemctl(None))
+    assert (told.name, told.verdict, "signals.kind: helper" in told.text) == ("signals", "PASS", True)
+
+
+async def test_doctor_names_the_cure_of_a_helper_that_is_not_there(tmp_path: Path) -> None:
+    told = await looked(tmp_path / "s.sock")
+    assert "systemctl enable --now powerguard-signal.socket" in told["signals FAIL"].text
+
+
+@pytest.mark.peer("systemd-socket-activate")
+async def test_doctor_tells_who_could_be_stopped_and_who_could_not(jobs: Jobs) -> None:
+    jobs.rank("llm.sock", "listens")
+    (jobs.sockets / "dead.sock").write_text("", encoding="ascii")
+    with jobs.listening() as path:
+        told = await looked(path, pausing=["llm.sock", "gone.sock"])
+        assert "llm.sock: 1 in process tree" in told["signals PASS"].text
+        wrong = told["signals WARN"].text
+        assert "dead.sock: " in wrong
+        assert "gone.sock: no such socket now" in wrong
+        jobs.ask("stop", "llm.sock")
+        assert "llm.sock" in (await looked(path))["signals.stopped WARN"].text
+    assert told["signals.watch PASS"]
+
+
+@pytest.mark.parametrize(
+    ("said", "verdict"), [("LoadState=not-found\nActiveState=inactive\n", "FAIL"), ("", "WARN"), (None, "WARN")]
+)
+async def test_doctor_looks_whether_the_watch_is_there(tmp_path: Path, said: str | None, verdict: str) -> None:
+    async with answering(tmp_path, b'{"ok": true, "trainers": [], "stopped": []}\n') as (path, _):
+        told = await looked(path, Systemctl(said))
+    assert f"signals.watch {verdict}" in told
+    assert told["signals PASS"].text == "the helper answers; no trainer listens now"
