@@ -23,9 +23,10 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
-from powerguard.trainer.seal import Sealed, seal, verify
+from powerguard.trainer.seal import Sealed, seal
 from powerguard.trainer.seal_manifest import SEAL, UNBORN, Seal, SealedFile, SealError, read_seal
 from powerguard.trainer.seal_read import digests, each_of, open_to_read
+from powerguard.trainer.sealed_steps import newest_whole, prune, saved_in
 from powerguard.trainer.store import SavedCheckpoint
 
 METADATA: Final = ".metadata"
@@ -154,9 +155,8 @@ def save_sealed(
     writer = SealedFileSystemWriter(folder, step=step, **options)
     dcp.save(dict(state), storage_writer=writer)
     if writer.sealed is not None:
-        _prune(Path(root), max(keep, 2))
-    made = _sealed(folder)
-    return SavedCheckpoint(step=step, path=str(folder), size_bytes=made.size_bytes, manifest_digest=made.digest)
+        prune(Path(root), max(keep, 2))
+    return saved_in(folder, step)
 
 
 def load_newest_sealed(state: dict[str, Any], root: str | os.PathLike[str]) -> int | None:
@@ -164,12 +164,11 @@ def load_newest_sealed(state: dict[str, Any], root: str | os.PathLike[str]) -> i
 
     One that does not verify is renamed to `bad-...` and passed over. Raises what dcp.load raises when it does not fit.
     """
-    chosen = _from_coordinator(lambda: _choose(Path(root)))
-    if chosen is None:
+    folder = _from_coordinator(lambda: newest_whole(root))
+    if folder is None:
         return None
-    folder, step = chosen
     dcp.load(state, storage_reader=SealedFileSystemReader(folder))
-    return int(step)
+    return _sealed(folder).step
 
 
 def _from_coordinator(make: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever it makes
@@ -188,39 +187,3 @@ def _from_coordinator(make: Callable[[], Any]) -> Any:  # noqa: ANN401 - whateve
     if error is not None:
         raise error
     return box[0]
-
-
-def _choose(root: Path) -> tuple[str, int] | None:
-    for step, _, folder in sorted(_folders(root), reverse=True):
-        try:
-            is_whole = verify(folder).is_whole
-        except SealError:
-            is_whole = False
-        if is_whole:
-            return str(folder), step
-        folder.rename(folder.with_name(f"bad-{folder.name}"))
-    return None
-
-
-def _folders(root: Path) -> list[tuple[int, int, Path]]:
-    """Sealed ones: step, when sealed, folder. Those without a seal are being written, or were never finished."""
-    found = []
-    for path in Path(root).glob("step-*/" + SEAL):
-        step = path.parent.name.split("-")[1]
-        if step.isdecimal():
-            found.append((int(step), path.stat().st_mtime_ns, path.parent))
-    return found
-
-
-def _prune(root: Path, keep: int) -> None:
-    """Remove old ones, the seal first and alone: half of a checkpoint must not look whole."""
-    import shutil
-
-    for _, _, folder in sorted(_folders(root), reverse=True)[keep:]:
-        (folder / SEAL).unlink()
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        shutil.rmtree(folder, ignore_errors=True)

@@ -320,6 +320,38 @@ def test_wrapped_and_bare_are_the_same_model() -> None:
     assert other.second.weight is other.first.weight
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_what_accelerate_has_prepared_is_kept() -> None:
+    """A loop of one's own with Accelerate needs no adapter: its optimizer and schedule are wrappers of torch's."""
+    from accelerate import Accelerator
+
+    def made() -> tuple[Any, ...]:
+        accelerator = Accelerator(cpu=True)
+        model = Net()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        prepared = accelerator.prepare(model, optimizer, lr.ExponentialLR(optimizer, 0.9))
+        return accelerator, *prepared
+
+    def train(accelerator: Any, model: Any, optimizer: Any, schedule: Any) -> list[str]:
+        losses = []
+        for _ in range(5):
+            loss = model(torch.randn(8, 8)).square().mean()
+            accelerator.backward(loss)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            losses.append(loss.item().hex())
+        return losses
+
+    accelerator, model, optimizer, schedule = made()
+    train(accelerator, model, optimizer, schedule)
+    items = kept(TorchState(model=model, optimizer=optimizer, scheduler=schedule).items())
+    expected = train(accelerator, model, optimizer, schedule)
+    accelerator, model, optimizer, schedule = made()
+    TorchState(model=model, optimizer=optimizer, scheduler=schedule).load(items)
+    assert train(accelerator, model, optimizer, schedule) == expected
+
+
 def test_several_models_and_optimizers() -> None:
     """A GAN has two of each."""
     one, other = [nn.Linear(2, 2) for _ in range(2)], [nn.Linear(2, 2) for _ in range(2)]

@@ -1,0 +1,67 @@
+"""Sealed checkpoints of a framework's own writer, side by side: which is the newest whole one, which may go."""
+
+import os
+import shutil
+from pathlib import Path
+
+from powerguard.trainer.seal import verify
+from powerguard.trainer.seal_manifest import SEAL, SealError, read_seal
+from powerguard.trainer.store import SavedCheckpoint
+
+
+def sealed_in(root: Path) -> list[Path]:
+    """The folders under root that have a seal, newest step first; of one step, the last sealed first."""
+    seals = [path for path in root.glob(f"*/{SEAL}") if not path.parent.name.startswith("bad-")]
+    found = [(_step(path.parent), path.stat().st_mtime_ns, path.parent) for path in seals]
+    return [folder for _, _, folder in sorted(found, reverse=True)]
+
+
+def _step(folder: Path) -> int:
+    """The step that a seal tells; one that tells none, or is damaged, is looked at last."""
+    try:
+        seal = read_seal(folder)
+    except SealError:
+        return -1
+    return -1 if seal is None or seal.step is None else seal.step
+
+
+def newest_whole(root: str | os.PathLike[str]) -> Path | None:
+    """The newest sealed checkpoint that verifies to the last byte; None without one.
+
+    One that does not is renamed to `bad-...`: never looked at again, never lost. Raises OSError.
+    """
+    for folder in sealed_in(Path(root)):
+        try:
+            is_whole = verify(folder).is_whole
+        except SealError:
+            is_whole = False
+        if is_whole:
+            return folder
+        folder.rename(folder.with_name(f"bad-{folder.name}"))
+    return None
+
+
+def saved_in(folder: Path | str, step: int) -> SavedCheckpoint:
+    """A sealed folder as a Guard knows checkpoints. Raises SealError without a seal."""
+    seal = read_seal(folder)
+    if seal is None:
+        msg = f"{folder}: not sealed, so not finished"
+        raise SealError(msg)
+    return SavedCheckpoint(step=step, path=str(folder), size_bytes=seal.size_bytes, manifest_digest=seal.digest)
+
+
+def unseal(folder: Path) -> None:
+    """Take the seal away, durably, before anything in the folder changes: half of a checkpoint must not look whole."""
+    (folder / SEAL).unlink(missing_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def prune(root: Path, keep: int) -> None:
+    """Remove all but the newest `keep`. Call it when the newest is durable, and never before."""
+    for folder in sealed_in(root)[keep:]:
+        unseal(folder)
+        shutil.rmtree(folder, ignore_errors=True)

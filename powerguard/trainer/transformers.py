@@ -1,0 +1,122 @@
+"""Hugging Face Trainer: when asked, it writes its own `checkpoint-N` folder at once, sealed, and stands still.
+
+    trainer = Trainer(model, args, train_dataset=data)
+    PowerguardCallback(trainer, job="llm")
+    trainer.train(resume_from_checkpoint=newest_checkpoint(args.output_dir))
+
+The folders stay Hugging Face's: written with its own code (through the page cache, so slower than `TorchState` in a
+loop of one's own), read by its own resume. What `save_steps` writes is sealed, too. `get_last_checkpoint` of
+Transformers takes any folder for whole; `newest_checkpoint` takes only what verifies.
+
+`Trainer._save_checkpoint` is the one private name in use: only it writes a checkpoint within a callback.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from transformers import TrainerCallback
+
+from powerguard.trainer.guard import Guard
+from powerguard.trainer.seal import seal
+from powerguard.trainer.sealed_steps import newest_whole, prune, saved_in, unseal
+from powerguard.trainer.store import SavedCheckpoint
+
+Trainer = Any
+Arguments = Any
+State = Any
+Control = Any
+"""Those of Transformers."""
+
+
+def newest_checkpoint(output_dir: Path | str) -> str | None:
+    """The newest checkpoint that verifies to the last byte, for `resume_from_checkpoint`; None: begin anew.
+
+    One that does not verify is renamed to `bad-...`. Call it before ranks start to train, on a file system they share.
+    """
+    folder = newest_whole(output_dir)
+    return None if folder is None else str(folder)
+
+
+class PowerguardCallback(TrainerCallback):
+    """Guards one Trainer, to which it adds itself.
+
+    job: its name for the daemon. keep: how many sealed checkpoints stay, at least 2; older ones go when a newer one is
+    durable. options: as `Guard` has them. Raises ValueError where `save_total_limit` is set: Transformers then removes
+    the old checkpoint before the new one is on the disk.
+    """
+
+    def __init__(self, trainer: Trainer, *, job: str, keep: int = 2, **options: Any) -> None:  # noqa: ANN401 - see Guard
+        if trainer.args.save_total_limit is not None:
+            msg = "save_total_limit removes checkpoints before the next one is durable: leave it out, and say keep=..."
+            raise ValueError(msg)
+        self._trainer = trainer
+        self._job = job
+        self._keep = max(keep, 2)
+        self._options = options
+        self._written = -1
+        self.guard: Guard | None = None
+        """While it trains; None before and after."""
+        trainer.add_callback(self)
+
+    def on_train_begin(self, args: Arguments, state: State, control: Control, **_: object) -> None:  # noqa: ARG002
+        self._close()  # a training that failed before
+        restored = None
+        folder = self._folder(state.global_step)
+        if state.global_step and folder.is_dir():
+            restored = saved_in(folder, state.global_step)
+        self.guard = Guard(self._save, job=self._job, restored=restored, **self._options)
+
+    def on_step_end(self, args: Arguments, state: State, control: Control, **_: object) -> Control:  # noqa: ARG002
+        if self.guard is not None:
+            try:
+                self.guard.step(state.global_step)
+            except SystemExit:  # Transformers tells its callbacks nothing of an end like this
+                self._close()
+                raise
+            if self._written == state.global_step:
+                control.should_save = False  # by its own plan it would write the same once more
+        return control
+
+    def on_save(self, args: Arguments, state: State, control: Control, **_: object) -> None:  # noqa: ARG002
+        """Seal what Transformers has saved by its own plan."""
+        self._written = state.global_step
+        if self.guard is not None:
+            self.guard.save(state.global_step)
+
+    def on_prediction_step(self, args: Arguments, state: State, control: Control, **_: object) -> None:  # noqa: ARG002
+        if self.guard is not None:
+            self.guard.poll()
+
+    def on_train_end(self, args: Arguments, state: State, control: Control, **_: object) -> None:  # noqa: ARG002
+        self._close()
+
+    def _close(self) -> None:
+        if self.guard is not None:
+            self.guard.close()
+            self.guard = None
+
+    def _folder(self, step: int) -> Path:
+        return Path(self._trainer.args.output_dir) / f"checkpoint-{step}"
+
+    def _save(self, step: int) -> SavedCheckpoint:
+        """Write unless it is written, and seal. On every rank; durable on all when it returns."""
+        folder = self._folder(step)
+        is_first = self._trainer.is_world_process_zero()
+        if is_first and folder.is_dir():
+            unseal(folder)
+        _meet()
+        if self._written != step:
+            self._trainer._save_checkpoint(self._trainer.model, trial=None)  # noqa: SLF001 - see above
+            self._written = step
+        _meet()  # the other ranks' files are in the folder, too
+        if is_first:
+            seal(folder, step=step)
+            prune(folder.parent, self._keep)
+        _meet()
+        return saved_in(folder, step)
+
+
+def _meet() -> None:
+    if dist.is_available() and dist.is_initialized():
+        dist.barrier()

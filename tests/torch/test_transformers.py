@@ -1,0 +1,146 @@
+"""The callback for the Trainer of Transformers, against the real package: asked, sealed, torn, resumed."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers.trainer_utils import get_last_checkpoint
+
+from powerguard.trainer.guard import StopTraining
+from powerguard.trainer.seal import verify
+from powerguard.trainer.seal_manifest import SEAL
+from powerguard.trainer.transformers import PowerguardCallback, newest_checkpoint
+from powerguard.wire import After, TriggerRequest
+from tests.trainer.toy import ask, short_folder
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(60, method="thread")]
+STEPS = 30
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as folder:
+        yield folder
+
+
+class Net(nn.Module):
+    """Dropout and noise; tells its losses to the bit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 1))
+        self.losses: list[str] = []
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        loss = (self.layers(x + 0.1 * torch.randn_like(x)).squeeze(1) - x.sum(1)).square().mean()
+        self.losses.append(loss.item().hex())
+        return {"loss": loss}
+
+
+class At(TrainerCallback):
+    """Does something when a step begins."""
+
+    def __init__(self, step: int, does: Any) -> None:
+        self._step, self._does = step, does
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: object) -> None:
+        if state.global_step == self._step:
+            self._does()
+
+
+def trained(folder: Path, net: Net, *, at: int = -1, does: Any = None, out: str = "out", **options: Any) -> None:
+    set_seed(1)
+    generator = torch.Generator().manual_seed(1)
+    data = [{"x": row, "labels": row} for row in torch.randn(100, 8, generator=generator)]
+    arguments = TrainingArguments(
+        output_dir=str(folder / out),
+        max_steps=STEPS,
+        per_device_train_batch_size=8,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        logging_strategy="no",
+        seed=3,
+        **({"save_strategy": "no"} | options),
+    )
+    trainer = Trainer(net, arguments, train_dataset=data, callbacks=[At(at, does)])
+    PowerguardCallback(trainer, job="net", conduct="exit", socket=folder / "net.sock")
+    trainer.train(resume_from_checkpoint=newest_checkpoint(folder / out))
+
+
+def wish(folder: Path, after: After = After.EXIT) -> None:
+    body = TriggerRequest(id="w", after=after).to_json()
+    code, _, _ = ask(folder / "net.sock", "POST", "/api/v1/trigger_checkpoint", body)
+    assert code == 202
+
+
+@pytest.mark.parametrize("at", [5, 12, 20])
+def test_it_goes_on_bit_for_bit(at: int, folder: Path) -> None:
+    """13 batches make an epoch: in its middle, at its end, in the second one."""
+    whole, first, second = Net(), Net(), Net()
+    trained(folder, whole, out="whole")
+    with pytest.raises(StopTraining):
+        trained(folder, first, at=at, does=lambda: wish(folder))
+    checkpoint = folder / "out" / f"checkpoint-{at + 1}"
+    assert verify(checkpoint).is_whole
+    assert newest_checkpoint(folder / "out") == str(checkpoint)
+    trained(folder, second)
+    assert first.losses[: at + 1] + second.losses == whole.losses
+    for one, other in zip(whole.parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_it_pauses_and_goes_on_in_place(folder: Path) -> None:
+    seen: dict[str, Any] = {}
+
+    def resumer() -> None:
+        for _ in range(200):
+            status = json.loads(ask(folder / "net.sock", "GET", "/api/v1/checkpoints/w?wait=1")[2])
+            if status["phase"] == "committed" and status["paused"]:
+                break
+        seen.update(status)
+        ask(folder / "net.sock", "POST", "/api/v1/resume")
+
+    thread = threading.Thread(target=resumer)
+
+    def does() -> None:
+        wish(folder, After.PAUSE)
+        thread.start()
+
+    whole, net = Net(), Net()
+    trained(folder, whole, out="whole")
+    trained(folder, net, at=7, does=does)
+    thread.join()
+    assert (seen["phase"], seen["step"], seen["durable"]) == ("committed", 8, True)
+    assert net.losses == whole.losses
+
+
+def test_what_it_saves_by_itself_is_sealed_and_two_stay(folder: Path) -> None:
+    """And a wish at the very step of its own plan writes once."""
+    trained(folder, Net(), at=19, does=lambda: wish(folder, After.CONTINUE), save_strategy="steps", save_steps=5)
+    assert sorted(path.name for path in (folder / "out").glob("checkpoint-*")) == ["checkpoint-25", "checkpoint-30"]
+    assert all(verify(path).is_whole for path in (folder / "out").glob("checkpoint-*"))
+
+
+def test_a_torn_one_is_passed_over(folder: Path) -> None:
+    """Transformers' own search takes it, and so would a training that had lost its newest bytes to a power cut."""
+    trained(folder, Net(), save_strategy="steps", save_steps=10)
+    newest = folder / "out" / "checkpoint-30"
+    (newest / "model.safetensors").write_bytes(bytes(500))
+    assert get_last_checkpoint(str(folder / "out")) == str(newest)
+    assert newest_checkpoint(folder / "out") == str(folder / "out" / "checkpoint-20")
+    assert (folder / "out" / "bad-checkpoint-30").is_dir()
+    (folder / "out" / "checkpoint-20" / SEAL).unlink()
+    assert newest_checkpoint(folder / "out") is None
+
+
+def test_a_limit_that_removes_too_early_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="save_total_limit removes checkpoints before"):
+        trained(folder, Net(), save_total_limit=1)
