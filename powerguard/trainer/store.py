@@ -446,8 +446,3 @@ def _locked(root: Path) -> FolderLock:
     except BlockingIOError as error:
         msg = f"{root}: another process writes checkpoints here (give each training its own folder)"
         raise StoreError(msg) from error
-
-
-from powerguard.trainer.folder_store import CHUNK, FolderStore  # noqa: E402 - its users move to Store, then it goes
-
-__all__ += ["CHUNK", "FolderStore"]
