@@ -159,50 +159,30 @@ def build(
     bmc = settings.bmc if armed else settings.bmc.model_copy(update={"policy": "observe"})
     host = HostEffector(settings.host, armed=armed, resume=settings.resume, spawn=hands.spawn, clock=hands.clock)
     hold: Effector = trainers if armed else Recorder()
-    disks = SyncEffector(
-        [*settings.checkpoint_dirs, *folders],
-        told=lambda: trainers.folders,
-        spawn=hands.spawn,
-        clock=hands.clock,
-    )
-    gpu = GpuEffector(settings.gpu)
-    power: Effector = gpu if armed else Recorder()
-    signals = SignalEffector(settings.signals, sockets={each.name: each.socket_path for each in settings.trainers})
-    ladder: Effector = signals if armed else Recorder()
+    told = [*settings.checkpoint_dirs, *folders]
+    disks = SyncEffector(told, told=lambda: trainers.folders, spawn=hands.spawn, clock=hands.clock)
+    relief, watchers = _relief(settings, hands, armed=armed, is_capped=is_capped, is_stopped=is_stopped)
     effectors: dict[type[Action], Effector] = {
         TriggerCheckpoint: hold,
         PauseTrainer: hold,
         ResumeTrainer: hold,
         EnsurePolicy: BmcEffector(bmc, spawn=hands.spawn, clock=hands.clock, limit_s=policy.bmc_limit_s),
-        CapPower: power,
-        RestorePower: power,
-        StopTrainer: ladder,
-        TerminateTrainer: ladder,
-        ContinueTrainer: ladder,
         SyncFilesystems: disks if armed else Recorder(),
         PowerOff: host,
         ResumeTraining: host,
+        **relief,
     }
-    watchers: dict[str, Runnable] = {}
     if TriggerCheckpoint not in hands.effectors:
         watchers["trainers"] = trainers.watch
         if armed:
             watchers["uploads"] = lambda: trainers.uploads.keep(spares_uploads, rest)
-    if CapPower not in hands.effectors and armed and settings.gpu.kind != "none":
-        watchers["gpu"] = lambda: gpu.hold(is_capped, rest)
-    if StopTrainer not in hands.effectors and armed and settings.signals.kind != "none":
-        watchers["signals"] = lambda: signals.hold(is_stopped, rest)
     network = None if hands.sources else network_watch(settings, publish=publish, clock=hands.clock)
     if network is not None:
         watchers["network"] = network.run
     sources = (hands.sources or _sources)(settings, hands.clock)
     traps = trap_listener(settings, sources, clock=hands.clock, wall=hands.wall)
     if traps is not None:
-        watchers["traps"] = lambda: _served(
-            f"traps {traps.where}",
-            traps.run,
-            right="another program listens there, or this host has no such address: see traps.listen and traps.port",
-        )
+        watchers["traps"] = lambda: _served(f"traps {traps.where}", traps.run, right=_TRAPS_RIGHT)
     return Parts(
         policy=policy,
         armed=armed,
@@ -214,6 +194,32 @@ def build(
         effectors={**effectors, **hands.effectors},
         close=trainers.close,
     )
+
+
+_TRAPS_RIGHT: Final = "another program listens there, or this host has no such address: see traps.listen and traps.port"
+
+
+def _relief(
+    settings: Settings,
+    hands: Hands,
+    *,
+    armed: bool,
+    is_capped: Callable[[], bool],
+    is_stopped: Callable[[], bool],
+) -> tuple[dict[type[Action], Effector], dict[str, Runnable]]:
+    """Return who relieves the battery of load (GPU limits, signals), and what renews the leases of that."""
+    gpu = GpuEffector(settings.gpu)
+    signals = SignalEffector(settings.signals, sockets={each.name: each.socket_path for each in settings.trainers})
+    watchers: dict[str, Runnable] = {}
+    if CapPower not in hands.effectors and armed and settings.gpu.kind != "none":
+        watchers["gpu"] = lambda: gpu.hold(is_capped, rest)
+    if StopTrainer not in hands.effectors and armed and settings.signals.kind != "none":
+        watchers["signals"] = lambda: signals.hold(is_stopped, rest)
+    power: Effector = gpu if armed else Recorder()
+    ladder: Effector = signals if armed else Recorder()
+    caps = dict.fromkeys((CapPower, RestorePower), power)
+    stops = dict.fromkeys((StopTrainer, TerminateTrainer, ContinueTrainer), ladder)
+    return {**caps, **stops}, watchers
 
 
 def assemble(
