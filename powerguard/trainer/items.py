@@ -8,12 +8,12 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from powerguard.trainer.manifest import DTYPE_BYTES
 
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+HostBuffer = Any
+"""Anything with the buffer protocol, C-contiguous. (Its type has a name only from Python 3.12 on.)"""
 
 JSON: Final = "json"
 _PIECE: Final = 32 << 20  # copied at a time: other threads get their turn in between
@@ -65,7 +65,7 @@ class Buffer:
     """
 
     name: str
-    data: "ReadableBuffer"
+    data: HostBuffer
     dtype: str = "uint8"
     shape: tuple[int, ...] = (-1,)
 
@@ -84,7 +84,7 @@ class Buffer:
             target[start : start + _PIECE] = flat[start : start + _PIECE]
 
     @classmethod
-    def of(cls, name: str, data: "ReadableBuffer") -> "Buffer":
+    def of(cls, name: str, data: HostBuffer) -> "Buffer":
         """Take dtype and shape from the buffer itself, where it tells them in a way that we know."""
         view = memoryview(data)
         dtype = _FORMATS.get(view.format)
@@ -147,7 +147,7 @@ class Parts:
 
     def items(self) -> Iterable[Item]:
         for name, value in self._save().items():
-            yield Buffer.json(name, value) if _is_plain(value) else Buffer.of(name, value)  # type: ignore[arg-type]
+            yield Buffer.json(name, value) if _is_plain(value) else Buffer.of(name, value)
 
     def load(self, items: Mapping[str, Loaded]) -> None:
         self._load({name: item.value() if item.dtype == JSON else item.view() for name, item in items.items()})
