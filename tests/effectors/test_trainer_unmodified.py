@@ -1,0 +1,370 @@
+"""Trainers that know nothing of us: processes that save at a signal, programs, and what appears in a folder."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerguard.clock import boottime_s
+from powerguard.core.events import CheckpointProgress, Conduct, PauseTrainer, ResumeTrainer, TriggerCheckpoint
+from powerguard.effectors.base import EffectorError
+from powerguard.effectors.child import run_child
+from powerguard.effectors.trainer.effector import TrainerEffector
+from powerguard.effectors.trainer.newest_child import main as newest_child
+from powerguard.effectors.trainer.options import CommandTrainerOptions, SignalTrainerOptions
+from powerguard.effectors.trainer.unmodified import SignalRun, is_there
+from powerguard.trainer.seal import seal
+from tests.cli.checkpoint_sites import save
+
+TRAINER = """
+    import signal, sys, time, pathlib
+    folder, how = pathlib.Path(sys.argv[1]), sys.argv[2]
+    def write(*_):
+        made = folder / "checkpoint-77"
+        made.mkdir()
+        for part in range(4):
+            (made / f"{part}.bin").write_bytes(b"x" * 1000)
+            time.sleep(0.1)
+        if how == "exit":
+            sys.exit(0)
+    if how != "deaf":
+        signal.signal(signal.SIGUSR1, write)
+        signal.signal(signal.SIGTERM, write)
+    else:
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+    print("ready", flush=True)
+    while True:
+        time.sleep(0.05)
+"""
+
+
+class Helper:
+    """Signals one process, as powerguard-signal signals a unit's; keeps what it was asked."""
+
+    def __init__(self, process: subprocess.Popen[str] | None = None, refusal: str = "") -> None:
+        self.asked: list[tuple[str, str]] = []
+        self._process = process
+        self._refusal = refusal
+
+    async def checkpoint(self, unit: str, signal: str) -> dict[str, Any]:
+        self.asked.append((unit, signal))
+        if self._refusal:
+            raise EffectorError(self._refusal)
+        if self._process is not None:
+            self._process.send_signal(getattr(globals()["signal"], f"SIG{signal}"))
+        return {"ok": True, "signalled": 1}
+
+
+@contextlib.contextmanager
+def training(folder: Path, how: str) -> Iterator[subprocess.Popen[str]]:
+    argv = [sys.executable, "-c", textwrap.dedent(TRAINER), str(folder), how]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def by_signal(folder: Path | None, **more: object) -> SignalTrainerOptions:
+    told: dict[str, object] = {"kind": "signal", "name": "llm", "unit": "train.service", "signal": "USR1", **more}
+    if folder is not None:
+        told["checkpoint_dir"] = str(folder)
+    return SignalTrainerOptions.model_validate(told)
+
+
+def by_command(*command: str, **more: object) -> CommandTrainerOptions:
+    told = {"kind": "command", "name": "llm", "command": list(command), **more}
+    return CommandTrainerOptions.model_validate(told)
+
+
+def order(limit_s: float = 12.0) -> TriggerCheckpoint:
+    return TriggerCheckpoint(
+        id="a1",
+        by_s=boottime_s() + limit_s,
+        trainer="llm",
+        reason="on_battery",
+        after=Conduct.CONTINUE,
+        outage="o1",
+    )
+
+
+async def asked(
+    options: SignalTrainerOptions | CommandTrainerOptions, helper: Helper | None = None, limit_s: float = 12.0
+) -> tuple[dict[str, Any], list[str]]:
+    stages: list[str] = []
+
+    def publish(news: object) -> None:
+        if isinstance(news, CheckpointProgress) and news.stage not in stages:
+            stages.append(news.stage)
+
+    made = TrainerEffector([options], clock=boottime_s, publish=publish, helper=helper)
+    return dict(await made.carry_out(order(limit_s))), stages
+
+
+# --- By a signal ------------------------------------------------------------------------------------------------------
+
+
+async def test_what_a_signal_brings_about_is_found_when_it_is_left_alone(tmp_path: Path) -> None:
+    """A folder that is still being written is no checkpoint yet."""
+    (tmp_path / "checkpoint-70").mkdir()
+    (tmp_path / "checkpoint-70" / "old.bin").write_bytes(b"old")
+    os.utime(tmp_path / "checkpoint-70" / "old.bin", (0, 0))
+    with training(tmp_path, "go on") as process:
+        helper = Helper(process)
+        detail, stages = await asked(by_signal(tmp_path), helper)
+    assert helper.asked == [("train.service", "USR1")]
+    assert (detail["step"], detail["bytes"], detail["path"]) == (77, 4000, str(tmp_path / "checkpoint-77"))
+    assert (detail["native"], detail["verified"], detail["at_paused_step"], detail["flushed"]) == (
+        False,
+        False,
+        False,
+        True,
+    )
+    assert stages == ["signalling", "waiting_folder", "flushing"]
+
+
+async def test_a_refused_signal_is_told_in_the_helpers_words(tmp_path: Path) -> None:
+    with pytest.raises(EffectorError, match="is not in /etc/powerguard/signals"):
+        await asked(by_signal(tmp_path), Helper(refusal="train.service USR1: is not in /etc/powerguard/signals"))
+    with pytest.raises(EffectorError, match="no signal helper here"):
+        await asked(by_signal(tmp_path))
+
+
+async def test_a_deaf_trainer_ends_at_its_time(tmp_path: Path) -> None:
+    with training(tmp_path, "deaf") as process, pytest.raises(EffectorError, match=r"nothing newer in .* within 1 s"):
+        await asked(by_signal(tmp_path, max_checkpoint_s=1.0, checkpoint_s=1.0), Helper(process))
+
+
+async def test_without_a_folder_the_configured_time_is_waited(tmp_path: Path) -> None:
+    """Nobody can know more; it is told as unverified."""
+    began_s = time.perf_counter()
+    detail, stages = await asked(by_signal(None, max_checkpoint_s=1.5, checkpoint_s=1.0), Helper())
+    assert time.perf_counter() - began_s >= 1.4
+    assert (detail["verified"], detail["path"]) == (False, "")
+    assert stages == ["signalling", "waiting"]
+
+
+@pytest.mark.parametrize("how", ["exit", "killed"])
+async def test_one_that_ends_at_the_signal(tmp_path: Path, how: str) -> None:
+    """As Megatron and Transformers do: saved and gone, or gone without having saved."""
+    with training(tmp_path, how) as process:
+        helper = Helper(process)
+
+        def alive() -> bool:
+            if how == "killed":
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+            return process.poll() is None
+
+        first = [True]
+        run = SignalRun(
+            common=by_signal(tmp_path),
+            where="train.service",
+            action=order(),
+            clock=boottime_s,
+            publish=lambda _: None,
+            spawn=run_child,
+            options=by_signal(tmp_path, signal="TERM"),
+            helper=helper,
+            alive=lambda: first.pop() if first else alive(),
+        )
+        if how == "exit":
+            assert dict(await run.run())["step"] == 77
+        else:
+            with pytest.raises(EffectorError, match="ended at SIGTERM, and left no newer checkpoint"):
+                await run.run()
+
+
+async def test_nobody_there_is_not_waited_for(tmp_path: Path) -> None:
+    """The battery is not burnt for a job that does not run."""
+    helper = Helper()
+    run = SignalRun(
+        common=by_signal(tmp_path),
+        where="train.service",
+        action=order(),
+        clock=boottime_s,
+        publish=lambda _: None,
+        spawn=run_child,
+        options=by_signal(tmp_path),
+        helper=helper,
+        alive=lambda: False,
+    )
+    with pytest.raises(EffectorError, match="runs no process"):
+        await run.run()
+    assert helper.asked == []
+
+
+async def test_out_of_time_is_told_before_the_bulkhead_does(tmp_path: Path) -> None:
+    began_s = time.perf_counter()
+    with pytest.raises(EffectorError, match="out of time: its checkpoint is still waiting_folder"):
+        await asked(by_signal(tmp_path), Helper(), limit_s=2.0)
+    assert time.perf_counter() - began_s < 10.0
+
+
+# --- By a program -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_program_that_saves(tmp_path: Path) -> None:
+    """It is told what it is for, and what it has sealed counts as verified."""
+    folder = tmp_path / "checkpoint-5"
+    code = (
+        "import os, sys; from pathlib import Path; from powerguard.trainer.seal import seal; f = Path(sys.argv[1]);"
+        "f.mkdir(); (f / 'a').write_text(os.environ['POWERGUARD_REASON'] + os.environ['POWERGUARD_EVENT']); seal(f)"
+    )
+    detail, stages = await asked(by_command(sys.executable, "-c", code, str(folder), checkpoint_dir=str(tmp_path)))
+    assert (detail["step"], detail["verified"], detail["path"]) == (5, True, str(folder))
+    assert (folder / "a").read_text() == "on_batteryo1"
+    assert "flushed" not in detail
+    assert stages == ["running_command"]
+
+
+async def test_a_program_that_says_done_is_believed_as_far_as_that_goes(tmp_path: Path) -> None:
+    detail, stages = await asked(by_command("true", checkpoint_dir=str(tmp_path)))
+    assert (detail["verified"], detail["path"], detail["flushed"]) == (False, "", True)
+    assert stages == ["running_command", "flushing"]
+    detail, stages = await asked(by_command("true"))
+    assert stages == ["running_command"]
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["sh", "-c", "echo first; echo '  the disk is full\x1b[31m' >&2; exit 3"], r"sh ended with status 3:   the d"),
+        (["sh", "-c", "echo only this; exit 1"], "status 1: only this"),
+        (["sh", "-c", "kill -9 $$"], "signal 9"),
+        (["/no/such/program"], "cannot be started: No such file"),
+        (["sh", "-c", "echo at work; sleep 60"], "did not end within 1 s, and was killed"),
+    ],
+)
+async def test_a_program_that_fails_says_why(command: list[str], told: str) -> None:
+    with pytest.raises(EffectorError) as error:
+        await asked(by_command(*command, max_checkpoint_s=1.0, checkpoint_s=1.0))
+    assert told.replace("  ", "") in str(error.value).replace("  ", "")
+    assert "\x1b" not in str(error.value)
+
+
+# --- What else is asked of them ---------------------------------------------------------------------------------------
+
+
+async def test_they_cannot_be_paused_and_never_stand_for_us(tmp_path: Path) -> None:
+    made = TrainerEffector([by_signal(tmp_path)], clock=boottime_s, publish=lambda _: None)
+    assert made.names == ("llm",)
+    resume = ResumeTrainer(id="r", by_s=boottime_s() + 5, trainer="llm", outage="o1")
+    assert dict(await made.carry_out(resume)) == {"native": False, "resumed": False}
+    with pytest.raises(EffectorError, match="cannot be paused"):
+        await made.carry_out(PauseTrainer(id="p", by_s=boottime_s() + 5, trainer="llm", outage="o1"))
+
+
+async def test_they_are_seen_as_what_they_do(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    options = [by_signal(tmp_path, after="exit"), by_command("true", name="other", disk="nvme")]
+    made = TrainerEffector(options, clock=boottime_s, publish=seen.append)
+    await made.look()
+    assert [(each.trainer, each.alive, each.conduct, each.disk) for each in seen] == [
+        ("llm", is_there("train.service") is not False, Conduct.EXIT, ""),
+        ("other", True, Conduct.CONTINUE, "nvme"),
+    ]
+
+
+def test_a_units_processes_are_known_by_its_control_group(tmp_path: Path) -> None:
+    two, one, none = tmp_path / "two", tmp_path / "one", tmp_path / "none"
+    for root in (two, one, none):
+        root.mkdir()
+    unit = two / "system.slice" / "system-train.slice" / "train@1.service"
+    unit.mkdir(parents=True)
+    (unit / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+    assert is_there("train@1.service", (two,)) is True
+    (unit / "cgroup.events").write_text("populated 0\nfrozen 0\n")
+    assert is_there("train@1.service", (two,)) is False
+    assert is_there("other.service", (two,)) is False
+    below = one / "system.slice" / "train.service" / "rank0"
+    below.mkdir(parents=True)
+    (below.parent / "cgroup.procs").write_text("")
+    (below / "cgroup.procs").write_text("4711\n")
+    assert is_there("train.service", (none, one)) is True
+    (below / "cgroup.procs").write_text("")
+    assert is_there("train.service", (none, one)) is False
+    assert is_there("train.service", (none, tmp_path / "gone")) is None
+    user = two / "user.slice" / "user-1000.slice" / "mine.service"
+    user.mkdir(parents=True)
+    assert is_there("mine.service", (two,)) is False
+
+
+# --- What appears -----------------------------------------------------------------------------------------------------
+
+
+def newest(folder: Path, since_ns: int, limit_s: float, capsys: pytest.CaptureFixture[str]) -> dict[str, Any] | None:
+    code = newest_child([str(folder), str(since_ns), str(limit_s)])
+    out = capsys.readouterr().out
+    assert (code == 0) == bool(out)
+    return dict(json.loads(out)) if out else None
+
+
+def test_native_sealed_and_plain_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    since_ns = time.time_ns() - 1_000_000_000
+    for name in ("native", "sealed", "plain", "self"):
+        (tmp_path / name).mkdir()
+    assert newest(tmp_path / "plain", since_ns, 0.0, capsys) is None
+    save(tmp_path / "native", 9)
+    told = newest(tmp_path / "native", since_ns, 0.0, capsys)
+    assert told is not None
+    assert (told["step"], told["verified"]) == (9, True)
+    (tmp_path / "sealed" / "iter_0000012").mkdir()
+    (tmp_path / "sealed" / "iter_0000012" / "a").write_text("a")
+    seal(tmp_path / "sealed" / "iter_0000012")
+    told = newest(tmp_path / "sealed", since_ns, 0.0, capsys)
+    assert told == {"step": 12, "path": str(tmp_path / "sealed/iter_0000012"), "size_bytes": 1, "verified": True}
+    (tmp_path / "self" / "a").write_text("a")
+    seal(tmp_path / "self")
+    assert newest(tmp_path / "self", since_ns, 0.0, capsys) is not None
+    (tmp_path / "plain" / "epoch=1-step=34.ckpt").write_text("abc")
+    assert newest(tmp_path / "plain", since_ns, 0.0, capsys) is None  # it may still be written
+    told = newest(tmp_path / "plain", since_ns, 5.0, capsys)
+    assert told is not None
+    assert (told["step"], told["size_bytes"], told["verified"]) == (34, 3, False)
+
+
+def test_where_somebody_vouches_nothing_else_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A job that seals its checkpoints has not finished one that is not sealed yet."""
+    (tmp_path / "checkpoint-1").mkdir()
+    (tmp_path / "checkpoint-1" / "a").write_text("a")
+    seal(tmp_path / "checkpoint-1")
+    since_ns = time.time_ns() + 1
+    os.utime(tmp_path / "checkpoint-1" / "SEAL.json", (1, 1))
+    (tmp_path / "checkpoint-2").mkdir()
+    (tmp_path / "checkpoint-2" / "a").write_text("a")
+    os.utime(tmp_path / "checkpoint-2" / "a", ns=(since_ns, since_ns))
+    assert newest(tmp_path, since_ns, 2.5, capsys) is None
+    seal(tmp_path / "checkpoint-2")
+    assert newest(tmp_path, since_ns, 0.0, capsys) is not None
+
+
+def test_a_seal_that_does_not_hold_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    since_ns = time.time_ns() - 1_000_000_000
+    (tmp_path / "checkpoint-1").mkdir()
+    (tmp_path / "checkpoint-1" / "a").write_text("abc")
+    seal(tmp_path / "checkpoint-1")
+    (tmp_path / "checkpoint-1" / "a").write_text("a")
+    assert newest(tmp_path, since_ns, 0.0, capsys) is None
+    assert newest(tmp_path / "gone", since_ns, 0.0, capsys) is None
+
+
+async def test_the_child_is_a_program(tmp_path: Path) -> None:
+    save(tmp_path, 3)
+    argv = [sys.executable, "-m", "powerguard.effectors.trainer.newest_child", str(tmp_path), "0", "0"]
+    async with asyncio.timeout(20.0):
+        ended = await run_child(argv, limit_s=15.0)
+    assert json.loads(ended.stdout)["step"] == 3
