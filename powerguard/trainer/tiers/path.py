@@ -1,4 +1,4 @@
-"""A tier in a mounted folder, as a NAS: the local format, made for file systems that have no O_DIRECT and may vanish.
+"""A tier in a mounted folder, as a NAS: the local format, made for file systems that may lack O_DIRECT and may vanish.
 
     <folder>/<job>/step-000000001234-9f86d081/shard-00000.part   while it is written
                                               shard-00000        flushed, read back and verified
@@ -10,15 +10,17 @@ What is written here runs in the upload's child, which is killed when the mount 
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Final, TypeVar
 
+from powerguard.trainer.disk import refuses_direct
 from powerguard.trainer.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, Shard, step_of
 from powerguard.trainer.reader import ShardReader
 from powerguard.trainer.snapshot import Snapshot
@@ -91,23 +93,18 @@ class PathTier:
             if _has(self._root / name / shard.file, shard.size_bytes):
                 return []
             try:
-                file = (self._root / name / f"{shard.file}{_PART}").open("rb", buffering=0)
+                file = _File(self._root / name / f"{shard.file}{_PART}", os.O_RDONLY)
             except FileNotFoundError:
                 return parts
-            with file:
-                return [part for part in parts if _wrong(file.fileno(), part, seen) is not None]
+            with closing(file):
+                return [part for part, wrong in file.looked_through(parts, seen) if wrong is not None]
 
     def put(self, name: str, part: Part, content: memoryview) -> None:
         with self._worded(f"{name}/{part.file}"):
             self._make(self._root / name)
-            path = self._root / name / f"{part.file}{_PART}"
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-            try:
-                done = 0
-                while done < part.size_bytes:
-                    done += os.pwrite(descriptor, content[done : part.size_bytes], part.offset + done)
-            finally:
-                os.close(descriptor)  # over NFS this is where it fails when the server is full
+            # Over NFS it may be the closing that fails, when the server is full.
+            with closing(_File(self._root / name / f"{part.file}{_PART}", os.O_WRONLY | os.O_CREAT)) as file:
+                file.write(content, part.offset)
 
     def finish(self, name: str, shard: Shard, seen: Seen) -> None:
         with self._worded(f"{name}/{shard.file}"):
@@ -118,10 +115,8 @@ class PathTier:
             with written.open("r+b", buffering=0) as file:
                 os.ftruncate(file.fileno(), shard.size_bytes)
                 os.fsync(file.fileno())
-            with written.open("rb", buffering=0) as file:  # a new open asks the server, not our cache
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-                for part in parts_of(shard):
-                    wrong = _wrong(file.fileno(), part, seen)
+            with closing(_File(written, os.O_RDONLY)) as file:  # a new open asks the server, not our cache
+                for _, wrong in file.looked_through(parts_of(shard), seen):
                     if wrong is not None:
                         written.unlink(missing_ok=True)
                         msg = (
@@ -291,18 +286,60 @@ def _has(path: Path, size_bytes: int) -> bool:
         return False
 
 
-def _wrong(descriptor: int, part: Part, seen: Seen) -> int | None:
-    """The first chunk of a part that is not in the file as it must be; None: all are."""
-    content = bytearray(part.size_bytes)
-    done = 0
-    while done < part.size_bytes:
-        count = os.preadv(descriptor, [memoryview(content)[done:]], part.offset + done)
-        if not count:
-            return part.first + done // part.chunk_bytes
-        done += count
-        seen(count)
-    os.posix_fadvise(descriptor, part.offset, part.size_bytes, os.POSIX_FADV_DONTNEED)
-    return part.wrong(memoryview(content))
+class _File:
+    """A file on the mount, past the page cache where that can be had: it stays training's, and reading asks the server.
+
+    Offsets, sizes and addresses are multiples of 4 KiB. Raises OSError.
+    """
+
+    def __init__(self, path: Path, flags: int) -> None:
+        flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        self._direct = True
+        try:
+            self._descriptor = os.open(path, flags | os.O_DIRECT, 0o644)
+        except OSError as error:
+            if not refuses_direct(error):
+                raise
+            self._direct = False
+            self._descriptor = os.open(path, flags, 0o644)
+
+    def write(self, content: memoryview, offset: int) -> None:
+        while content:
+            count = self._tried(lambda: os.pwrite(self._descriptor, content, offset))  # noqa: B023 - called at once
+            content, offset = content[count:], offset + count
+
+    def looked_through(self, parts: Sequence[Part], seen: Seen) -> Iterator[tuple[Part, int | None]]:
+        """Each part, and the first chunk in it that is not in the file as it must be; None: all are."""
+        memory = Snapshot(max(part.size_bytes for part in parts))
+        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        for part in parts:
+            content = memory.buffer[: part.size_bytes]
+            done = 0
+            while done < part.size_bytes:
+                at = part.offset + done
+                count = self._tried(lambda: os.preadv(self._descriptor, [content[done:]], at))  # noqa: B023 - likewise
+                if not count:
+                    break
+                done += count
+                seen(count)
+            whole = content[: done // part.chunk_bytes * part.chunk_bytes] if done < part.size_bytes else content
+            yield part, part.wrong(whole)
+            if not self._direct:
+                os.posix_fadvise(self._descriptor, part.offset, part.size_bytes, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def _tried(self, call: Callable[[], int]) -> int:
+        try:
+            return call()
+        except OSError as error:
+            if not self._direct or not refuses_direct(error):
+                raise
+            self._direct = False
+            flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+            return call()
 
 
 def _content(path: Path) -> bytes | None:

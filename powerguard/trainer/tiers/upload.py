@@ -35,6 +35,9 @@ _STALL_S: Final = 600.0
 _LOOK_EVERY_S: Final = 1.0
 _CHILD: Final = "powerguard.trainer.tiers.upload_child"
 _DIES_WITHIN_S: Final = 0.4
+_DONE_WITH: Final = frozenset({"waiting", Kind.LOST, Kind.CORRUPT})
+"""Not to be tried again: what is here is there, or what is here is no good."""
+
 _MAX_LINE: Final = 64 << 10
 _MAX_TEXT: Final = 300
 
@@ -76,8 +79,7 @@ class Uploader:
     """Copies checkpoints to one slower tier, in the background. Every call returns at once; none touches the tier.
 
     remote: where to. retry_s: the first rest after a failed upload; it doubles. stall_s: a child that moves nothing for
-    so long is killed (a hung mount). pace: settings of the child's `Pace`. on_committed: told of each commit, in the
-    uploader's thread.
+    so long is killed (a hung mount). pace: settings of the child's `Pace`.
     """
 
     def __init__(
@@ -88,7 +90,6 @@ class Uploader:
         retry_s: float = _RETRY_FIRST_S,
         stall_s: float = _STALL_S,
         pace: Mapping[str, float] | None = None,
-        on_committed: Callable[[SavedCheckpoint], None] | None = None,
         clock: Callable[[], float] = boottime_s,
     ) -> None:
         self._remote = Remote.of(remote)
@@ -96,7 +97,6 @@ class Uploader:
         self._retry_s = retry_s
         self._stall_s = stall_s
         self._pace = dict(pace or {})
-        self._on_committed = on_committed
         self._clock = clock
         self._rng = random.Random()  # noqa: S311 - spreads retries, hides nothing
         self._changed = Condition()
@@ -178,10 +178,10 @@ class Uploader:
                 with held(Path(offer.saved.path)):
                     self._listen(offer, told)
             except FileNotFoundError:
-                told = {"ended": Kind.LOST, "error": f"{offer.saved.path}: was removed before it was uploaded"}
+                told = {"ended": Kind.LOST.value, "error": f"{offer.saved.path}: was removed before it was uploaded"}
             except OSError as error:
                 reason = f"the process that uploads cannot be started ({error.strerror})"
-                told = {"ended": Kind.UNUSABLE, "error": reason}
+                told = {"ended": Kind.UNUSABLE.value, "error": reason}
             self._conclude(offer, told)
 
     def _awaited(self) -> _Offer | None:
@@ -226,7 +226,10 @@ class Uploader:
         with self._changed:
             self._child = child
             self._status = replace(self._status, step=saved.step, bytes_done=0, bytes_total=0, waiting_for=())
+            wanted = not self._held and not self._closed  # whoever held it meanwhile saw no child to kill
         try:
+            if not wanted:
+                return
             with contextlib.suppress(BrokenPipeError):
                 _pipe(child.stdin).write(order_line(order, self._pace))
             self._follow(_pipe(child.stdout), told)
@@ -260,7 +263,9 @@ class Uploader:
             if moved != (seen := told.get("moved")) or told.get("resting"):
                 moved, moved_at_s = seen, now_s
             if now_s - moved_at_s >= self._stall_s:
-                told.update(ended=Kind.STALLED, error=f"{self._remote.url}: nothing moved for {self._stall_s:g} s")
+                told.update(
+                    ended=Kind.STALLED.value, error=f"{self._remote.url}: nothing moved for {self._stall_s:g} s"
+                )
                 return
 
     def _hear(self, line: bytes, told: dict[str, Any]) -> None:
@@ -284,42 +289,42 @@ class Uploader:
             )
 
     def _conclude(self, offer: _Offer, told: dict[str, Any]) -> None:
+        """Remember how it ended, and when to try again what did not work."""
         saved = offer.saved
         committed = bool(told.get("committed"))
-        ended = "committed" if committed else told.get("ended", "")
+        ended = str(told.get("ended", ""))
+        error = str(told.get("error", ""))
+        rest_s = 0.0
         with self._changed:
             self._busy = self._backing_off = False
-            stopped = self._held or self._closed
-            self._changed.notify_all()
-            if committed or ended in {"waiting", Kind.LOST, Kind.CORRUPT}:
-                self._next = None if self._next is offer else self._next
             if committed:
                 self._status = replace(
                     self._status,
-                    error="",
                     committed_step=saved.step,
                     committed_digest=saved.manifest_digest,
                     committed_at_s=self._clock(),
                     commits=self._status.commits + 1,
                 )
-            if committed or ended == "waiting" or stopped:
-                self._failed_in_a_row = 0
-                return_reason = ""
-            else:
-                kind = ended or Kind.UNUSABLE
-                return_reason = told.get("error") or told.get("last_words") or "the process that uploads was killed"
+            elif not ended and not self._held and not self._closed:
+                ended = Kind.UNUSABLE.value
+                error = str(told.get("last_words") or "the process that uploads was killed (short of memory?)")
+            if (committed or ended in _DONE_WITH) and self._next is offer:
+                self._next = None
+            if error:
+                self._status = replace(self._status, failures=_added(self._status.failures, {ended: 1}, {}))
+            if error and not committed:
                 self._failed_in_a_row += 1
                 rest_s = backoff_s(self._failed_in_a_row, first_s=self._retry_s, most_s=_RETRY_MOST_S, rng=self._rng)
                 self._rest_until_s = self._clock() + rest_s
-                self._status = replace(
-                    self._status, error=return_reason, failures=_added(self._status.failures, {str(kind): 1}, {})
-                )
-        if return_reason:
-            _log.warning("upload_failed step=%d reason=%s rest_s=%.0f", saved.step, return_reason, rest_s)
-        elif committed:
+            else:
+                self._failed_in_a_row = 0
+            if error or committed:
+                self._status = replace(self._status, error=error)
+            self._changed.notify_all()
+        if committed:
             _log.info("upload_committed step=%d tier=%s", saved.step, self._remote.url)
-            if self._on_committed is not None:
-                self._on_committed(saved)
+        if error:
+            _log.warning("upload_failed step=%d reason=%s rest_s=%.0f", saved.step, error, rest_s)
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:

@@ -32,7 +32,8 @@ ACCESS, SECRET = "AKIAPOWERGUARDTESTS", "a-secret-that-shows-nowhere"
 
 def state(step: int, rank: int = 0, mib: int = 20) -> bytes:
     """Bytes that no other step and no other rank has."""
-    return random.Random(step * 1000 + rank).randbytes(mib * MIB)
+    rng = random.Random(step * 1000 + rank)
+    return b"".join(rng.randbytes(MIB) for _ in range(mib))
 
 
 def save(

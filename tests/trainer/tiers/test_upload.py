@@ -87,13 +87,11 @@ def test_a_checkpoint_arrives_in_an_object_store(uploads: Uploads, tmp_path: Pat
     """Offered, uploaded by the child, committed, read back from there and verified."""
     saved = save(tmp_path / "root", 7)
     remote = remote_of(f"{bucket}/checkpoints", s3.url, tmp_path)
-    told = []
-    uploader = uploads(remote, on_committed=told.append)
+    uploader = uploads(remote)
     uploader.offer(saved)
     status = committed(uploader)
     assert (status.error, status.committed_step, status.committed_digest) == ("", 7, saved.manifest_digest)
     assert status.bytes_done == status.bytes_total == status.bytes_sent
-    until(lambda: told == [saved])
     tier = tier_of(remote, "llm")
     (found,) = tier.found()
     assert (found.step, found.digest, found.tier) == (7, saved.manifest_digest, "s3")
@@ -301,6 +299,26 @@ def test_what_patience_does_not_help_against_is_told_at_once(
     status = uploader.status()
     assert (dict(status.failures), status.state, len(proxy.asked)) == ({kind: 1}, "resting", 1)
     assert words in status.error
+
+
+def test_who_may_not_delete_commits_all_the_same_and_hears_of_it(
+    uploads: Uploads, tmp_path: Path, proxy: Proxy, bucket: str
+) -> None:
+    """A training that must not be able to remove checkpoints: retention is then somebody else's."""
+
+    def rule(method: str, path: str) -> Fault | None:
+        return Fault(403, "AccessDenied") if method == "POST" or "?delete" in path else None
+
+    proxy.rule = rule
+    uploader = uploads(remote_of(bucket, proxy.url, tmp_path, keep=1, keep_days=0))
+    uploader.offer(save(tmp_path / "root", 6, mib=1))
+    committed(uploader)
+    uploader.offer(save(tmp_path / "root", 7, mib=1))
+    until(lambda: uploader.status().commits == 2)
+    status = uploader.status()
+    assert (status.committed_step, dict(status.failures)) == (7, {"denied": 1})
+    assert "access is denied" in status.error
+    assert uploader.status().state == "idle"
 
 
 def test_a_bucket_that_is_made_later_is_used(uploads: Uploads, tmp_path: Path, s3: S3Server) -> None:

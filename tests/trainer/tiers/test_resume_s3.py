@@ -1,0 +1,44 @@
+"""Resuming from an object store: only what is needed, and through whatever the network does."""
+
+import shutil
+from pathlib import Path
+
+from powerguard.trainer.ranks.base import Alone
+from powerguard.trainer.resume import LocalTier, choose
+from powerguard.trainer.store import Store
+from powerguard.trainer.tiers import ObjectTier
+from powerguard.trainer.tiers.pace import Pace
+from powerguard.trainer.tiers.transfer import Order, Progress, Transfer
+from tests.trainer.tiers.rig import CHUNK, Proxy, flip, remote_of, save, state, storm
+
+
+def test_of_an_object_store_only_the_rotten_chunk_is_fetched(tmp_path: Path, proxy: Proxy, bucket: str) -> None:
+    """A link that takes an hour for all of it takes a second for 8 MiB."""
+    root = tmp_path / "root"
+    remote = remote_of(bucket, proxy.url, tmp_path)
+    saved = save(root, 7, mib=40)
+    order = Order(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
+    assert Transfer(order, ObjectTier(remote, "llm"), Pace(), Progress()).run()
+    flip(Path(saved.path, "shard-00000"), 3 * CHUNK + 9)
+    proxy.asked.clear()
+    with Store(root, job="llm", slots=0) as store:
+        chosen = choose([LocalTier(store), ObjectTier(remote, "llm")], Alone(), job="llm")
+    assert chosen is not None
+    assert (chosen.tiers, chosen.repaired) == (("local", "s3"), 1)
+    assert chosen.items["state"].data == state(7, mib=40)
+    assert sum("/shard-00000/" in path for method, path in proxy.asked if method == "GET") == 1
+
+
+def test_an_object_store_in_a_storm_still_yields_it(tmp_path: Path, proxy: Proxy, bucket: str) -> None:
+    root = tmp_path / "root"
+    remote = remote_of(bucket, proxy.url, tmp_path)
+    saved = save(root, 7, mib=40)
+    order = Order(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
+    assert Transfer(order, ObjectTier(remote, "llm"), Pace(), Progress()).run()
+    shutil.rmtree(root)
+    proxy.rule = storm(5, 0.3)
+    with Store(root, job="llm", slots=0) as store:
+        chosen = choose([LocalTier(store), ObjectTier(remote, "llm")], Alone(), job="llm", patience_s=60.0)
+    assert chosen is not None
+    assert (chosen.tiers, chosen.items["state"].data == state(7, mib=40)) == (("s3",), True)
+    assert proxy.met.total() > proxy.met["ok"]
