@@ -76,7 +76,7 @@ def _processes(store: str, size: int, rounds: int) -> tuple[tuple[float, ...], t
     ours, theirs = context.Pipe()
     try:
         started = [
-            context.Process(target=_work, args=(theirs, store, folder, port, rank, size, rounds))
+            context.Process(target=_work, args=(theirs, rounds, (store, folder, port, rank, size)))
             for rank in range(size)
         ]
         for process in started:
@@ -134,7 +134,6 @@ def _save(agreement: Agreement, number: int, *, commits: bool) -> None:
 
 def _ask(agreement: Agreement, pipe: Connection, rounds: int) -> None:
     agreed, durable = [], []
-    changed = threading.Event()
     for index in range(rounds):
         time.sleep(0.05)
         began = time.perf_counter()
@@ -142,9 +141,8 @@ def _ask(agreement: Agreement, pipe: Connection, rounds: int) -> None:
         agreed.append(1e3 * (_until(agreement, number, lambda known: known.step is not None) - began))
         durable.append(1e3 * (_until(agreement, number, lambda known: known.ended is not None) - began))
         agreement.resume()
-    changed.wait(0.05)
-    agreement.open(TriggerRequest(id="over", after=After.EXIT))
     pipe.send((agreed, durable))
+    agreement.open(TriggerRequest(id="over", after=After.EXIT))
 
 
 def _until(agreement: Agreement, number: int, true: Callable[..., bool]) -> float:
