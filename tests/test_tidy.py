@@ -30,7 +30,7 @@ SWALLOWERS: Final[Mapping[str, str]] = {
     "powerguard/effectors/bmc/worker.py": "a child process that answers whatever happens: pyghmi lets anything escape",
     "powerguard/sources/snmp_engine.py": "what a decoder raises on a hostile packet is counted; the request times out",
     "powerguard/trainer/chunks.py": "what fails in a thread that helps is raised in the one that waits for it",
-    "powerguard/trainer/guard.py": "a checkpoint that fails must not end the training; whoever asked for it is told",
+    "powerguard/trainer/keeper.py": "a checkpoint that fails must not end the training; whoever asked for it is told",
 }
 STARTERS: Final[Mapping[str, str]] = {
     "powerguard/effectors/child.py": "the one way in which the daemon starts a program",

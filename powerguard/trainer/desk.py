@@ -355,7 +355,9 @@ class Desk:
         return max(1.0, left_s)
 
     def progress(self, operation: Operation, phase: Phase, done: int | None, total: int | None) -> None:
-        """Note how far a write has come."""
+        """Note how far a write has come, unless another rank has ended it meanwhile."""
+        if operation.ended:
+            return
         operation.bytes_done, operation.bytes_total = done, total
         if operation.phase is not phase:
             operation.phase = phase

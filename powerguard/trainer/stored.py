@@ -1,5 +1,6 @@
 """The state of one process in a store: copied into one of two snapshots, written from there."""
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from powerguard.trainer.manifest import Layout, Manifest, Shard
 from powerguard.trainer.ranks.base import Ranks, boottime_s
 from powerguard.trainer.resume import LocalTier, choose
 from powerguard.trainer.snapshot import Snapshot, laid_out
-from powerguard.trainer.store import SavedCheckpoint, Store
+from powerguard.trainer.store import SavedCheckpoint, Store, StoreError
 from powerguard.trainer.tiers import tier_of
 from powerguard.trainer.tiers.base import Remote, Tier
 from powerguard.wire import Phase
@@ -80,7 +81,8 @@ class Stored:
             tell(Phase.COMMITTING, layout.size_bytes, layout.size_bytes)
             saved = self._commit(name, taken, others.gather(shard.to_json(), read=self._store.leader), order)
         except Exception as error:
-            self._store.abandon(name)
+            with contextlib.suppress(OSError, StoreError):  # a disk that refused the write may refuse this, too
+                self._store.abandon(name)
             others.failed(error)
             if isinstance(error, CancelledError):
                 raise GivenUp(str(error)) from error
