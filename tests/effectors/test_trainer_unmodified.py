@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from powerguard.clock import boottime_s
 from powerguard.core.events import CheckpointProgress, Conduct, PauseTrainer, ResumeTrainer, TriggerCheckpoint
@@ -23,6 +24,7 @@ from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.trainer.newest_child import main as newest_child
 from powerguard.effectors.trainer.options import CommandTrainerOptions, SignalTrainerOptions
 from powerguard.effectors.trainer.unmodified import SignalRun, is_there
+from powerguard.settings.schema import Settings
 from powerguard.trainer.seal import seal
 from tests.cli.checkpoint_sites import save
 
@@ -368,3 +370,38 @@ async def test_the_child_is_a_program(tmp_path: Path) -> None:
     async with asyncio.timeout(20.0):
         ended = await run_child(argv, limit_s=15.0)
     assert json.loads(ended.stdout)["step"] == 3
+
+
+# --- The settings -----------------------------------------------------------------------------------------------------
+
+
+def settings_of(**trainer: object) -> Settings:
+    told = {"mode": "dry-run", "ups": {"a": {"sources": [{"kind": "nut", "host": "h", "name": "a"}]}}}
+    return Settings.model_validate({**told, "trainers": [{"name": "llm", **trainer}]})
+
+
+def test_the_kind_says_how_and_is_http_where_none_stands() -> None:
+    assert settings_of(url="unix:/a").trainers[0].kind == "http"
+    assert settings_of(kind="signal", unit="a.service", signal="TERM").trainers[0].after == "continue"
+    both = settings_of(kind="command", command=["a"], after="exit", size_bytes=100, write_bytes_per_s=10.0)
+    assert (both.trainers[0].after, both.trainers[0].seed_s, both.trainers[0].socket_path) == ("exit", 20.0, None)
+
+
+@pytest.mark.parametrize(
+    "trainer",
+    [
+        {"kind": "signal", "unit": "train", "signal": "USR1"},
+        {"kind": "signal", "unit": "../a.service", "signal": "USR1"},
+        {"kind": "signal", "unit": "a.service", "signal": "KILL"},
+        {"kind": "signal", "unit": "a.service", "signal": "USR1", "after": "pause"},
+        {"kind": "command", "command": []},
+        {"kind": "command", "command": ["a\0b"]},
+        {"kind": "command", "command": "rm -rf /"},
+        {"kind": "carrier-pigeon"},
+        {"url": "unix:/a", "fallback": {"kind": "http"}},
+        {"url": "unix:/a", "fallback": {"kind": "command", "command": []}},
+    ],
+)
+def test_what_cannot_be_meant_is_refused(trainer: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        settings_of(**trainer)

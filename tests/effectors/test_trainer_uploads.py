@@ -131,7 +131,7 @@ async def test_keeping_follows_what_is_wanted() -> None:
 
 def test_from_the_end_of_the_dwell_to_the_end_of_the_outage() -> None:
     outage = Outage(id="o", since_s=100.0, grade=Grade.FULL)
-    policy = Policy()
+    policy = Policy(boot_id="b", ups="u")
     on_battery = State(phase=OnBattery(outage=outage))
     assert not is_past_dwell(policy, on_battery, 100.0 + policy.pause_dwell_s - 0.1)
     assert is_past_dwell(policy, on_battery, 100.0 + policy.pause_dwell_s)
