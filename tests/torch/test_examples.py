@@ -1,0 +1,99 @@
+"""The examples for PyTorch: started, asked, killed and started again as their texts tell people to."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.peers import require
+from tests.torch.processes import ROOT, Launched
+from tests.trainer.toy import ask, short_folder
+
+CHAR = ROOT / "examples" / "train_char.py"
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as folder:
+        yield folder
+
+
+def char(folder: Path, ranks: int, steps: int, every_s: float = 0.2) -> Launched:
+    folder.mkdir(exist_ok=True)
+    argv = ["--dir", folder, "--steps", str(steps), "--every", str(every_s), "--text", ROOT / "LICENSE"]
+    return Launched(ranks, CHAR, *argv, log=folder / "log")
+
+
+def end(folder: Path) -> str:
+    """The last loss, to the bit."""
+    return re.findall(r"step \d+: done, loss (\S+)", (folder / "log").read_text())[-1]
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_killed_and_started_again_it_ends_with_the_same_loss(ranks: int, folder: Path) -> None:
+    pieces = folder / "pieces"
+    first = char(pieces, ranks, 40)
+    try:
+        first.until(lambda: any((pieces / "checkpoints").glob("step-*/MANIFEST.json")))
+    finally:
+        first.kill()
+    char(pieces, ranks, 40).end()
+    starts = re.findall(r"step (\d+): (?:begin|go on)", (pieces / "log").read_text())
+    assert starts[0] == "0"
+    assert int(starts[-1]) > 0
+    last = end(pieces)
+    if ranks == 1:  # of two ranks test_resume.py compares every loss
+        char(folder / "whole", ranks, 40).end()
+        assert last == end(folder / "whole")
+
+
+@pytest.mark.timeout(100)
+def test_slurm_asks_for_a_checkpoint_and_requeues(folder: Path) -> None:
+    """The batch script as Slurm runs it, with its warning signal; torchrun and scontrol are found on the PATH."""
+    require("curl")
+    programs = folder / "bin"
+    programs.mkdir()
+    (programs / "torchrun").write_text(f'#!/bin/sh\nshift 3\nexec {sys.executable} "$@" --text LICENSE --quiet\n')
+    (programs / "scontrol").write_text(f'#!/bin/sh\necho "$@" >"{folder}/requeued"\n')
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    env = os.environ | {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "SLURM_JOB_ID": "7",
+        "RANKS": "1",
+        "CHECKPOINTS": str(folder / "char"),
+        "SOCKET": str(folder / "char.sock"),
+    }
+    bash = shutil.which("bash")
+    assert bash is not None
+    with subprocess.Popen([bash, ROOT / "examples" / "slurm.sbatch"], cwd=ROOT, env=env, start_new_session=True) as job:
+        try:
+            for _ in range(600):
+                if (folder / "char.sock").exists() and status(folder).get("step"):
+                    break
+                assert job.poll() is None
+                signal.sigtimedwait([], 0.05)
+            os.kill(job.pid, signal.SIGUSR1)
+            assert job.wait(timeout=60) == 0
+        finally:
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGKILL)
+    assert (folder / "requeued").read_text() == "requeue 7\n"
+    assert any((folder / "char" / "checkpoints").glob("step-*/MANIFEST.json"))
+
+
+def status(folder: Path) -> dict[str, object]:
+    try:
+        found: dict[str, object] = json.loads(ask(folder / "char.sock", "GET", "/api/v1/status")[2])
+    except OSError:
+        return {}
+    return found
