@@ -32,13 +32,13 @@ def test_of_an_object_store_only_the_rotten_chunk_is_fetched(tmp_path: Path, pro
 def test_an_object_store_in_a_storm_still_yields_it(tmp_path: Path, proxy: Proxy, bucket: str) -> None:
     root = tmp_path / "root"
     remote = remote_of(bucket, proxy.url, tmp_path)
-    saved = save(root, 7, mib=40)
+    saved = save(root, 7, mib=24)
     order = Order(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
     assert Transfer(order, ObjectTier(remote, "llm"), Pace(), Progress()).run()
     shutil.rmtree(root)
-    proxy.rule = storm(5, 0.3)
+    proxy.rule = storm(5, 0.25)
     with Store(root, job="llm", slots=0) as store:
         chosen = choose([LocalTier(store), ObjectTier(remote, "llm")], Alone(), job="llm", patience_s=60.0)
     assert chosen is not None
-    assert (chosen.tiers, chosen.items["state"].data == state(7, mib=40)) == (("s3",), True)
+    assert (chosen.tiers, chosen.items["state"].data == state(7, mib=24)) == (("s3",), True)
     assert proxy.met.total() > proxy.met["ok"]

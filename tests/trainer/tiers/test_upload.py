@@ -359,7 +359,7 @@ def test_a_mount_that_hangs_holds_up_nobody_and_is_used_again(uploads: Uploads, 
         Remote(url=str(nas), part_bytes=CHUNK, connections=1, bytes_per_s=16 * MIB), stall_s=2.5, retry_s=0.2
     )
     uploader.offer(saved)
-    until(lambda: uploader.status().bytes_sent >= CHUNK)
+    until(lambda: any(nas.rglob("*.part")))
     with hung(nas):
         until(lambda: uploader.status().failures.get("stalled"))
         assert "nothing moved for 2.5 s" in uploader.status().error
