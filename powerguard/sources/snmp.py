@@ -34,7 +34,7 @@ _ALARMS_EVERY = 5
 _WHOLE_EVERY = 10
 """Of so many polls on utility one asks for everything; the others leave out what a better object tells already."""
 _LONGEST_LOOK_S = 55.0
-"""For finding out what a card is: version 1 takes up to 51 requests (measured on 38 walks), old cards know no other, and
+"""For finding out what a card is. Old cards know version 1 only, which takes up to 51 requests (measured on 38 walks);
 the daemon's watchdog wants to hear something each minute."""
 _WRAP_TICKS = 2**32 - 60_000
 """sysUpTime starts again at 0 after 497 days: from its last ten minutes a step back is no reboot."""

@@ -1,0 +1,102 @@
+"""What an snmp source costs in the long run: processor time of a poll, and nothing kept after thousands of them."""
+
+import asyncio
+import gc
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from powerguard.clock import boottime_s
+from powerguard.core.events import Reading, SourceFailed
+from powerguard.profiles.load import load_profiles
+from powerguard.sim.snmp_agent import Fault, SnmpAgent
+from powerguard.sources.snmp import SnmpSource
+from powerguard.sources.snmp_engine import close_engines
+from powerguard.sources.snmp_port import PysnmpPort
+from tests.sources.snmp_helpers import card, options, table
+
+pytestmark = pytest.mark.slow
+
+POLLS, TIMEOUTS, AT_ONCE = 10_000, 1_000, 20
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def objects() -> int:
+    """How many there are: tracing where they were made would take ten times as long."""
+    gc.collect()
+    return len(gc.get_objects())
+
+
+def resident_kb() -> int:
+    """Memory of this process now, in KiB."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+def source_of(agent: SnmpAgent, **more: object) -> SnmpSource:
+    settings = options(agent.port, **more)
+    port = PysnmpPort(settings, retries=0)
+    return SnmpSource(settings, ups="a", clock=boottime_s, port=port, profiles=load_profiles(None))
+
+
+async def test_ten_thousand_polls_leave_nothing() -> None:
+    """Of a card with two families, at its whole and its brief polls; card and source are in this process."""
+    heard: list[Reading | SourceFailed] = []
+    async with card(table("families/xups")) as agent:
+        source = source_of(agent)
+        for _ in range(500):
+            await source._poll_and_publish(heard.append)
+        heard.clear()
+        began_s = time.process_time()
+        for _ in range(500):
+            await source._poll_and_publish(heard.append)
+        cpu_ms = (time.process_time() - began_s) / 500 * 1000
+        assert all(isinstance(event, Reading) for event in heard)
+        heard.clear()
+        before, open_before, resident_before_kb = objects(), descriptors(), resident_kb()
+        for _ in range(POLLS):
+            await source._poll_and_publish(lambda _: None)
+        grown, grown_kb = objects() - before, resident_kb() - resident_before_kb
+        await source._port.close()
+        assert descriptors() <= open_before
+    close_engines()
+    print(f"{cpu_ms:.2f} ms a poll with its card; {POLLS} polls: {grown} objects and {grown_kb} KiB more")
+    assert grown < POLLS // 10  # some hundred come and go by themselves
+    assert grown_kb < 4096
+
+
+async def test_a_thousand_timeouts_leave_nothing() -> None:
+    """Twenty cards that die at once: no request, no timer, no descriptor stays, and they are found again."""
+    async with card(table("apc")) as agent:
+        sources = [source_of(agent, timeout_s=1.0) for _ in range(AT_ONCE)]
+
+        async def poll(times: int) -> list[Reading | SourceFailed]:
+            heard: list[Reading | SourceFailed] = []
+            for _ in range(times):
+                await asyncio.gather(*(source._poll_and_publish(heard.append) for source in sources))
+            return heard
+
+        assert all(isinstance(event, Reading) for event in await poll(1))
+        agent.fault = Fault.DROP
+        await poll(2)
+        before, open_before, resident_before_kb = objects(), descriptors(), resident_kb()
+        heard = await poll(TIMEOUTS // AT_ONCE)
+        assert len(heard) == TIMEOUTS
+        assert all(isinstance(event, SourceFailed) for event in heard)
+        heard.clear()
+        grown, grown_kb = objects() - before, resident_kb() - resident_before_kb
+        print(f"{TIMEOUTS} timeouts: {grown} objects and {grown_kb} KiB more")
+        # pysnmp remembers each half second in which it was asked for 300 s, with two dicts: 1,200 of them at most.
+        assert grown < 2 * TIMEOUTS
+        assert grown_kb < 4096
+        assert descriptors() <= open_before
+        agent.fault = Fault.NONE
+        assert all(isinstance(event, Reading) for event in await poll(1))
+        for source in sources:
+            await source._port.close()
+    close_engines()
