@@ -9,6 +9,7 @@ The training thread calls `step` at every step boundary; everything that touches
 nowhere else. It takes no lock while nobody asks: then a step costs a look at the clock and three stores.
 """
 
+import atexit
 import logging
 import os
 import weakref
@@ -462,4 +463,11 @@ def _forked() -> None:
         guard.forsake()
 
 
+def _exiting() -> None:
+    """Close what the training did not: nobody is asked at a socket where nobody answers."""
+    for guard in list(_guards):
+        guard.close(finish=guard.desk.ranks == 1)  # of several ranks, the others may have gone already
+
+
 os.register_at_fork(after_in_child=_forked)
+atexit.register(_exiting)

@@ -138,7 +138,8 @@ class Stored:
     def restore(self, ranks: Ranks, remote: Remote | None) -> tuple[SavedCheckpoint, int] | None:
         """Load the newest checkpoint that every rank can read to the last byte, from whichever tier.
 
-        Returns it, and how many were passed over; None: there is none. Raises StoreError, RanksError, TierError.
+        Returns it, and how many were rotten (passed over, or repaired from another tier); None: there is none.
+        Raises StoreError, RanksError, TierError.
         """
         tiers: list[Tier] = [LocalTier(self._store)]
         if remote is not None:
@@ -148,7 +149,7 @@ class Stored:
         if chosen is None:
             return None
         self._state.load(chosen.items)
-        return chosen.found.saved(), len(chosen.refused)
+        return chosen.found.saved(), len(chosen.refused) + bool(chosen.repaired)
 
     def close(self) -> None:
         """Let go of the root and of the memory."""

@@ -305,6 +305,22 @@ def test_checkpoints_of_another_job_are_not_taken(folder: Path) -> None:
     assert job.steps_on_disk() == [2]
 
 
+def test_a_storm_of_wishes_is_one_checkpoint(job: Job) -> None:
+    """Three hundred askers in the middle of a write: they join it, and the first one can still ask how it went."""
+    job.slow()
+    job.trigger("first", "pause", 60.0)
+    standing = job.standing()
+    assert job.disk.stuck.wait(10)
+    for number in range(300):
+        job.trigger(f"n{number}", "pause", 60.0)
+    job.disk.gate.set()
+    assert job.ended("first").at_paused_step
+    assert job.of("n299") == job.of("first")
+    assert job.desk.pace.totals.writes == 1
+    job.desk.resume()
+    standing.join(10)
+
+
 def test_exit_waits_until_it_is_durable_and_told(job: Job) -> None:
     job.slow()
     job.trigger("e", "exit")
