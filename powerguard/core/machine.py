@@ -71,6 +71,7 @@ LATEST_S = 1e10
 """No clock of ours says more: three hundred years after the boot."""
 LONGEST_MAINTENANCE_S = 30 * 86400.0
 _MOVES = 6
+_LAST_WORD = "utility was the last word of a UPS that is silent"
 
 
 def step(policy: Policy, state: State, event: Event) -> Step:
@@ -369,11 +370,11 @@ def _cause_on_battery(turn: Turn) -> tuple[Cause | None, str]:
     policy, state, now_s = turn.policy, turn.state, turn.now_s
     feed = state.feed
     # A calibration drains the battery with utility there: what the operator has called off in it is not over yet.
-    back = feed.supply is Supply.UTILITY and not fusion.is_draining(feed)
-    if back and plan.is_flapping(state, now_s):
-        back = _is_stable(turn)
-    if back and sums.power_off_at_s(feed) is None and fusion.is_fresh(policy, feed, now_s):
+    back = feed.supply is Supply.UTILITY and not fusion.is_draining(feed) and sums.power_off_at_s(feed) is None
+    if back and fusion.is_fresh(policy, feed, now_s) and (not plan.is_flapping(state, now_s) or _is_stable(turn)):
         return Cause.UTILITY_BACK, "utility back before anything had to be done"
+    if back and _is_blind_for_long(turn):
+        return Cause.UTILITY_BACK, _LAST_WORD
     if turn.outage is not None and turn.outage.aborted_by:
         return None, ""
     because = plan.checkpoint_due(policy, state, plan.outage_budget(policy, state, now_s), now_s)
@@ -386,7 +387,7 @@ def _cause_emergency(turn: Turn, event: Event) -> tuple[Cause | None, str]:
         return Cause.ABORTED, _told_by(event)
     if _may_return(turn):
         if not fusion.is_fresh(turn.policy, state.feed, turn.now_s):
-            return Cause.UTILITY_STABLE, "utility was the last word of a UPS that is silent"
+            return Cause.UTILITY_STABLE, _LAST_WORD
         return Cause.UTILITY_STABLE, f"utility stable for {turn.now_s - state.feed.since_s:.0f} s"
     if isinstance(state.phase, EmergencyCheckpoint) and trainers.all_settled(state.trainers):
         return Cause.CHECKPOINT_DURABLE, trainers.settled_because(state.trainers)
