@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from powerguard.cli.progress import Bar
+from powerguard.effectors.filesystems import NETWORKED, kind_of
 from powerguard.trainer.chunks import over_chunks
 from powerguard.trainer.manifest import MANIFEST, Shard, StoreError, step_of
 from powerguard.trainer.reader import ShardReader, held
@@ -29,7 +30,6 @@ NEWER: Final = "newer-"
 """In front of a checkpoint's name: set aside because it did not verify, or by a roll-back to an older one."""
 _DEPTH: Final = 2
 _READERS: Final = 4
-_NETWORKED: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "beegfs", "gpfs", "9p", "glusterfs"})
 
 
 class PlaceError(Exception):
@@ -143,15 +143,10 @@ def _stored(tier: ObjectTier, place: str) -> list[Entry]:
 
 def tier_of_folder(path: str) -> str:
     """Tell a network mount from a local disk, without touching it: "nas" or "local"."""
-    best, kind = "", ""
-    with contextlib.suppress(OSError), Path("/proc/self/mountinfo").open(encoding="utf-8", errors="replace") as mounts:
-        for line in mounts:
-            fields = line.split(" ")
-            point, fstype = fields[4], line.partition(" - ")[2].split(" ")[0]
-            inside = path == point or path.startswith(point.rstrip("/") + "/")
-            if inside and len(point) >= len(best):
-                best, kind = point, fstype
-    return "nas" if kind in _NETWORKED or kind.startswith("fuse.") else "local"
+    mountinfo = ""
+    with contextlib.suppress(OSError):
+        mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    return "nas" if kind_of(path, mountinfo) in NETWORKED else "local"
 
 
 def _below(root: Path, tier: str, depth: int) -> Iterator[Entry]:

@@ -31,6 +31,7 @@ from powerguard.effectors.gpu.findings import findings as gpu_findings
 from powerguard.effectors.host_findings import Finding, findings
 from powerguard.effectors.signals.findings import findings as signal_findings
 from powerguard.effectors.trainer.effector import TrainerEffector
+from powerguard.effectors.trainer.findings import findings as checkpoint_findings
 from powerguard.options import Secret, SecretError
 from powerguard.settings.caution import warnings
 from powerguard.settings.load import Loaded, SettingsError, load_with_origins
@@ -240,6 +241,8 @@ async def _trainers(ward: Ward) -> list[Finding]:
         await effector.close()
     ward.trainers.extend(seen.values())
     found = [_trainer(event) for event in seen.values()]
+    alive = [event.trainer for event in seen.values() if event.alive]
+    found += await checkpoint_findings(effector.saves_in, alive=alive)
     if found:
         return found
     where = f" in {folder}" if folder is not None else ""

@@ -20,6 +20,24 @@ from powerguard.wire import clean_text
 
 _LAST_WORDS_S = 0.2
 _MOUNTS = Path("/proc/self/mountinfo")
+VOLATILE = frozenset({"tmpfs", "ramfs"})
+NETWORKED = frozenset(
+    {
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "ceph",
+        "lustre",
+        "beegfs",
+        "gpfs",
+        "glusterfs",
+        "fuse.glusterfs",
+        "fuse.sshfs",
+        "9p",
+    }
+)
+"""Types of file systems that are gone with the power, and that hang on more than this host's own."""
 
 
 class SyncEffector:
@@ -78,6 +96,22 @@ class SyncEffector:
             return self._mounts.read_text(encoding="utf-8", errors="surrogateescape")
         except OSError:
             return ""  # then every path counts as a filesystem of its own: flushed twice at worst
+
+
+def kind_of(path: str, mountinfo: str) -> str:
+    """Return the type of the filesystem that a path lies on, such as "ext4", without touching it; "" where unknown.
+
+    mountinfo: as for `distinct`; the type stands behind " - ". Of several mounts over one another the last counts.
+    """
+    normal = os.path.normpath(path)
+    above = {normal, *map(str, Path(normal).parents)}
+    best, kind = "", ""
+    for line in mountinfo.splitlines():
+        fields, _, rest = line.partition(" - ")
+        point = _unescaped(fields.split(" ")[4]) if fields.count(" ") >= 4 else ""
+        if point in above and len(point) >= len(best):
+            best, kind = point, rest.split(" ")[0]
+    return kind
 
 
 def distinct(paths: Sequence[str], mountinfo: str) -> list[str]:

@@ -122,6 +122,13 @@ class TrainerEffector:
         """Where trainers on this host say that they save: to be flushed before the power goes."""
         return tuple(dict.fromkeys(watched.folder for watched in self._watched.values() if watched.folder))
 
+    @property
+    def saves_in(self) -> dict[str, str]:
+        """Where each trainer saves, by its name, as it says or else as the settings do."""
+        told = {name: plain.checkpoint_dir or "" for name, plain in self._unmodified.items()}
+        told |= {name: each.folder or each.peer.options.checkpoint_dir or "" for name, each in self._watched.items()}
+        return {name: folder for name, folder in told.items() if folder}
+
     async def carry_out(self, action: Action) -> Detail:
         """Ask for a checkpoint and see it through, let training stand still, or go on. Raises EffectorError.
 

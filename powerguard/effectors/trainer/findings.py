@@ -1,0 +1,102 @@
+"""What `powerguard doctor` looks at where checkpoints lie: would one be there after a power cut, and is there room?"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Collection, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from powerguard.effectors.child import Spawn, run_child
+from powerguard.effectors.filesystems import NETWORKED, VOLATILE, kind_of
+from powerguard.effectors.host_findings import Finding
+
+LOOK_LIMIT_S: Final = 5.0
+OLD_S: Final = 2 * 3600.0
+"""Training whose newest checkpoint is older would lose more than an outage should cost."""
+_GUIDE: Final = "docs/guides/checkpoints.md"
+_MOUNTS: Final = Path("/proc/self/mountinfo")
+
+
+async def findings(
+    folders: Mapping[str, str], *, alive: Collection[str], spawn: Spawn = run_child, mounts: Path = _MOUNTS
+) -> list[Finding]:
+    """Look, and say what was found. folders: where each trainer saves, by its name. alive: those that run now."""
+    if not folders:
+        return []
+    mountinfo = _listed(mounts)
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(_folder(name, folder, kind_of(folder, mountinfo), is_alive=name in alive, spawn=spawn))
+            for name, folder in folders.items()
+        ]
+    found = [finding for task in tasks for finding in task.result()]
+    if find_spec("xxhash") is None:
+        text = "xxhash is not installed: nothing here can seal or verify a checkpoint"
+        found.append(Finding("checkpoints", "WARN", text, "pip install 'powerguard[trainer]'"))
+    return found
+
+
+def _listed(mounts: Path) -> str:
+    try:
+        return mounts.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return ""  # then no folder's kind is known
+
+
+async def _folder(name: str, folder: str, kind: str, *, is_alive: bool, spawn: Spawn) -> list[Finding]:
+    """Look at one folder, in a child: even stat() hangs on a dead file server."""
+    title = f"checkpoints.{name}"
+    if kind in VOLATILE:
+        text = f"{folder} lies in memory ({kind}): the power takes it along"
+        return [Finding(title, "FAIL", text, "save to a disk of this host")]
+    found = []
+    if kind in NETWORKED:
+        text = f"{folder} is on the network ({kind}), and has to be written while switches and server may be dark"
+        found.append(Finding(title, "WARN", text, f"save to a local disk, and copy from there ({_GUIDE})"))
+    argv = [sys.executable, "-m", "powerguard.effectors.trainer.folder_child", folder]
+    try:
+        ended = await spawn(argv, limit_s=LOOK_LIMIT_S)
+    except OSError as error:
+        return [*found, Finding(title, "WARN", f"{folder}: no child can be started ({error.strerror})")]
+    if ended.timed_out:
+        text = f"{folder} does not answer within {LOOK_LIMIT_S:g} s: a checkpoint there would hang, too"
+        return [*found, Finding(title, "FAIL", text, "look at its disk or server")]
+    try:
+        told: dict[str, Any] = json.loads(ended.stdout) if ended.returncode == 0 else {}
+    except ValueError:
+        told = {}
+    if not told:
+        reason = ended.stderr.decode("utf-8", "replace").strip()[-200:] or f"status {ended.returncode}"
+        return [*found, Finding(title, "WARN", f"{folder}: cannot be looked at: {reason}", "run doctor as root")]
+    judged = judge(title, folder, told, is_alive=is_alive)
+    return [*found, *judged]
+
+
+def judge(title: str, folder: str, told: Mapping[str, Any], *, is_alive: bool) -> list[Finding]:
+    """Say what is wrong with what the child saw, or that nothing is."""
+    newest, free = told["newest"], int(told["free_bytes"])
+    if newest is None:
+        return [Finding(title, "WARN", f"{folder}: no checkpoint there yet", "wait for the first one, or see its log")]
+    size, age_s = int(newest["size_bytes"]), float(newest["age_s"])
+    found = []
+    room = free + int(told["slot_bytes"])
+    if room < 2 * size:
+        text = f"{folder}: {_gb(room)} free, a checkpoint takes {_gb(size)}: the next but one does not fit"
+        verdict: Any = "FAIL" if room < size else "WARN"
+        text = f"{folder}: {_gb(room)} free, a checkpoint takes {_gb(size)}: it does not fit" if room < size else text
+        found.append(Finding(title, verdict, text, f"free some, or keep fewer (powerguard checkpoints prune {folder})"))
+    if newest["state"] == "not_sealed":
+        text = f"{newest['path']} is not sealed: after a power cut it may be torn, and look whole"
+        found.append(Finding(title, "WARN", text, f"powerguard seal, after each save ({_GUIDE})"))
+    if is_alive and age_s > OLD_S:
+        text = f"{folder}: the newest checkpoint is {age_s / 3600:.1f} h old"
+        found.append(Finding(title, "WARN", text, "save more often: that is what an outage can cost"))
+    step = "" if newest["step"] is None else f"step {newest['step']}, "
+    text = f"{folder}: {step}{_gb(size)}, {age_s / 60:.0f} min old; {_gb(free)} free"
+    return found or [Finding(title, "PASS", text)]
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
