@@ -105,6 +105,7 @@ class Outage:
         self.boots = 1
         self.lives = 0
         self.needless = self.stranded = False
+        self._dark_before_us = 0
         self._folder = folder
         self._offset_s = _BOOTED_S - BEGIN_S
         self._wall_error_s = 0.0
@@ -194,8 +195,9 @@ class Outage:
                 self.stranded = True
                 world.press_button()
             if world.host.power is Power.UP:
-                up_s = world.now_s
+                up_s, lost = world.now_s, len(world.host.dirty_at_s)
                 world.advance(up_s + self.site.host.boot_s)
+                self._dark_before_us += len(world.host.dirty_at_s) - lost
                 if world.host.power is Power.UP:
                     break
             elif world.host.power is Power.DARK and world.output and world.utility:
@@ -245,7 +247,7 @@ class Outage:
             latches=self.witness.latches,
             holds=self.witness.holds,
             dirty=len(host.dirty_at_s),
-            planning_dirty=bool(host.dirty_at_s) and self._was_avoidable(),
+            planning_dirty=len(host.dirty_at_s) > self._dark_before_us and self._was_avoidable(),
             needless=self.needless,
             stranded=self.stranded,
             rollback_s=host.rollback_s,

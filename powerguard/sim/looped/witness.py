@@ -259,6 +259,12 @@ class Witness:
         elif told and (gone_s or 0.0) > MINUTE_S and not self._mischief.people and isinstance(state.phase, OnBattery):
             self.broke("resumed_on_battery", f"{kind} after {gone_s:.0f} s on battery")
 
+    def _died_of_itself(self) -> bool:
+        """The trainer died at a checkpoint beside training: nobody had told it to stand, and nobody is to start it."""
+        asked = [action for action in self._asked.values() if isinstance(action, TriggerCheckpoint)]
+        host = self._world.host
+        return not host.trainer_alive and bool(asked) and asked[-1].after is Conduct.CONTINUE
+
     # --- What the daemon is -----------------------------------------------------------------------------------------
 
     def turn(self, state: State) -> None:
@@ -280,6 +286,8 @@ class Witness:
             utility_s = self._since_s(utility=True)
             if utility_s is not None and utility_s > NEWS_S and not self._is_ordered_off(state):
                 self.broke("outage_without_cut", f"{phase_name(phase)}, with utility for {utility_s:.1f} s")
+        elif isinstance(before, Recovery) and isinstance(phase, OnBattery | EmergencyCheckpoint):
+            pass  # One outage ended and another began within one turn.
         elif not isinstance(before, Online) and not isinstance(phase, Online) and before.outage.id != phase.outage.id:
             self.broke("outage_changed", f"{before.outage.id} became {phase.outage.id}")
         if isinstance(phase, Holding):
@@ -310,7 +318,7 @@ class Witness:
         self, *, training: bool, capped: bool, stopped: bool, open_outage: str, in_flight: Sequence[Action]
     ) -> None:
         """Everything is over, and utility is there. in_flight: as the journal has it."""
-        if not training and not self.blind:
+        if not training and not self.blind and not self._died_of_itself():
             self.broke("left_paused", "utility is back, and training still stands")
         if capped:
             self.broke("left_capped", "utility is back, and GPU power is still capped")
