@@ -4,15 +4,16 @@ r"""A drill rehearses an outage on the real host, measures it, and always ends w
          \__________\__________\________\________\_______\_________\________\_______\____ undo -> report
 
 It runs on utility, in the phase online, as part of the core's state: it is journalled with it, so whoever finds it
-after a kill -9 or a restart puts everything back (`drill_end`). A real outage ends it at once and comes first: trainers
-that the drill has paused are handed over to the outage as told to pause, and go on when it ends.
+after a kill -9 or a restart puts everything back (`drill_end`). A real outage ends it at once and comes first, by its
+own rule: trainers that the drill has paused go on until that says pause. A daemon that dies and stays dead leaves
+nobody paused: what the drill asks for is a lease, which ends where the daemon is not heard any more.
 
 With a pulled plug (`plug`) or a test of the UPS itself (`self_test`) as witness the drill orders nothing: it waits, and
 measures what happens.
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from powerguard.core import budget as sums
 from powerguard.core import drill_checks, fusion, plan
@@ -26,9 +27,11 @@ from powerguard.core.drill_end import (
     forget_lost_orders,
     heard,
     interrupt,
+    lets_go_on,
     load_at_start,
     restore,
     resume,
+    tend_in_outage,
     undo,
 )
 from powerguard.core.drill_measures import (
@@ -64,7 +67,17 @@ from powerguard.core.frozen import replace
 from powerguard.core.model import Cap, Drill, DrillOrder, Online, Supply, Trainer
 from powerguard.core.turn import Turn
 
-__all__ = ["after_reboot", "after_restart", "end_of_outage", "interrupt", "load_at_start", "take_in", "tend", "undo"]
+__all__ = [
+    "after_reboot",
+    "after_restart",
+    "end_of_outage",
+    "interrupt",
+    "load_at_start",
+    "take_in",
+    "tend",
+    "tend_in_outage",
+    "undo",
+]
 
 SCOPES: Final = drill_checks.SCOPES
 WITNESSES: Final = drill_checks.WITNESSES
@@ -85,6 +98,8 @@ STAGES: Final = (
     "undo",
 )
 """outage: the plug has been pulled and the real rules run. handed_over: a real outage owes trainers a resume."""
+LEASE_S: Final = 60.0
+"""A drill's pause ends so long after the trainer last heard of the daemon, which asks it for its status every 5 s."""
 RESULTS: Final = ("passed", "failed", "interrupted", "recorded")
 """recorded: in dry-run nothing was asked of anybody, so nothing is proved."""
 ORDERS: Final = ("checkpoint", "pause", "resume", "cap", "restore", "policy", "sync")
@@ -151,7 +166,8 @@ def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
         _take_in_done(turn, waited, outcome)
     elif waited.what not in ("resume", "restore"):  # those are told again
         _fail(turn, f"{waited.what}: {f'{waited.trainer}: ' if waited.trainer else ''}{outcome.reason}")
-    if drill.stage == "undo" and waited.what in PAUSING and waited.trainer in drill.told:
+    going_on = drill.stage == "undo" or (drill.stage == "handed_over" and lets_go_on(turn, drill))
+    if going_on and waited.what in PAUSING and waited.trainer in drill.told:
         # Whatever came of it, it may have reached the trainer after the word that it may go on.
         change(turn, paused=tuple(dict.fromkeys((*drill.paused, waited.trainer))))
         resume(turn, waited.trainer)
@@ -300,7 +316,7 @@ def _begin(turn: Turn, stage: str, limit_s: float) -> None:
         for trainer in pausing:
             if trainer.name not in drill.told:
                 _will_pause(turn, trainer)
-                order(turn, PauseTrainer, "pause", limit_s=limit_s, trainer=trainer.name)
+                order(turn, PauseTrainer, "pause", limit_s=limit_s, trainer=trainer.name, lease_s=LEASE_S)
         if not pausing and not drill.told:
             _fail(turn, "no trainer that pauses is there any more: nobody took part")
     elif stage == "resume":
@@ -330,7 +346,8 @@ def _order_checkpoint(turn: Turn, trainer: Trainer, *, pausing: bool) -> None:
     if after is Conduct.PAUSE:
         _will_pause(turn, trainer)
     limit_s = drill_checks.checkpoint_limit_s(trainer)
-    fields = {"trainer": trainer.name, "reason": "drill", "after": after}
+    lease_s = LEASE_S if after is Conduct.PAUSE else None
+    fields: dict[str, Any] = {"trainer": trainer.name, "reason": "drill", "after": after, "lease_s": lease_s}
     id_ = order(turn, TriggerCheckpoint, "checkpoint", limit_s=limit_s, **fields)
     mark(turn, trainer.name, order=id_, ordered_at_s=turn.now_s, eta_at_s=None)
 

@@ -10,7 +10,7 @@ from powerguard.core.drill_turn import change, figure, find, mark, order, rounde
 from powerguard.core.events import Action, Level, RestorePower, ResumeTrainer
 from powerguard.core.frozen import replace
 from powerguard.core.learned import DrillReport
-from powerguard.core.model import Drill, Shutdown, State
+from powerguard.core.model import Drill, OnBattery, Shutdown, State
 from powerguard.core.turn import Turn
 
 UNDO_S = 60.0
@@ -48,7 +48,7 @@ def resume(turn: Turn, name: str) -> None:
 def heard(turn: Turn, name: str, order_id: str, *, resumed: bool) -> None:
     """A trainer has been told that it may go on. It counts when nothing is on its way any more that says else."""
     drill = turn.state.drill
-    if drill is None or name not in drill.paused or drill.stage == "handed_over":
+    if drill is None or name not in drill.paused or not lets_go_on(turn, drill):
         return
     if any(each.trainer == name and each.id != order_id for each in drill.waiting):
         return
@@ -143,8 +143,13 @@ def report(turn: Turn, drill: Drill, result: str, because: str) -> None:
 # --- When something else comes first --------------------------------------------------------------------------------
 
 
+def lets_go_on(turn: Turn, drill: Drill) -> bool:
+    """Say whether whom the drill has paused is to go on: not while an outage wants training to stand."""
+    return drill.stage != "handed_over" or isinstance(turn.state.phase, OnBattery)
+
+
 def interrupt(turn: Turn, because: str) -> None:
-    """A real outage begins: it comes first. Whom the drill has paused, the outage has told to pause."""
+    """A real outage begins: it comes first, by its own rule. Until that says pause, training goes on."""
     drill = turn.state.drill
     if drill is None or drill.stage in ("outage", "handed_over"):
         return
@@ -156,13 +161,36 @@ def interrupt(turn: Turn, because: str) -> None:
         turn.note("drill_stage", "outage", drill=drill.id, pulled_by=drill.who)
         return
     for name in drill.paused:
-        mark(turn, name, told_pause=True)
+        mark(turn, name, told_pause=True)  # Until he has heard that he may go on, the load is that of a pause.
     report(turn, drill, "interrupted", f"a real outage: {because}")
     # An order that may still reach a trainer after the outage's end is waited for, in the end.
     waiting = tuple(each for each in drill.waiting if each.what in PAUSING)
     owed = replace(drill, stage="handed_over", stages=(), stage_at_s=turn.now_s, waiting=waiting)
     capped = turn.state.cap is not None and turn.state.cap.outage == drill.id
     turn.update(drill=owed if drill.paused or capped else None)
+
+
+def tend_in_outage(turn: Turn) -> None:
+    """Training goes on until the rule of the outage says pause: whom the drill has paused is told so until he hears it.
+
+    An order of the drill may still reach him after that, so he is told once more when it has ended.
+    """
+    drill = turn.state.drill
+    if drill is None or drill.stage != "handed_over":
+        return
+    forget_lost_orders(turn, drill)
+    first = turn.now_s <= drill.stage_at_s
+    for name in drill.paused:
+        drill, trainer = turn.state.drill or drill, find(turn, name)
+        told = any(each.what == "resume" and each.trainer == name for each in drill.waiting)
+        if trainer is None or not trainer.alive:
+            _forget(turn, name)
+        elif trainer.resume_at_s is None and not told and (first or not _is_on_its_way(drill, name)):
+            resume(turn, name)
+    drill = turn.state.drill or drill
+    capped = turn.state.cap is not None and turn.state.cap.outage == drill.id
+    if not drill.paused and not drill.waiting and not capped:
+        turn.update(drill=None)
 
 
 def load_at_start(turn: Turn) -> float | None:

@@ -172,6 +172,7 @@ def duties(turn: Turn) -> None:
         case OnBattery() | EmergencyCheckpoint() | Holding():
             if isinstance(phase, OnBattery):
                 trainers.resume_again(turn)  # An abort lets training go on, too.
+                drill.tend_in_outage(turn)
             waited_s = turn.now_s - phase.outage.since_s
             if not phase.outage.policy_asked and waited_s >= turn.policy.commit_dwell_s:
                 turn.set_outage(policy_asked=True)

@@ -407,6 +407,9 @@ def _take_in_resumed(turn: Turn, name: str, *, heard: bool) -> None:
     if trainer is not None:
         again_s = None if heard or not trainer.alive else turn.now_s + RESUME_AGAIN_S
         _put(turn, replace(trainer, resume_at_s=again_s))
+        if heard and _in_emergency(turn) and trainer.alive and trainer.told_pause:
+            # The word was on its way when the rule said pause, and has come after that.
+            turn.order(PauseTrainer, limit_s=_PAUSE_LIMIT_S, trainer=name, outage=turn.outage_id)
 
 
 def resume_again(turn: Turn) -> None:

@@ -9,7 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from play import Player, Told
 
-from powerguard.core.events import CapPower, Level, Note, RestorePower, ResumeTrainer
+from powerguard.core.events import CapPower, Level, Note, PauseTrainer, RestorePower, ResumeTrainer
 from powerguard.core.learned import DrillReport
 from powerguard.core.model import Drill
 
@@ -195,46 +195,65 @@ def test_an_outage_in_a_cap_keeps_the_load_that_training_had() -> None:
     assert getattr(told.state.phase, "outage").load_at_start == 0.75  # noqa: B009 - every phase but online has one
 
 
-def test_after_the_outage_the_drill_s_pause_ends_too_and_it_is_told_once() -> None:
-    player = Player()
-    played(f"{PAUSING}\n28.5 done pause\n29..30 utility load=40\n31..33 battery load=40 charge=99", player=player)
-    told = player.play("34..60 utility load=40 charge=99")
-    assert told.phase == "online"
-    assert told.state.drill is None
-    assert len({action.id for action in told.ordered(ResumeTrainer)}) >= 1
-    assert {action.trainer for action in told.actions if isinstance(action, ResumeTrainer)} == {"llm"}
+def test_in_an_outage_training_goes_on_until_its_rule_says_pause() -> None:
+    """A drill must not cost more of an outage than the outage itself does."""
+    story = f"{PAUSING}\n28.5 done pause\n29..30 utility load=40\n31..33 battery load=40 charge=99"
+    told = played(story, "auto trainer_resume")
+    assert (told.phase, told.state.drill) == ("on_battery", None)
+    assert [action.by_s for action in told.ordered(ResumeTrainer)] == [42.0]
+    assert not any(trainer.told_pause or trainer.paused for trainer in told.state.trainers)
     assert len(notes(told, "drill_ended")) == 1
 
 
-def test_a_pause_on_its_way_through_an_outage_is_waited_for_afterwards() -> None:
+def test_after_the_outage_the_drill_s_pause_ends_too_and_it_is_told_once() -> None:
+    """Nobody has heard it in the outage: it is said again, until somebody has."""
+    player = Player()
+    played(f"{PAUSING}\n28.5 done pause\n29..30 utility load=40\n31..33 battery load=40 charge=99", player=player)
+    told = player.play("34..36 utility load=40 charge=99")
+    assert (told.phase, running(told).stage, running(told).paused) == ("online", "undo", ("llm",))
+    told = player.play("37 done trainer_resume\n38 done trainer_resume\n39..60 utility load=75 charge=99")
+    assert told.state.drill is None
+    assert len({action.id for action in told.ordered(ResumeTrainer)}) == 2
+    assert len(notes(told, "drill_ended")) == 1
+
+
+def test_a_pause_on_its_way_into_an_outage_is_undone_when_it_has_come() -> None:
     """It could land after the word that training may go on, and nobody would know: so that is said once more."""
     player = Player()
     told = played(f"{PAUSING}\n29..31 battery load=75 charge=99", player=player)
-    assert [order.what for order in running(told).waiting] == ["pause"]
+    assert [order.what for order in running(told).waiting] == ["pause", "resume"]
+    told = player.play("32 done trainer_resume\n33 battery load=75 charge=98")
+    assert (running(told).paused, [order.what for order in running(told).waiting]) == (("llm",), ["pause"])
+    told = player.play("34 done pause")
+    assert (told.phase, [order.what for order in running(told).waiting]) == ("on_battery", ["resume"])
+    told = player.play("35 done trainer_resume\n36 battery load=75 charge=97")
+    assert told.state.drill is None
+
+
+def test_a_pause_on_its_way_through_an_outage_is_waited_for_afterwards() -> None:
+    player = Player()
+    told = played(f"{PAUSING}\n29..31 battery load=75 charge=99", player=player)
     told = player.play("32..33 utility load=75 charge=99")
     drill = running(told)
     assert told.phase == "online"
     assert (drill.stage, drill.stage_at_s, drill.result) == ("undo", 32.0, "interrupted")
     assert drill.because == "a real outage"
-    assert [order.what for order in drill.waiting] == ["pause", "resume"]
-    told = player.play("34 done pause")
-    assert [order.what for order in running(told).waiting] == ["resume", "resume"]
-    told = player.play("35 done trainer_resume\n36 done trainer_resume")
+    told = player.play("34 done pause\n35 done trainer_resume\n36 done trainer_resume\n37 done trainer_resume")
     assert told.state.drill is None
     assert len(notes(told, "drill_ended")) == 1, "it was told when the outage began"
 
 
-def test_a_resume_that_is_heard_in_the_outage_is_said_again_after_it() -> None:
-    """The outage has told the trainer to pause since then, and may well have been heard later."""
+def test_a_word_to_go_on_that_comes_after_the_rule_says_pause_is_undone() -> None:
+    """The outage's own pause may have been overtaken by the end of the drill's."""
     player = Player()
-    played(f"{PAUSING}\n28.5 done pause\n29..40 utility load=40\n41..43 battery load=40 charge=99", player=player)
-    assert player.told is not None
-    assert running(player.told).waiting == (), "only what may still make it stand still is waited for"
-    told = player.play("43.5 done trainer_resume")
-    assert (running(told).stage, running(told).paused, running(told).waiting) == ("handed_over", ("llm",), ())
-    told = player.play("44..60 utility load=40 charge=99")
-    assert told.phase == "online"
-    assert len(told.ordered(ResumeTrainer)) == 2
+    played(f"{PAUSING}\n28.5 done pause\n29..40 utility load=40\n41..44 battery load=40 charge=99", player=player)
+    told = player.play("45..46 battery load=40 charge=20 low_battery")
+    assert (told.phase, running(told).stage) == ("emergency_checkpoint", "handed_over")
+    told = player.play("46.5 done trainer_resume")
+    (again,) = told.ordered(PauseTrainer)[1:]
+    assert (again.by_s, running(told).paused) == (56.5, ("llm",)), "and the drill owes it the word after the outage"
+    told = player.play("47 done pause\n48 battery load=30 charge=20 low_battery")
+    assert len(told.ordered(PauseTrainer)) == 2
 
 
 def test_a_policy_order_on_its_way_into_an_outage_is_not_waited_for() -> None:
@@ -252,7 +271,7 @@ def test_an_outage_that_kills_the_trainer_lets_nobody_go_on() -> None:
     played(f"{PAUSING}\n28.5 done pause\n29..30 utility load=40\n31..33 battery load=40 charge=99", player=player)
     told = player.play("33.5 trainer llm alive=false\n34..60 utility load=40 charge=99")
     assert told.phase == "online"
-    assert not told.ordered(ResumeTrainer)
+    assert [action.by_s for action in told.ordered(ResumeTrainer)] == [42.0], "in the outage, and never again"
 
 
 # --- A pulled plug ----------------------------------------------------------------------------------------------------

@@ -215,7 +215,8 @@ async def test_stopped_by_the_operator_before_the_pause_arrives(tmp_path: Path) 
 
 @in_virtual_time
 async def test_a_real_outage_comes_first(tmp_path: Path) -> None:
-    """The plug is pulled by nobody who asked: the drill ends at once, the outage holds, and all go on after it."""
+    """The plug is pulled by nobody who asked: the drill ends at once, training goes on until the outage's own rule says
+    pause, the outage holds, and all go on after it."""
     world = made(tmp_path / "journal.sqlite")
     async with world.running() as daemon:
         await begin(daemon, "pause")
@@ -224,8 +225,10 @@ async def test_a_real_outage_comes_first(tmp_path: Path) -> None:
         world.ups.utility = False
         await until(lambda: isinstance(daemon.state.phase, OnBattery), 10.0)
         assert report(daemon).result == "interrupted"
-        assert stage_of(daemon) == "handed_over"
+        await until(lambda: not world.training.stands and daemon.state.drill is None, 10.0)
+        assert isinstance(daemon.state.phase, OnBattery)
         await until(lambda: isinstance(daemon.state.phase, Holding), 3600.0)
+        assert world.training.stands
         world.ups.utility = True
         await until(lambda: isinstance(daemon.state.phase, Online), 60.0)
         await until(lambda: not world.training.stands, 5.0)
