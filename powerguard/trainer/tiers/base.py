@@ -92,7 +92,7 @@ class Remote:
         if not self.is_folder and "://" not in self.url:
             msg = f"{self.url}: must be an absolute path, or a URL as s3://bucket/prefix"
             raise ValueError(msg)
-        if "@" in self.url or "@" in (self.endpoint or ""):
+        if not self.is_folder and any(mark in self.url + (self.endpoint or "") for mark in "@?"):
             msg = "a URL must not hold credentials (name a credentials_file)"
             raise ValueError(msg)
         for name, least in (("keep", 1), ("keep_days", 0), ("connections", 1), ("part_bytes", 1)):

@@ -5,6 +5,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Final, TypeVar
 
+from powerguard.trainer.manifest import StoreError
 from powerguard.trainer.tiers.base import Kind, TierError
 
 _T = TypeVar("_T")
@@ -14,16 +15,17 @@ LIMIT_S: Final = 60.0
 
 
 def within(limit_s: float, what: Callable[[], _T], where: str) -> _T:
-    """Do it in a thread of its own, and leave that behind when it hangs: TierError (stalled). Raises what it raises.
+    """Do it in a thread of its own, and leave that behind when it hangs: TierError (stalled).
 
-    What hangs may go on much later: it must not write into memory that somebody else uses.
+    Raises what it raises: OSError, StoreError, TierError. What hangs may go on much later: it must not write into
+    memory that somebody else uses.
     """
-    answers: SimpleQueue[tuple[_T | None, BaseException | None]] = SimpleQueue()
+    answers: SimpleQueue[tuple[_T | None, Exception | None]] = SimpleQueue()
 
     def run() -> None:
         try:
             answers.put((what(), None))
-        except BaseException as error:  # noqa: BLE001 - carried over to the thread that waits, and raised there
+        except (OSError, StoreError, TierError) as error:
             answers.put((None, error))
 
     Thread(target=run, name="powerguard-mount", daemon=True).start()

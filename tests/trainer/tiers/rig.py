@@ -136,11 +136,15 @@ class S3Server:
 
 @dataclass(frozen=True)
 class Fault:
-    """What the proxy does to one request. status: answer so instead. cut: hang up after so many bytes of the body."""
+    """What the proxy does to one request.
+
+    status: answer so instead. cut: hang up after so many bytes of the body. lost: it is done, and the answer is lost.
+    """
 
     status: int = 0
     code: str = ""
     cut: int | None = None
+    lost: bool = False
 
 
 Rule = Callable[[str, str], Fault | None]
@@ -149,7 +153,13 @@ Rule = Callable[[str, str], Fault | None]
 def storm(seed: int, share: float) -> Rule:
     """So large a share of all requests fails: refused, throttled, or cut off in mid-body."""
     rng = random.Random(seed)
-    faults = [Fault(500, "InternalError"), Fault(503, "SlowDown"), Fault(429, "TooManyRequests"), Fault(cut=3 * MIB)]
+    faults = [
+        Fault(500, "InternalError"),
+        Fault(503, "SlowDown"),
+        Fault(429, "TooManyRequests"),
+        Fault(cut=3 * MIB),
+        Fault(lost=True),
+    ]
     return lambda _method, _path: rng.choice(faults) if rng.random() < share else None
 
 
@@ -216,11 +226,12 @@ class Proxy:
         size = int(headers.get("content-length", "0"))
         fault = self.rule(method, path)
         self.asked.append((method, path))
-        self.met["ok" if fault is None else f"{fault.status or 'cut'}"] += 1
+        self.met["ok" if fault is None else f"{fault.status or ('lost' if fault.lost else 'cut')}"] += 1
+        lost = fault is not None and fault.lost
         if fault is not None and fault.cut is not None:
             await reader.readexactly(min(size, fault.cut))
             return False
-        if fault is not None:
+        if fault is not None and not lost:
             await self._carried(reader, None, size)
             body = f"<Error><Code>{fault.code}</Code><Message>no</Message></Error>".encode()
             writer.write(f"HTTP/1.1 {fault.status} No\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -233,6 +244,8 @@ class Proxy:
             forth.write("\r\n".join([first, *kept, "Connection: close", "", ""]).encode("latin-1"))
             await self._carried(reader, forth, size)
             while piece := await back.read(1 << 20):
+                if lost:
+                    continue
                 writer.write(piece)
                 await writer.drain()
         finally:

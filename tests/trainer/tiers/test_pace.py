@@ -64,6 +64,7 @@ def test_rests_double_are_random_and_bounded() -> None:
         ({"url": "checkpoints"}, "must be an absolute path, or a URL"),
         ({"url": "s3://key:secret@bucket"}, "must not hold credentials"),
         ({"url": "s3://bucket", "endpoint": "http://key:secret@host"}, "must not hold credentials"),
+        ({"url": "az://container/prefix?sig=secret"}, "must not hold credentials"),
         ({"url": "/nas", "keep": 0}, "keep=0"),
         ({"url": "/nas", "connections": 0}, "connections=0"),
         ({"url": "/nas", "bytes_per_s": 0.0}, "must be above 0"),

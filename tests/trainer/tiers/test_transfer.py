@@ -14,7 +14,7 @@ from powerguard.trainer.tiers import ObjectTier, PathTier, Remote, tier_of
 from powerguard.trainer.tiers.base import SET_ASIDE, Kind, Listed, TierError, outdated, read_shard
 from powerguard.trainer.tiers.pace import Pace
 from powerguard.trainer.tiers.transfer import Order, Progress, Transfer
-from tests.trainer.tiers.rig import CHUNK, Proxy, S3Server, flip, remote_of, save, small_disk, state
+from tests.trainer.tiers.rig import CHUNK, Fault, Proxy, S3Server, flip, remote_of, save, small_disk, state
 
 DAY_S = 86400.0
 
@@ -97,6 +97,17 @@ def test_two_writers_of_one_manifest(tmp_path: Path, remote: Remote) -> None:
         tier_of(remote, "llm").commit(name, other)
     assert caught.value.kind is Kind.CONFLICT
     assert tier_of(remote, "llm").committed(name) == manifest.digest
+
+
+def test_a_commit_whose_answer_was_lost_is_done(tmp_path: Path, proxy: Proxy, bucket: str) -> None:
+    """The manifest stands, and nobody told us: the second try finds it, and that it is ours."""
+    lost = [Fault(lost=True)]
+    proxy.rule = lambda method, path: lost.pop() if lost and method == "PUT" and path.endswith(MANIFEST) else None
+    remote = remote_of(bucket, proxy.url, tmp_path)
+    saved = save(tmp_path / "root", 7, mib=1)
+    assert carried(saved, remote)
+    assert proxy.met["lost"] == 1
+    assert [found.digest for found in tier_of(remote, "llm").found()] == [saved.manifest_digest]
 
 
 def test_another_checkpoint_under_this_name_is_never_mixed_with(tmp_path: Path, remote: Remote) -> None:

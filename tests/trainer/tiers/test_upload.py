@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,55 @@ def test_a_hold_stops_it_at_once_and_it_goes_on_by_part(
     committed(uploader)
     assert sent(proxy) <= 6 + remote.connections
     assert read_shard(tier_of(remote, "llm"), tier_of(remote, "llm").found()[0], 0)["state"].data == state(7, mib=40)
+
+
+def test_a_hold_at_any_instant_leaves_no_child(uploads: Uploads, tmp_path: Path) -> None:
+    """Before it is started, while it is, in its first lines, at its end: nothing goes on after a hold."""
+    rng = random.Random(5)
+    (tmp_path / "nas").mkdir()
+    saved = save(tmp_path / "root", 7, mib=8)
+    uploader = uploads(Remote(url=str(tmp_path / "nas"), bytes_per_s=MIB))
+    for _ in range(12):
+        uploader.offer(saved)
+        time.sleep(rng.choice([0.0, 0.001, 0.01, 0.2]) * rng.random())
+        uploader.hold()
+        until(lambda: uploader._child is None and not uploader._busy)
+        assert uploader.status().state == "held"
+        uploader.release()
+    assert committed(uploader).failures == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_two_hosts_in_a_storm_with_kills_and_holds(
+    uploads: Uploads, tmp_path: Path, proxy: Proxy, bucket: str, seed: int
+) -> None:
+    """Whatever happens to either, in the end one manifest stands there, with every byte of both."""
+    rng = random.Random(seed)
+    proxy.rule = storm(seed, 0.2)
+    proxy.bytes_per_s = 30 * MIB
+    remote = remote_of(bucket, proxy.url, tmp_path)
+    roots = {0: tmp_path / "a", 1: tmp_path / "b"}
+    saved = save(roots, 7, ranks=2, mib=40)
+    hosts = [uploads(remote), uploads(remote)]
+    for rank, uploader in enumerate(hosts):
+        uploader.offer(replace(saved, path=str(roots[rank] / Path(saved.path).name)))
+    for _ in range(8):
+        time.sleep(rng.uniform(0.0, 1.0))
+        uploader = rng.choice(hosts)
+        child = uploader._child
+        if rng.random() < 0.5 and child is not None:
+            child.send_signal(signal.SIGKILL)
+        else:
+            uploader.hold()
+            uploader.release()
+    for uploader in hosts:
+        committed(uploader)
+    proxy.rule = lambda _method, _path: None
+    tier = tier_of(remote, "llm")
+    (found,) = tier.found()
+    for rank in roots:
+        assert read_shard(tier, found, rank)["state"].data == state(7, rank, 40)
 
 
 def test_a_hold_with_a_lease_ends_by_itself(uploads: Uploads, tmp_path: Path) -> None:
