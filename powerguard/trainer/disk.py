@@ -32,7 +32,7 @@ class Disk:
 
         direct: raises an OSError that `refuses_direct` knows where the file system has no O_DIRECT.
         """
-        flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe must not hold us up
         flags |= (os.O_CREAT | os.O_EXCL) if create else 0
         return os.open(path, flags | (os.O_DIRECT if direct else 0), 0o644)
 

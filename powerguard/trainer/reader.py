@@ -93,6 +93,11 @@ class ShardReader:
         self.close()
 
 
+def physical_bytes() -> int:
+    """The memory of this host: no shard that was written here is larger."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def read_shard(
     folder: Path,
     shard: Shard,
@@ -104,11 +109,15 @@ def read_shard(
 ) -> dict[str, Loaded]:
     """Read and verify a whole shard; return its items by name, as views of `into` or of memory of their own.
 
-    Raises CorruptError, OSError, CancelledError; what is in `into` then is to be used by nobody.
+    Raises CorruptError, StoreError when it cannot fit into memory, OSError, CancelledError; what is in `into` is then
+    nothing to be used.
     """
     memory = Snapshot() if into is None else into
     with ShardReader(folder, shard) as file:  # before the memory: its size was checked against a real file
-        memory.reserve(shard.size_bytes)
+        if shard.size_bytes > physical_bytes():
+            msg = f"{file.path}: has {shard.size_bytes} bytes, more than this host's memory ({physical_bytes()})"
+            raise StoreError(msg)
+        memory.reserve(shard.size_bytes, touch=False)
         buffer = memory.buffer
         done = 0
 

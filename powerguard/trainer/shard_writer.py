@@ -1,5 +1,6 @@
 """Write memory into a file at the disk's own speed, and make the digests on the way."""
 
+import errno
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,5 +67,7 @@ def write_file(
 
         over_chunks(len(content), chunk_bytes, work, threads=threads, cancel=cancel)
         file.sync()
+        if not file.is_at(path):
+            raise FileNotFoundError(errno.ENOENT, "was taken away while it was written", str(path))
     took_s = time.perf_counter() - began_s
     return Written(digests=digests, direct=file.direct, in_place=in_place, took_s=took_s)

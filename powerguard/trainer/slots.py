@@ -47,7 +47,7 @@ class Slots:
 
     def free(self) -> list[Path]:
         """The slots that are there."""
-        return [path for path in self._paths if path.is_dir()]
+        return [path for path in self._paths if is_folder(path)]
 
     # --- Making them ------------------------------------------------------------------------------------------------
 
@@ -63,7 +63,7 @@ class Slots:
             with contextlib.suppress(FileExistsError):
                 self._disk.make_folder(path)
             for name, size in wanted.items():
-                if _size(path / name) < size and not self._fill(path / name, size, rate, stop):
+                if size_of(path / name) < size and not self._fill(path / name, size, rate, stop):
                     return False
             self._disk.sync_folder(path)
         if manifest_bytes and not (self._root / _ROOM).exists():
@@ -73,10 +73,10 @@ class Slots:
 
     def ready(self, rank: int, size_bytes: int) -> int:
         """How many slots hold a shard of this rank and size."""
-        return sum(_size(path / shard_file(rank)) >= size_bytes for path in self._paths)
+        return sum(size_of(path / shard_file(rank)) >= size_bytes for path in self._paths)
 
     def _check_space(self, wanted: dict[str, int]) -> None:
-        short = sum(max(size - _size(path / name), 0) for path in self._paths for name, size in wanted.items())
+        short = sum(max(size - size_of(path / name), 0) for path in self._paths for name, size in wanted.items())
         found = os.statvfs(self._root)
         free = found.f_bavail * found.f_frsize
         if short > free:
@@ -117,14 +117,14 @@ class Slots:
         Several ranks may try at once: the first one does it for all.
         """
         with self._lock:
-            if folder.is_dir():
+            if is_folder(folder):
                 return True
             free = self.free()
             for path in free[: len(free) - leave] if leave < len(free) else []:
                 try:
                     self._rename(path, folder)
                 except FileNotFoundError:
-                    if folder.is_dir():
+                    if is_folder(folder):
                         return True
                 except OSError as error:
                     if error.errno not in _THERE:
@@ -167,7 +167,10 @@ class Slots:
             return True
 
     def tidy(self) -> None:
-        """Take the manifest out of a slot that a cut put back under its old name before it was committed."""
+        """Take the manifest out of a slot that a cut put back under its old name; remove slots that are too many."""
+        for path in self._root.glob(".slot-*"):
+            if path not in self._paths and is_folder(path):
+                remove(self._disk, path)
         for path in self.free():
             if (path / MANIFEST).exists():
                 self._disk.rename(path / MANIFEST, path / UNBORN)
@@ -184,6 +187,14 @@ def remove(disk: Disk, folder: Path) -> None:
     disk.remove_folder(folder)
 
 
+def is_folder(path: Path) -> bool:
+    """Whether a folder is there, not a link to one."""
+    try:
+        return stat.S_ISDIR(path.stat(follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
 def _is_ours_alone(folder: Path) -> bool:
     """False where somebody keeps a copy by links, which writing in place would change under him."""
     with os.scandir(folder) as entries:
@@ -191,7 +202,8 @@ def _is_ours_alone(folder: Path) -> bool:
     return bool(found) and all(stat.S_ISREG(each.st_mode) and each.st_nlink == 1 for each in found)
 
 
-def _size(path: Path) -> int:
+def size_of(path: Path) -> int:
+    """How long a file is; 0 where there is none."""
     try:
         return path.stat(follow_symlinks=False).st_size
     except (FileNotFoundError, NotADirectoryError):

@@ -51,8 +51,8 @@ class Snapshot:
     def size_bytes(self) -> int:
         return len(self._buffer)
 
-    def reserve(self, size_bytes: int) -> None:
-        """Hold at least so much memory, touched. What it held before is gone when it grows."""
+    def reserve(self, size_bytes: int, *, touch: bool = True) -> None:
+        """Hold at least so much memory, touched beforehand or not. What it held before is gone when it grows."""
         if size_bytes <= len(self._buffer):
             return
         self.close()
@@ -61,6 +61,10 @@ class Snapshot:
             memory.madvise(mmap.MADV_HUGEPAGE)
         self._memory = memory
         self._buffer = memoryview(memory)
+        if touch:
+            self._touch()
+
+    def _touch(self) -> None:
         # Read from /dev/zero, each page is touched while other threads go on; a loop of our own would stop training.
         zero = os.open("/dev/zero", os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -17,14 +17,14 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from powerguard.trainer.disk import Disk, DiskFile
+from powerguard.trainer.found import Found, Refused, SavedCheckpoint, folders, look, newest_in
 from powerguard.trainer.items import Loaded
 from powerguard.trainer.locks import FolderLock
 from powerguard.trainer.manifest import (
@@ -33,65 +33,24 @@ from powerguard.trainer.manifest import (
     MAX_MANIFEST_BYTES,
     Layout,
     Manifest,
-    ManifestError,
     Shard,
     StoreError,
     checkpoint_name,
-    digest_of,
     shard_file,
     step_of,
 )
 from powerguard.trainer.reader import CorruptError, read_shard
 from powerguard.trainer.scrub import Scrubbed, scrub
 from powerguard.trainer.shard_writer import Written, write_file
-from powerguard.trainer.slots import MANIFEST_ROOM, UNBORN, Slots, remove
+from powerguard.trainer.slots import MANIFEST_ROOM, UNBORN, Slots, is_folder, remove, roomy, size_of
 from powerguard.trainer.snapshot import Progress, Snapshot
 
 __all__ = ["MANIFEST", "CorruptError", "Found", "Refused", "SavedCheckpoint", "Store", "StoreError", "newest_in"]
 
 _BAD: Final = "bad-"
 _KEPT_BAD: Final = 2
+_Result = TypeVar("_Result")
 _log = logging.getLogger("powerguard.trainer")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavedCheckpoint:
-    """One durable checkpoint. size_bytes: all shards, on all hosts.
-
-    manifest_digest: "sha256:<hex>" of the manifest, and so of everything in it.
-    """
-
-    step: int
-    path: str
-    size_bytes: int
-    manifest_digest: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A checkpoint whose manifest and sizes hold; the data is verified while it is read. tier: where it lies."""
-
-    step: int
-    name: str
-    path: str
-    manifest: Manifest
-    digest: str
-    tier: str = "local"
-
-    def saved(self) -> SavedCheckpoint:
-        """The same, in short."""
-        return SavedCheckpoint(
-            step=self.step, path=self.path, size_bytes=self.manifest.size_bytes, manifest_digest=self.digest
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A folder that looks like a checkpoint and is none. rotten: it will be none tomorrow either."""
-
-    name: str
-    reason: str
-    rotten: bool
 
 
 class Store:
@@ -134,19 +93,30 @@ class Store:
         self._chunk_bytes = chunk_bytes
         self._disk = disk or Disk()
         self._slots = Slots(self.root, self._disk, slots)
-        self._verified: set[str] = set()
+        self._written: set[str] = set()
+        self._read: set[str] = set()
         self._manifest_bytes = MANIFEST_ROOM
         self._lock: FolderLock | None = None
         self.root.mkdir(parents=True, exist_ok=True)
         if leader:
             self._lock = _locked(self.root)
-            self._slots.tidy()
+            self._tidy()
 
     def close(self) -> None:
         """Let go of the root."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def _tidy(self) -> None:
+        """Put in order what a kill or a cut has left: no rank has begun to save yet."""
+        try:
+            self._slots.tidy()
+            for path in folders(self.root):
+                if not (path / MANIFEST).exists():
+                    self._slots.give_back(path)
+        except OSError as error:
+            _log.warning("%s: what an earlier run has left stays for now: %s", self.root, error)
 
     def __enter__(self) -> Self:
         return self
@@ -190,7 +160,7 @@ class Store:
 
         urgent: may take the last slot. Raises CancelledError once `cancel` is set; then call `abandon`.
         """
-        folder = self._folder(name, urgent=urgent)
+        folder = self._folder(name, layout.size_bytes, urgent=urgent)
         content = snapshot.buffer[: layout.size_bytes]
         path = folder / shard_file(rank)
         write = partial(
@@ -202,14 +172,7 @@ class Store:
             progress=progress,
             cancel=cancel,
         )
-        try:
-            written = write()
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            # A bad block under this file: it stays under another name, so that nobody is given that block again.
-            self._disk.rename(path, path.with_name(f"{_BAD}{path.name}"))
-            written = write()
+        written = self._twice(path, write)
         self._disk.sync_folder(folder)
         self._disk.sync_folder(self.root)
         self.last_write = written
@@ -225,9 +188,13 @@ class Store:
         """Make it a checkpoint, once every rank's shard is durable. Only the leader; durable when this returns."""
         folder = self.root / name
         manifest.check()
-        here = [shard for shard in manifest.shards if (folder / shard.file).exists()]
-        if step_of(name) != manifest.step or not here:
-            msg = f"{folder}: a manifest of step {manifest.step} with {len(here)} shards here is not this checkpoint's"
+        here = [shard for shard in manifest.shards if size_of(folder / shard.file) >= shard.size_bytes]
+        missing = len(manifest.shards) - len(here) if manifest.hosts == 1 else not here
+        if step_of(name) != manifest.step or missing:
+            msg = (
+                f"{folder}: a manifest of step {manifest.step} and {len(manifest.shards)} shards, {len(here)} of them "
+                f"here, is not this checkpoint's"
+            )
             raise StoreError(msg)
         content = manifest.to_json()
         if len(content) > MAX_MANIFEST_BYTES:
@@ -235,13 +202,13 @@ class Store:
                 f"{folder}: its manifest has {len(content)} bytes, more than {MAX_MANIFEST_BYTES} (fewer, larger items)"
             )
             raise StoreError(msg)
-        self._write_manifest(folder / UNBORN, content)
+        self._twice(folder / UNBORN, lambda: self._write_manifest(folder / UNBORN, content))
         self._disk.sync_folder(folder)
         self._disk.rename(folder / UNBORN, folder / MANIFEST)
         self._disk.sync_folder(folder)
         self._disk.sync_folder(self.root)
         self._manifest_bytes = len(content) + MANIFEST_ROOM
-        self._verified.add(manifest.digest)
+        self._written.add(manifest.digest)
         return SavedCheckpoint(
             step=manifest.step, path=str(folder), size_bytes=manifest.size_bytes, manifest_digest=manifest.digest
         )
@@ -249,11 +216,15 @@ class Store:
     def abandon(self, name: str) -> None:
         """Give up a checkpoint that was begun and not committed. Only the leader does; others may call it too."""
         folder = self.root / name
-        if self.leader and folder.is_dir() and not (folder / MANIFEST).exists():
+        if self.leader and is_folder(folder) and not (folder / MANIFEST).exists():
             self._slots.give_back(folder)
 
-    def _folder(self, name: str, *, urgent: bool) -> Path:
-        """The folder of a checkpoint that is being written: a slot's under its new name, or a new one."""
+    def _folder(self, name: str, size_bytes: int, *, urgent: bool) -> Path:
+        """The folder of a checkpoint that is being written: a slot's under its new name, or a new one.
+
+        The last slot is for who is in a hurry, and for a disk that has no room for a new one: then the slot comes back
+        with the next pruning, or when this save is given up.
+        """
         if step_of(name) is None:
             msg = f"{name!r} is no name for a checkpoint"
             raise StoreError(msg)
@@ -261,10 +232,25 @@ class Store:
         if (folder / MANIFEST).exists():
             msg = f"{folder}: is committed already, and a name is never used twice"
             raise StoreError(msg)
-        if not self._slots.take(folder, leave=0 if urgent else 1):
+        space = os.statvfs(self.root)
+        is_tight = space.f_bavail * space.f_frsize < roomy(size_bytes) * self.ranks
+        if not self._slots.take(folder, leave=0 if urgent or is_tight else 1):
             with contextlib.suppress(FileExistsError):
                 self._disk.make_folder(folder)
         return folder
+
+    def _twice(self, path: Path, write: Callable[[], _Result]) -> _Result:
+        """Write a file, and once more into other blocks if one of its own is bad.
+
+        The bad ones stay under another name, so that nobody is given them again.
+        """
+        try:
+            return write()
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            self._disk.rename(path, path.with_name(f"{_BAD}{path.name}"))
+            return write()
 
     def _write_manifest(self, path: Path, content: bytes) -> None:
         """Write it over what is there, filled up with line ends: it then needs no block that it does not have."""
@@ -303,55 +289,77 @@ class Store:
             )
             raise StoreError(msg)
         items = read_shard(Path(found.path), found.manifest.shards[rank], into, progress=progress, cancel=cancel)
-        if found.manifest.ranks == 1:
-            self._verified.add(found.digest)
+        if rank == self.rank:
+            self.trust(found)
         return items
+
+    def trust(self, found: Found) -> None:
+        """Note that this rank's shard of a checkpoint was just read whole and verified, by whatever way."""
+        self._read.add(found.digest)
 
     def set_aside(self, found: Found | Refused, reason: str) -> None:
         """Take a checkpoint that does not verify out of the way, for good: `bad-<name>`. Only the leader; counted."""
         _log.error("%s: set aside as %s%s: %s", self.root, _BAD, found.name, reason)
         self.set_aside_count += 1
         if isinstance(found, Found):
-            self._verified.discard(found.digest)
+            self._written.discard(found.digest)
+            self._read.discard(found.digest)
         old, new = self.root / found.name, self.root / f"{_BAD}{found.name}"
-        if self.leader and old.is_dir():
+        if self.leader and is_folder(old):
             self._disk.rename(old, new)
             self._disk.sync_folder(self.root)
 
     # --- Housekeeping -----------------------------------------------------------------------------------------------
 
-    def prune(self) -> list[str]:
-        """Let go of what is older than the newest `keep` verified ones, and of what was never committed.
+    def prune(self, stop: Event | None = None) -> list[str]:
+        """Let go of what is older than the newest `keep` that are good, and of what was never committed.
 
-        Only the leader, and only after a newer one is durable and while no save is under way. Verified: written or read
-        whole by this process. Returns the names of what went; what somebody reads just now stays until the next time.
+        Only the leader, and while it saves nothing itself. Good: written or read whole by this process; what is not
+        known to be is read now, before anything older goes, and set aside if it is rotten. stop: leave that reading,
+        and everything where it is. Returns the names of what went; what somebody reads stays until the next time.
         """
         if not self.leader:
             return []
-        found = self.found()
-        verified = 0
+        good = 0
         old: list[str] = []
-        for each in found:
-            if verified >= self._keep:
+        found = self.found()
+        for number, each in enumerate(found):
+            if good >= self._keep:
                 old.append(each.name)
-            verified += each.digest in self._verified
-        old += [path.name for path in _folders(self.root) if not (path / MANIFEST).exists()]
+            elif each.digest in self._written | self._read or number + 1 == len(found):
+                good += 1  # of the last one it does not matter: nothing is older
+            else:
+                good += self._is_good(each, stop)
+        # A newer one without a manifest may be on its way: another rank is sometimes first.
+        newest = found[0].step if found else -1
+        unborn = [path for path in folders(self.root) if not (path / MANIFEST).exists()]
+        old += [path.name for path in unborn if (step_of(path.name) or 0) <= newest]
         gone = [name for name in old if self._slots.give_back(self.root / name)]
-        bad = sorted(self.root.glob(f"{_BAD}*"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-        for path in bad[_KEPT_BAD:]:
+        bad = [path for path in self.root.glob(f"{_BAD}*") if is_folder(path)]
+        for path in sorted(bad, key=lambda path: path.stat().st_mtime_ns, reverse=True)[_KEPT_BAD:]:
             remove(self._disk, path)
             gone.append(path.name)
         return gone
 
     def scrub(self, *, rate: float | None = None, stop: Event | None = None) -> Scrubbed | None:
-        """Read the newest checkpoint's shards that lie here and verify them, past the page cache, in idle time.
+        """Read the newest checkpoint that this process has not read yet, else the newest, and verify it.
 
-        rate: bytes a second at most; None: at full speed. One that does not verify is set aside and told. None: there
-        is no checkpoint, or it was pruned meanwhile.
+        Past the page cache, in idle time, and only the shards that lie here. rate: bytes a second at most; None: at
+        full speed. One that does not verify is set aside and told. None: there is none, or it was pruned meanwhile.
         """
-        found = next(iter(self.found()), None)
-        if found is None:
-            return None
+        found = self.found()
+        unread = [each for each in found if each.digest not in self._read]
+        return self._scrubbed((unread or found)[0], rate, stop) if found else None
+
+    def _is_good(self, found: Found, stop: Event | None) -> bool:
+        try:
+            scrubbed = self._scrubbed(found, None, stop)
+        except OSError as error:
+            _log.warning("%s: cannot be read just now: %s", found.path, error)
+            return False
+        return scrubbed is not None and scrubbed.whole
+
+    def _scrubbed(self, found: Found, rate: float | None, stop: Event | None) -> Scrubbed | None:
         try:
             scrubbed = scrub(Path(found.path), found.manifest, rate=rate, stop=stop)
         except FileNotFoundError:
@@ -359,84 +367,8 @@ class Store:
         if scrubbed.corrupt is not None:
             self.set_aside(found, str(scrubbed.corrupt))
         elif scrubbed.whole:
-            self._verified.add(found.digest)
+            self.trust(found)
         return scrubbed
-
-
-def newest_in(root: Path, *, since_ns: int = 0) -> SavedCheckpoint | None:
-    """The newest checkpoint under root whose manifest and sizes hold, and that was committed after `since_ns`.
-
-    since_ns: wall time, as the file system stamps it. Reads no data, changes nothing, takes no lock: anybody may ask.
-    Raises OSError when root cannot be read.
-    """
-    for found in look(root):
-        if isinstance(found, Found):
-            with contextlib.suppress(OSError):
-                if Path(found.path, MANIFEST).stat().st_mtime_ns >= since_ns:
-                    return found.saved()
-    return None
-
-
-def look(root: Path, rank: int | None = None) -> Iterator[Found | Refused]:
-    """Look at every folder under root that has the name and the manifest of a checkpoint, newest first.
-
-    rank: whose shard must be here where several hosts have roots of their own; None: anybody's. Raises OSError when
-    root cannot be read.
-    """
-    for folder in _folders(root):
-        try:
-            yield _looked_at(folder, rank)
-        except FileNotFoundError:
-            continue  # no manifest, or pruned while we looked
-        except OSError as error:
-            yield Refused(folder.name, f"{folder}: {error}", rotten=False)
-        except StoreError as error:
-            yield Refused(folder.name, str(error), rotten=True)
-
-
-def _looked_at(folder: Path, rank: int | None) -> Found:
-    descriptor = os.open(folder / MANIFEST, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
-        content = b""
-        while len(content) <= MAX_MANIFEST_BYTES and (piece := file.read(MAX_MANIFEST_BYTES + 1 - len(content))):
-            content += piece
-    try:
-        manifest = Manifest.parse(content)
-    except ManifestError as error:
-        msg = f"{folder / MANIFEST}: {error}"
-        raise StoreError(msg) from error
-    if step_of(folder.name) != manifest.step:
-        msg = f"{folder / MANIFEST}: is of step {manifest.step}, which is not the folder's"
-        raise StoreError(msg)
-    present = 0
-    for shard in manifest.shards:
-        try:
-            size = (folder / shard.file).stat(follow_symlinks=False).st_size
-        except FileNotFoundError:
-            if manifest.hosts == 1 or shard.rank == rank:
-                msg = f"{folder / shard.file}: is missing"
-                raise StoreError(msg) from None
-            continue
-        present += 1
-        if size < shard.size_bytes:
-            msg = f"{folder / shard.file}: has {size} bytes, not {shard.size_bytes}"
-            raise StoreError(msg)
-    if not present:
-        msg = f"{folder}: none of its shards is here"
-        raise StoreError(msg)
-    return Found(step=manifest.step, name=folder.name, path=str(folder), manifest=manifest, digest=digest_of(content))
-
-
-def _folders(root: Path) -> Sequence[Path]:
-    """All folders under root with the name of a checkpoint, highest step first; of one step, the last written first."""
-    found: list[tuple[int, int, Path]] = []
-    with os.scandir(root) as entries:
-        for entry in entries:
-            step = step_of(entry.name)
-            if step is not None and entry.is_dir(follow_symlinks=False):
-                with contextlib.suppress(FileNotFoundError):
-                    found.append((step, entry.stat(follow_symlinks=False).st_mtime_ns, Path(entry.path)))
-    return [path for _, _, path in sorted(found, reverse=True)]
 
 
 def _locked(root: Path) -> FolderLock:

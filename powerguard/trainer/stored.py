@@ -116,7 +116,7 @@ class Stored:
                     snapshot.reserve(size_bytes)
         if stop.is_set():
             return None
-        self._store.prune()
+        self._store.prune(stop)
         missing = 2 - self._store.slots_ready(size_bytes)
         began_s = self._clock()
         is_done = self._store.prepare(size_bytes, stop=stop)

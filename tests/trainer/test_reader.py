@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
@@ -160,6 +161,20 @@ def test_a_folder_that_is_a_link_is_none(found: Found, store: Store) -> None:
     moved = shutil.move(found.path, store.root / "elsewhere")
     Path(found.path).symlink_to(moved)
     assert store.found() == store.refused() == []
+
+
+def test_a_file_of_a_petabyte_of_nothing_takes_no_memory(found: Found, store: Store) -> None:
+    """Holes cost the one who makes them nothing: what could not have been written here is not read."""
+    shard = found.manifest.shards[0]
+    huge = replace(shard, size_bytes=1 << 50, chunk_bytes=1 << 30, digests=("0" * 32,) * (1 << 20))
+    os.truncate(Path(found.path, SHARD), 1 << 42)
+    os.truncate(Path(found.path, SHARD), shard.size_bytes)
+    with pytest.raises(CorruptError, match="has 20480 bytes, not 1125899906842624"):
+        read_shard(Path(found.path), huge)
+    sparse = replace(huge, size_bytes=1 << 42, digests=("0" * 32,) * (1 << 12))
+    os.truncate(Path(found.path, SHARD), 1 << 42)
+    with pytest.raises(StoreError, match="more than this host's memory"):
+        read_shard(Path(found.path), sparse)
 
 
 def test_another_rank_than_there_are(found: Found, store: Store) -> None:

@@ -51,8 +51,9 @@ def is_whole(store: Store, step: int) -> bool:
 
 def rot(saved: SavedCheckpoint) -> None:
     """Flip a bit in the data."""
-    with Path(saved.path, "shard-00000").open("r+b") as file:
-        file.write(bytes([file.read(1)[0] ^ 1]) if file.seek(0) else bytes([file.peek(1)[0] ^ 1]))
+    path = Path(saved.path, "shard-00000")
+    content = path.read_bytes()
+    path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
 
 
 # --- Saving ----------------------------------------------------------------------------------------------------------
@@ -141,7 +142,7 @@ def test_only_what_is_whole_can_be_committed(store: Store) -> None:
         shard = store.write_shard(name, 0, snapshot, layout)
         with pytest.raises(StoreError, match="a manifest of step 2"):
             store.commit(name, manifest(2, [shard]))
-        with pytest.raises(StoreError, match="with 0 shards here"):
+        with pytest.raises(StoreError, match="1 shards, 0 of them here"):
             store.commit(store.name(1, "11111111"), manifest(1, [shard]))
         with pytest.raises(ManifestError, match="shards of 2 ranks"):
             store.commit(name, manifest(1, [shard, shard]))
@@ -166,17 +167,26 @@ def test_the_newest_two_are_kept(store: Store, root: Path) -> None:
     assert is_whole(store, 1000)
 
 
-def test_nothing_goes_before_two_are_known_to_be_good(root: Path) -> None:
-    """After a restart nobody has read what lies there: it stays until two that were written or read are newer."""
+@pytest.mark.parametrize("is_rotten", [False, True])
+def test_nothing_goes_before_two_are_known_to_be_good(root: Path, is_rotten: bool) -> None:
+    """After a restart nobody has read what lies there: it is read before anything older goes."""
     with Store(root, job="test") as store:
-        for step in (1, 2):
-            save(store, step, items(step))
+        save(store, 1, items(1))
+        second = save(store, 2, items(2))
+    if is_rotten:
+        rot(second)
     with Store(root, job="test") as store:
-        save(store, 3, items(3))
-        assert [found.step for found in store.found()] == [3, 2, 1]
-        store.read_shard(store.found()[1], 0)
+        stop = threading.Event()
+        stop.set()
+        with Snapshot() as snapshot:
+            name = store.name(3, "00000000")
+            shard = store.write_shard(name, 0, snapshot, snapshot.take(items(3)))
+            store.commit(name, manifest(3, [shard]))
+        assert store.prune(stop) == []
+        assert [found.step for found in store.found()] == [3, 2, 1], "without reading nothing goes"
         store.prune()
-        assert [found.step for found in store.found()] == [3, 2]
+        assert [found.step for found in store.found()] == ([3, 1] if is_rotten else [3, 2])
+        assert store.set_aside_count == is_rotten
 
 
 def test_what_was_never_committed_goes_at_the_next_prune(store: Store, root: Path) -> None:
@@ -190,6 +200,46 @@ def test_what_was_never_committed_goes_at_the_next_prune(store: Store, root: Pat
         store.abandon(store.name(3, "00000000"))
         store.abandon(store.name(4, "00000000"))
     assert folders(root) == [".slot", "step-000000000002"]
+
+
+def test_a_rank_that_is_first_is_not_pruned_under_its_hands(root: Path) -> None:
+    """The leader prunes in idle time; another rank may have begun the next save already."""
+    with Store(root, job="test") as leader, Store(root, job="test", rank=1, ranks=2, leader=False) as other:
+        save(leader, 1, items(1))
+        name = other.name(2, "00000000")
+        with Snapshot() as snapshot:
+            other.write_shard(name, 1, snapshot, snapshot.take(items(2)))
+        assert leader.prune() == []
+        assert (root / name / "shard-00001").exists()
+        save(leader, 3, items(3))
+        leader.prune()
+        assert not (root / name).exists(), "a newer one is there: nobody is still at this one"
+
+
+def test_what_a_kill_has_left_is_put_in_order_at_the_next_start(root: Path) -> None:
+    with Store(root, job="test") as store:
+        save(store, 1, items(1))
+        store.prepare(3 * PAGE)
+        with Snapshot() as snapshot:
+            store.write_shard(store.name(2, "00000000"), 0, snapshot, snapshot.take(items(2)), urgent=True)
+        assert store.slots_ready(3 * PAGE) == 1
+    with Store(root, job="test") as store:
+        assert store.slots_ready(3 * PAGE) == 2
+        assert folders(root) == [".slot", ".slot", "step-000000000001"]
+    with Store(root, job="test", slots=1) as store:
+        assert folders(root) == [".slot", "step-000000000001"], "slots that nobody uses any more are not kept"
+
+
+def test_a_save_whose_folder_is_taken_away_is_an_error(store: Store, root: Path) -> None:
+    """However that came about: what is not where it should be is not durable."""
+    folder = root / store.name(1, "00000000")
+
+    def take_away(done: int, of: int | None) -> None:
+        if folder.exists():
+            folder.rename(root / "elsewhere")
+
+    with Snapshot() as snapshot, pytest.raises(FileNotFoundError, match="was taken away while it was written"):
+        store.write_shard(folder.name, 0, snapshot, snapshot.take(items(1)), take_away)
 
 
 def test_what_is_set_aside_is_counted_and_not_kept_for_ever(store: Store, root: Path) -> None:
@@ -332,6 +382,26 @@ def test_a_copy_by_hard_links_is_not_written_over(store: Store, root: Path) -> N
     assert (kept / "shard-00000").read_bytes() == before
 
 
+def test_slots_lead_nowhere_else(store: Store, root: Path, tmp_path: Path) -> None:
+    """A link in place of a slot, or of a file in it, is not written through; a pipe does not hold us up."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "shard-00000").write_bytes(b"mine" * 4096)
+    (root / ".slot-0").symlink_to(elsewhere)
+    save(store, 1, items(1), urgent=True)
+    assert (elsewhere / "shard-00000").read_bytes() == b"mine" * 4096
+    (root / ".slot-0").unlink()
+    for make_one in (lambda path: path.symlink_to(elsewhere / "shard-00000"), os.mkfifo):
+        (root / ".slot-0").mkdir()
+        make_one(root / ".slot-0" / "shard-00000")
+        with pytest.raises(OSError, match="shard-00000"):
+            save(store, 2, items(2), urgent=True)
+        store.prune()
+    assert (elsewhere / "shard-00000").read_bytes() == b"mine" * 4096
+    save(store, 3, items(3), urgent=True)
+    assert is_whole(store, 3)
+
+
 def test_a_disk_too_full_for_slots_says_so(store: Store) -> None:
     with pytest.raises(StoreError, match=r"the emergency slots need \d+ bytes more, \d+ are free"):
         store.prepare(1 << 50)
@@ -381,6 +451,18 @@ def test_a_bad_block_under_a_slot_costs_one_more_try(root: Path) -> None:
         saved = save(store, 1, items(1), urgent=True)
         assert is_whole(store, 1)
         assert Path(saved.path, "bad-shard-00000").exists()
+
+
+def test_a_bad_block_under_the_manifest_too(root: Path) -> None:
+    disk = Failing(errno.EIO, at=0, times=0)
+    with Store(root, job="test", chunk_bytes=PAGE, disk=disk) as store:
+        store.prepare(3 * PAGE)
+        name = store.name(1, "00000000")
+        with Snapshot() as snapshot:
+            shard = store.write_shard(name, 0, snapshot, snapshot.take(items(1)), urgent=True)
+        disk.left = 1
+        store.commit(name, manifest(1, [shard]))
+        assert is_whole(store, 1)
 
 
 class Odd(Disk):

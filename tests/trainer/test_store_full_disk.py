@@ -111,6 +111,22 @@ def test_without_slots_a_full_disk_is_an_error_that_says_so(tmp_path: Path) -> N
         assert store.read_shard(store.found()[0], 0)["weights"].data == items(1)[0].data
 
 
+def test_a_disk_with_room_for_three_goes_on(tmp_path: Path) -> None:
+    """Two kept and one slot: an ordinary save takes it, and pruning brings it back; also after a restart."""
+    needs_loop_devices()
+    image = tmp_path / "disk.img"
+    make("ext4", image, SMALLEST["ext4"])
+    big = [Buffer("weights", bytes(14 << 20))]
+    with mounted(image, tmp_path / "disk", "ext4") as disk:
+        for start in (0, 10):
+            with Store(disk / "checkpoints", job="test") as store:
+                with contextlib.suppress(StoreError):
+                    store.prepare(14 << 20)
+                for step in range(start, start + 6):
+                    save(store, step, big, urgent=step % 4 == 3)
+                assert [found.step for found in store.found()] == [start + 5, start + 4]
+
+
 def test_slots_that_do_not_fit_take_nothing(tmp_path: Path) -> None:
     """Half a slot helps nobody, and would fill the disk."""
     needs_loop_devices()
