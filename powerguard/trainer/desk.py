@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from threading import Condition, Event
 
 from powerguard.trainer.keeper import GivenUp
@@ -35,9 +36,8 @@ _KEPT_OPERATIONS = 64
 UPLOADS_HELD_S = 900.0  # without a lease and without a pause: a daemon that died must not stop uploads for ever
 
 
-def boottime_s() -> float:
-    """Seconds since boot, suspended or not: no step of the wall clock reaches it."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+boottime_s = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+"""Seconds since boot, suspended or not: no step of the wall clock reaches it. Without a frame of Python's own."""
 
 
 class Desk:
@@ -65,8 +65,6 @@ class Desk:
         self.changed = Condition()
         self.others: Elsewhere | None = None
         """Set where there are other ranks: then they decide together where training stands."""
-        self.asked = False
-        """There is something to attend to at the next step boundary. Read without the lock."""
         self.wanted = Event()
         """Set when the disk is needed by somebody who cannot wait: tidying up ends at once."""
         self.waiting: Operation | None = None
@@ -294,6 +292,15 @@ class Desk:
             )
 
     # --- The training thread and the writer's, with the lock held ---------------------------------------------------
+
+    @property
+    def asked(self) -> bool:
+        """There is something to attend to at the next step boundary. The training thread reads it without the lock."""
+        return self.pace.asked
+
+    @asked.setter
+    def asked(self, asked: bool) -> None:
+        self.pace.asked = asked
 
     @property
     def paused_step(self) -> int | None:

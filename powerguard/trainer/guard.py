@@ -19,14 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from powerguard.trainer.agreement import Agreement
 from powerguard.trainer.desk import Desk, boottime_s
 from powerguard.trainer.disk import Disk
 from powerguard.trainer.endpoint import Endpoint
 from powerguard.trainer.items import State
 from powerguard.trainer.keeper import GivenUp, Save, Taken, attempted
-from powerguard.trainer.opening import AUTO, NoAgreement, Signals, endpoint_of, keeper_of
+from powerguard.trainer.opening import AUTO, Signals, endpoint_of, keeper_of
 from powerguard.trainer.operation import Operation
+from powerguard.trainer.pace import STEPS
 from powerguard.trainer.ranks import Ranks, detect
 from powerguard.trainer.ranks.machine import Generation
 from powerguard.trainer.store import SavedCheckpoint
@@ -100,7 +100,7 @@ class Guard:
         self._pace = self.desk.pace
         self._pace.beside = self._keeper.beside
         self._pace.processes = -(-ranks.size // ranks.hosts)
-        self._due_s = clock()
+        self._pace.due_s = clock()
         self._measured = False
         self._closed = False
         self._endpoint: Endpoint | None = None
@@ -120,7 +120,7 @@ class Guard:
         except BaseException:
             self.close(finish=False)
             raise
-        self._agreement: Agreement | NoAgreement = self._together.agreement if self._together else NoAgreement()
+        self._agreement = None if self._together is None else self._together.agreement
         self._signals = Signals(self.desk) if signals else None
         if self._keeper.beside or signals or self._together is not None:
             self._writer.start()
@@ -139,7 +139,8 @@ class Guard:
             if restored is not None:
                 self._begin_from(restored[0])
                 self._pace.totals.corrupt += restored[1]
-        self._agreement.step = self._pace.step or 0
+        if self._agreement is not None:
+            self._agreement.step = self._pace.step or 0
         return self._pace.step or 0
 
     @property
@@ -156,21 +157,27 @@ class Guard:
         after its checkpoint.
         """
         now_s = self._clock()
-        self._pace.beat(step, now_s)
+        pace = self._pace
+        seen = pace.seen
+        pace.times[seen & (STEPS - 1)] = now_s - pace.stepped_at_s
+        pace.seen = seen + 1
+        pace.stepped_at_s = now_s
+        pace.step = step
         agreement = self._agreement
-        agreement.step = step
-        if now_s >= self._due_s or self.desk.asked or step >= agreement.due:
-            if self._together is None:
+        if agreement is None:
+            if pace.asked or now_s >= pace.due_s:
                 self._attend(step)
-            else:
-                self._attend_together(self._together, step)
+            return
+        agreement.step = step
+        if step >= agreement.due or pace.asked or now_s >= pace.due_s:
+            self._attend_together(step)
 
     def poll(self) -> None:
         """Call it where no step ends for long: training may then stand still, or end, in the middle of things.
 
         It never saves: only at a step boundary, or in a phase that was told its step, is the state known to be whole.
         """
-        if self.desk.asked:
+        if self._pace.asked:
             self._stand_by()
 
     @contextmanager
@@ -267,13 +274,15 @@ class Guard:
             desk.boundary, desk.serving = None, False
             desk.asked = False
             desk.changed.notify_all()
-            if began_s >= self._due_s and not self._closed:
+            if began_s >= self._pace.due_s and not self._closed:
                 self._periodic(step, began_s)
         self._pace.rested(self._clock() - began_s)  # a pause is no step time
 
-    def _attend_together(self, together: Together, step: int) -> None:
+    def _attend_together(self, step: int) -> None:
         """As `_attend`, where all ranks decide at which step they save and stand."""
-        desk = self.desk
+        desk, together = self.desk, self._together
+        if together is None:
+            return
         began_s = self._clock()
         with desk.changed:
             desk.boundary, desk.serving = step, True
@@ -291,7 +300,7 @@ class Guard:
             desk.changed.notify_all()
             if desk.ending is not None:
                 self._end(desk.ending)
-            if began_s >= self._due_s:
+            if began_s >= self._pace.due_s:
                 self._periodic(step, began_s)
         self._pace.rested(self._clock() - began_s)
 
@@ -386,16 +395,18 @@ class Guard:
         if not self._measured:
             self._measured = True
             self._measure()
-            self._due_s = now_s + (self._every_s if self._every_s == _NEVER_S else min(self._every_s, _FIRST_SAVE_S))
+            self._pace.due_s = now_s + (
+                self._every_s if self._every_s == _NEVER_S else min(self._every_s, _FIRST_SAVE_S)
+            )
             return
         if self._together is not None and self._ranks.rank:
-            self._due_s = _NEVER_S  # rank 0's clock is everybody's
+            self._pace.due_s = _NEVER_S  # rank 0's clock is everybody's
             return
         if self._writer.busy:
             desk.pace.totals.late += 1
-            self._due_s = now_s + min(1.0, self._every_s / 10)
+            self._pace.due_s = now_s + min(1.0, self._every_s / 10)
             return
-        self._due_s = now_s + self._every_s
+        self._pace.due_s = now_s + self._every_s
         if self._together is not None:
             self._together.due()
             return
@@ -447,7 +458,7 @@ class Guard:
         """In a child of fork (a data loader's worker): be nobody's guard, and hold nothing that is the parent's."""
         self._closed = True
         self.desk.asked = False
-        self._due_s = _NEVER_S
+        self._pace.due_s = _NEVER_S
         if self._endpoint is not None:
             self._endpoint.forsake()
         if self._signals is not None:

@@ -12,7 +12,6 @@ from powerguard.trainer.endpoint import Endpoint, EndpointError, read_token, soc
 from powerguard.trainer.items import State
 from powerguard.trainer.keeper import Keeper, Save, Saving
 from powerguard.trainer.ranks import Ranks
-from powerguard.trainer.ranks.machine import NEVER
 from powerguard.trainer.store import Store, StoreError
 from powerguard.trainer.stored import Stored
 
@@ -20,13 +19,6 @@ AUTO = "auto"
 """The socket that the daemon finds by itself."""
 
 _log = logging.getLogger("powerguard.trainer")
-
-
-class NoAgreement:
-    """What `step` looks at in a job of one process."""
-
-    step: int | None = None
-    due = NEVER
 
 
 def keeper_of(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from powerguard.wire import Estimate, Loop
 
-_STEPS = 256  # step times that are remembered; a power of two
+STEPS = 256  # step times that are remembered; a power of two
 _SAFETY = 0.8  # of the slowest tenth of the writes seen: disks are slower in an emergency than on a good day
 
 
@@ -29,8 +29,10 @@ class Totals:
 
 @dataclass(slots=True)
 class Pace:
-    """One loop's figures. `beat` is the training thread's and takes no lock; the rest is read and told by others.
+    """One loop's figures, and all that the training thread looks at after a step: few objects, few cache misses.
 
+    asked: there is something to attend to at the next boundary. due_s: when the next periodic checkpoint is due, on the
+    guard's clock. times, seen: the last step times, and how many there were. These four and `step` take no lock.
     stepped_at_s: when the last step ended, on the guard's clock. loop: what the loop is busy with.
     size_bytes: what a checkpoint of this process would write; None when not known yet.
     processes: how many of the job write on this host at a time, each so much.
@@ -38,23 +40,18 @@ class Pace:
     """
 
     stepped_at_s: float
+    due_s: float = 0.0
+    asked: bool = False
     step: int | None = None
+    times: list[float] = field(default_factory=lambda: [0.0] * STEPS)
+    seen: int = 0
     loop: Loop = Loop.TRAIN
     size_bytes: int | None = None
     beside: bool = True
     processes: int = 1
     totals: Totals = field(default_factory=Totals)
-    _times: list[float] = field(default_factory=lambda: [0.0] * _STEPS)
-    _seen: int = 0
     _rates: deque[float] = field(default_factory=lambda: deque(maxlen=20))
     _stalls: deque[float] = field(default_factory=lambda: deque(maxlen=20))
-
-    def beat(self, step: int, now_s: float) -> None:
-        """A step has ended."""
-        self._times[self._seen & (_STEPS - 1)] = now_s - self.stepped_at_s
-        self._seen += 1
-        self.stepped_at_s = now_s
-        self.step = step
 
     def rested(self, seconds: float) -> None:
         """Standing still, saving and evaluating are no step time."""
@@ -62,7 +59,7 @@ class Pace:
 
     def step_time_s(self, share: float) -> float | None:
         """The step time below which `share` of the last 255 steps lay; None before the second step."""
-        times = sorted(self._times[1 : min(self._seen, _STEPS)])  # the first one is start-up
+        times = sorted(self.times[1 : min(self.seen, STEPS)])  # the first one is start-up
         return times[int(len(times) * share)] if times else None
 
     def stalled(self, seconds: float) -> None:

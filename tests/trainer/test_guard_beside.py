@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from powerguard.trainer import Buffer, Guard, Item, Loaded, StopTraining
+from powerguard.trainer.chunks import THREADS
 from powerguard.trainer.disk import Disk
+from powerguard.trainer.manifest import CHUNK_BYTES
 from powerguard.trainer.store import Store, StoreError
 from powerguard.wire import After, CheckpointStatus, Loop, Phase, Reason, TriggerRequest
 from tests.trainer.toy import short_folder
 
-SIZE = 20 << 20  # three chunks, two threads: one chunk is always still to come
+SIZE = THREADS * CHUNK_BYTES + (1 << 20)  # a chunk for each thread, and one that is still to come
 
 
 class GatedDisk(Disk):
@@ -37,7 +39,7 @@ class GatedDisk(Disk):
 
 
 class State:
-    """Twenty megabytes that say which step they are of."""
+    """Some megabytes that say which step they are of."""
 
     def __init__(self) -> None:
         self.step = 0
