@@ -23,6 +23,7 @@ that as an entry too, and it counts only if no other end came before it.
 Durations are relative, and measured on each rank's own CLOCK_BOOTTIME: no step of a wall clock matters.
 """
 
+import atexit
 import logging
 import secrets
 import threading
@@ -111,9 +112,11 @@ class Agreement:
         self._parts = Parts()
         self._closing = threading.Event()
         self._neighbour = Neighbour(ranks, dead_s=limits.dead_s, beat_s=limits.beat_s, clock=clock)
-        self._replica = Replica(ranks, applied=self._applied, changed=changed)
+        self._replica = Replica(ranks, applied=self._applied, changed=changed, clock=clock, lost_s=limits.lost_s)
         self._thread = threading.Thread(target=self._watch, name="powerguard-agreement", daemon=True)
         self._thread.start()
+        # A daemon thread that wakes within a library when the interpreter is gone aborts the process (seen with torch).
+        atexit.register(self.close)
 
     # --- Those who ask -------------------------------------------------------------------------------------------
 
@@ -207,7 +210,7 @@ class Agreement:
                 self._standing = step
                 action, known = (Move.GO, None) if self._replica.lost else move(self._replica.state, self._stance, step)
                 if action is Move.WAIT:
-                    self._replica.lock.wait()
+                    self._replica.stand()
                     continue
                 if action is Move.TAKE and known is not None:
                     self._stance = replace(self._stance, taken=known.number)
@@ -278,9 +281,11 @@ class Agreement:
             except RanksError as error:
                 _log.debug("closing: %s", error)
         self._closing.set()
-        self._replica.lose("closed")
+        self._replica.end("closed")
         self._thread.join(_CLOSE_S)
+        self._replica.call.close()
         self._replica.own.close()
+        atexit.unregister(self.close)
 
     def _all_in(self, number: int, what: str, value: bytes) -> bool:
         """Hand in a part; True for the rank (or, after a lost answer, the ranks) that sees all parts there."""
@@ -331,8 +336,7 @@ class Agreement:
                 now_s = self._clock()
                 trouble_since_s = now_s if trouble_since_s is None else trouble_since_s
                 if now_s - trouble_since_s >= self._limits.lost_s and not self._closing.is_set():
-                    _log.error("this rank has lost the others: %s", error)
-                    self._replica.lose(f"this rank has lost the others: {error}")
+                    self._replica.lose(str(error))
                     return
                 self._closing.wait(self._limits.beat_s)
 

@@ -1,11 +1,15 @@
 """Ranks over torch's own store: a thread that waits holds nobody up, and a store that dies is an error in words."""
 
+import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -118,16 +122,23 @@ sys.stdin.read()
 """
 
 
-def test_a_store_that_is_killed_is_an_error_in_words() -> None:
-    """kill -9 of the process that holds it: whoever waits is told, and the agreement lets its rank go."""
+@pytest.fixture
+def elsewhere() -> Iterator[tuple["subprocess.Popen[str]", TorchRanks]]:
+    """A store in another process, and the one rank of a job that uses it."""
     port = free_port()
-    server = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", SERVER, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert server.stdout is not None
-    assert server.stdout.readline() == "ready\n"
-    client = dist.TCPStore("127.0.0.1", port, 1, is_master=False, timeout=timedelta(seconds=10))
-    ranks = TorchRanks(client, 0, 1, prefix="t")
+    ) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+        client = dist.TCPStore("127.0.0.1", port, 1, is_master=False, timeout=timedelta(seconds=10))
+        yield server, TorchRanks(client, 0, 1, prefix="t")
+        server.kill()
+
+
+def test_a_store_that_is_killed_is_an_error_in_words(elsewhere: tuple["subprocess.Popen[str]", TorchRanks]) -> None:
+    """kill -9 of the process that holds it: whoever waits is told, and the agreement lets its rank go."""
+    server, ranks = elsewhere
     agreement = Agreement(ranks.clone(), limits=QUICK)
     agreement.step = 0
     server.kill()
@@ -141,6 +152,30 @@ def test_a_store_that_is_killed_is_an_error_in_words() -> None:
     with pytest.raises(RanksError):
         agreement.open(TriggerRequest(id="a"))
     agreement.close()
+
+
+def test_a_store_that_hangs_holds_nobody_for_ever(elsewhere: tuple["subprocess.Popen[str]", TorchRanks]) -> None:
+    """Its process is stopped, or its host has lost its power: torch's own calls never return, ours do."""
+    server, ranks = elsewhere
+    agreement = Agreement(ranks, limits=replace(QUICK, lost_s=2.0))
+    agreement.step = 0
+    agreement.open(TriggerRequest(id="a", after=After.PAUSE))
+    while agreement.due > 1:
+        time.sleep(0.001)
+    generation = agreement.wait(1)
+    assert generation is not None
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGSTOP)
+    began_s = time.perf_counter()
+    ended = agreement.conclude(generation.number, ok=True, digest="sha256:00").ended
+    assert time.perf_counter() - began_s < 30.0
+    assert ended is not None
+    assert (ended.ok, ended.lost) == (False, True)
+    assert agreement.wait(1) is None
+    with pytest.raises(RanksError, match="lost the others"):
+        agreement.open(TriggerRequest(id="b"))
+    agreement.close()
+    os.kill(server.pid, signal.SIGCONT)
 
 
 CHILD = """

@@ -101,9 +101,7 @@ class Processes:
 
     def end(self) -> None:
         for process in self.processes:
-            if process.is_alive() and process.pid is not None:
-                os.kill(process.pid, signal.SIGCONT)
-                process.kill()
+            process.kill()
             process.join(10)
         for pipe in self.pipes:
             pipe.close()

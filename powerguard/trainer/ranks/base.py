@@ -42,6 +42,9 @@ class Ranks(Protocol):
     def host(self) -> int: ...
     @property
     def hosts(self) -> int: ...
+    @property
+    def may_hang(self) -> bool:
+        """A call may never return, whatever its timeout: see `calls`."""
 
     def set(self, key: str, value: bytes) -> None:
         """Write a key, whatever it was before. Each key has one writer."""
@@ -73,6 +76,8 @@ class Ranks(Protocol):
 
 class Place:
     """Where a rank stands among the others; every kind of store has these."""
+
+    may_hang = False
 
     def __init__(self, rank: int, size: int, hosts: Iterable[str] = ()) -> None:
         """hosts: the name of each rank's host, by rank. None: all on one host."""

@@ -34,6 +34,8 @@ class FileRanks(Place):
     folder: made if need be, mode 0700. join_s: how long to wait for all ranks to come. Raises RanksError.
     """
 
+    may_hang = True
+
     def __init__(self, folder: Path | str, rank: int, size: int, *, join_s: float = 300.0) -> None:
         super().__init__(rank, size)
         self._mark = f"{rank}.{secrets.token_hex(4)}"

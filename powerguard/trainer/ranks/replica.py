@@ -3,18 +3,19 @@
 import contextlib
 import json
 import logging
+import math
 import threading
 from collections.abc import Callable, Mapping
 from itertools import count
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from powerguard.trainer.ranks.base import Ranks, RanksError
+from powerguard.trainer.ranks.calls import CALL_S, Calls
 from powerguard.trainer.ranks.machine import Generation, State, apply
 
-_T = TypeVar("_T")
 _log = logging.getLogger("powerguard.trainer")
 _PRUNE: Final = 64  # entries of the log between two cleanings; between one and two of these are kept
-_CALL_S: Final = 10.0
+_LOOK_S: Final = 1.0
 _GLANCE_S: Final = 0.25  # before a long wait: was the entry deleted while this rank slept?
 
 Moot = Callable[[State], bool]
@@ -28,11 +29,18 @@ class Replica:
     One thread, the watcher, reads (`read`) and may write (`write`), with a connection of its own. All others write by
     `append`, with the connection that they share. `lock` guards what they see; nothing waits for the store under it.
 
-    applied: called under the lock after each entry, with the state before it. changed: called after that, without.
+    lost_s: for how long the store may leave the watcher without an answer. applied: called under the lock after each
+    entry, with the state before it. changed: called after that, without.
     """
 
     def __init__(
-        self, ranks: Ranks, *, applied: Callable[[State, Mapping[str, Any]], None], changed: Callable[[], None]
+        self,
+        ranks: Ranks,
+        *,
+        applied: Callable[[State, Mapping[str, Any]], None],
+        changed: Callable[[], None],
+        clock: Callable[[], float],
+        lost_s: float,
     ) -> None:
         self.ranks = ranks
         self.own = ranks.clone()
@@ -44,7 +52,10 @@ class Replica:
         self._changed = changed
         self._next = 0
         self._serial = count()
-        self._shared = threading.Lock()
+        self.call = Calls(ranks)
+        self._clock = clock
+        self._lost_s = lost_s
+        self._back_by_s = math.inf
 
     # --- Any thread but the watcher ----------------------------------------------------------------------------------
 
@@ -63,31 +74,37 @@ class Replica:
                 at = self._next
             got = self.call(lambda ranks, at=at: ranks.claim(f"log/{at}", raw))  # type: ignore[misc]
             with self.lock:
-                if not self.lock.wait_for(lambda at=at: self._next > at or self.lost, _CALL_S):  # type: ignore[misc]
+                if not self.lock.wait_for(lambda at=at: self._next > at or self.lost, CALL_S):  # type: ignore[misc]
                     msg = "the watcher of this rank does not come forward (is the process starved, or the store?)"
                     raise RanksError(msg)
             if got == raw:
                 return
 
-    def call(self, ask: Callable[[Ranks], _T]) -> _T:
-        """Use the connection that all threads but the watcher share."""
-        if not self._shared.acquire(timeout=_CALL_S):
-            msg = f"the store of the ranks has not answered for {_CALL_S:g} s"
-            raise RanksError(msg)
-        try:
-            return ask(self.ranks)
-        finally:
-            self._shared.release()
-
-    def until(self, done: Callable[[], object], timeout_s: float | None = None) -> None:
+    def until(self, done: Callable[[], object], timeout_s: float = math.inf) -> None:
         """Wait until done() is true, or this rank is lost, or timeout_s have passed."""
+        until_s = self._clock() + timeout_s
         with self.lock:
-            self.lock.wait_for(lambda: self.lost or done(), timeout_s)
+            while not self.lost and not done() and (left_s := until_s - self._clock()) > 0:
+                self.stand(left_s)
+
+    def stand(self, timeout_s: float = _LOOK_S) -> None:
+        """Wait for news, with the lock held; lose the others where the watcher itself never comes back from the store.
+
+        Whoever waits must look after the watcher: a store whose host has lost its power may hold it for ever.
+        """
+        began_s = self._clock()
+        self.lock.wait(min(timeout_s, _LOOK_S))
+        now_s = self._clock()
+        if now_s - began_s > 2 * _LOOK_S:  # this process was stopped: its watcher had no chance either
+            self._back_by_s = max(self._back_by_s, now_s + self._lost_s)
+        elif now_s > self._back_by_s and not self.lost:
+            self.lose("the store of the ranks does not answer, not even with an error")
 
     # --- The watcher -------------------------------------------------------------------------------------------------
 
     def read(self, limit_s: float) -> None:
         """Apply the next entry of the log, if there is one within limit_s."""
+        self._back_by_s = self._clock() + limit_s + self._lost_s
         name = f"log/{self._next}"
         try:
             raw = self.own.get(name, min(limit_s, _GLANCE_S))
@@ -110,7 +127,12 @@ class Replica:
                 return
 
     def lose(self, reason: str) -> None:
-        """Go on without the others: whoever waits for them is let go."""
+        """Go on without the others, whose store does not answer: whoever waits for them is let go."""
+        _log.error("this rank has lost the others: %s", reason)
+        self.end(f"this rank has lost the others: {reason}")
+
+    def end(self, reason: str) -> None:
+        """Let everybody go who waits here."""
         with self.lock:
             self.lost = self.lost or reason
             self._applied(self.state, {})

@@ -28,6 +28,8 @@ class TorchRanks(Place):
     None: counted, as all ranks make these objects in the same order. join_s: how long to wait for all ranks to come.
     """
 
+    may_hang = True
+
     def __init__(
         self,
         store: Any = None,  # noqa: ANN401 - torch's Store, which cannot be named where torch is not
