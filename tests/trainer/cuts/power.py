@@ -99,20 +99,33 @@ def base(scratch: Path) -> Iterator[Path]:
         yield folder
 
 
+PROGRAM: Final = (sys.executable, "-m", "tests.trainer.cuts.patterns")
+
+
 def cut_power(
-    base: Path, kind: str, pattern: str, *, cuts: int, seed: int, wait_s: tuple[float, float] = (0.0, 0.3)
+    base: Path,
+    kind: str,
+    pattern: str,
+    *,
+    cuts: int,
+    seed: int,
+    wait_s: tuple[float, float] = (0.0, 0.3),
+    program: Sequence[str] = PROGRAM,
 ) -> Tally:
-    """Run a pattern's writer on a new file system, and cut so many times. wait_s: from one cut to the next."""
+    """Run a pattern's writer on a new file system, and cut so many times. wait_s: from one cut to the next.
+
+    program: what plays writer and judge.
+    """
     rng = random.Random(seed)
     tally = Tally(pattern, kind)
     disk, frozen = base / "disk.img", base / "frozen.img"
     make(kind, disk, DISK_BYTES[kind])
-    judge = Judge([sys.executable, "-m", "tests.trainer.cuts.patterns", "judge", pattern])
+    judge = Judge([*program, "judge", pattern])
     try:
         with (
             mounted(disk, base / "disk", kind) as there,
             subprocess.Popen(
-                [sys.executable, "-m", "tests.trainer.cuts.patterns", "write", pattern, str(there / "run")],
+                [*program, "write", pattern, str(there / "run")],
                 stdout=subprocess.PIPE,
             ) as writer,
         ):
