@@ -172,6 +172,8 @@ class Proxy:
         self.bytes_per_s: float | None = None
         self.met: Counter[str] = Counter()
         self.asked: list[tuple[str, str]] = []
+        self.headers: list[dict[str, str]] = []
+        """Of each request that was asked, their names in small letters."""
         self.bytes_up = 0
         self.in_flight = 0
         self.port = 0
@@ -222,10 +224,12 @@ class Proxy:
         head = await reader.readuntil(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")
         method, path, _ = first.split(" ", 2)
-        headers = dict(line.lower().split(": ", 1) for line in lines if ": " in line)
+        pairs = (line.split(": ", 1) for line in lines if ": " in line)
+        headers = {name.lower(): value for name, value in pairs}
         size = int(headers.get("content-length", "0"))
         fault = self.rule(method, path)
         self.asked.append((method, path))
+        self.headers.append(headers)
         self.met["ok" if fault is None else f"{fault.status or ('lost' if fault.lost else 'cut')}"] += 1
         lost = fault is not None and fault.lost
         if fault is not None and fault.cut is not None:

@@ -1,9 +1,11 @@
 """One checkpoint on its way, without the child: several hosts, several writers, what was there before, what is kept."""
 
+import base64
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -97,6 +99,18 @@ def test_two_writers_of_one_manifest(tmp_path: Path, remote: Remote) -> None:
         tier_of(remote, "llm").commit(name, other)
     assert caught.value.kind is Kind.CONFLICT
     assert tier_of(remote, "llm").committed(name) == manifest.digest
+
+
+def test_each_part_carries_its_sha256(tmp_path: Path, proxy: Proxy, bucket: str) -> None:
+    """The server is told what it must have received, and refuses anything else."""
+    remote = remote_of(bucket, proxy.url, tmp_path)
+    saved = save(tmp_path / "root", 7)
+    carried(saved, remote)
+    content = state_file(saved)
+    parts = [content[start : start + CHUNK] for start in range(0, len(content), CHUNK)]
+    due = {base64.b64encode(sha256(part).digest()).decode() for part in parts}
+    puts = [index for index, (method, path) in enumerate(proxy.asked) if method == "PUT" and "/shard-" in path]
+    assert {proxy.headers[index]["x-amz-checksum-sha256"] for index in puts} == due
 
 
 def test_a_commit_whose_answer_was_lost_is_done(tmp_path: Path, proxy: Proxy, bucket: str) -> None:
