@@ -216,7 +216,7 @@ class Uploader:
             remote=self._remote, job=self._job, path=saved.path, digest=saved.manifest_digest, ranks=offer.ranks
         )
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", _CHILD],
+            [sys.executable or "python3", "-P", "-m", _CHILD],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,  # its last words, when it cannot even begin
@@ -272,6 +272,8 @@ class Uploader:
         try:
             document = json.loads(line)
         except ValueError:
+            document = None
+        if not isinstance(document, dict) or "bytes_total" not in document:  # what a library printed, or a traceback
             told["last_words"] = clean_text(line.decode("utf-8", "replace"), _MAX_TEXT)
             return
         before = told.copy()

@@ -61,12 +61,14 @@ def main() -> int:
         finally:
             ended.set()
 
-    Thread(target=work, name="powerguard-transfer", daemon=True).start()
+    worker = Thread(target=work, name="powerguard-transfer", daemon=True)
+    worker.start()
     parent = os.getppid()
     while not ended.wait(_TELL_EVERY_S):
         # The parent's end may be open in its own children after it died: whose child we are tells that, too.
         if os.getppid() != parent or select.select([sys.stdin], [], [], 0)[0] or not _tell(_told(progress, pace)):
             os._exit(1)  # threads that hang in a mount are not waited for
+    worker.join(_TELL_EVERY_S)  # a bug's last words come before ours
     _tell(_told(progress, pace) | verdict)
     os._exit(0)
 

@@ -387,6 +387,30 @@ def test_a_server_that_is_not_there(uploads: Uploads, tmp_path: Path) -> None:
     assert "no answer" in uploader.status().error
 
 
+def test_what_a_library_prints_is_no_answer(uploads: Uploads, tmp_path: Path) -> None:
+    """Whatever else comes out of the child, lines that look like JSON too: it is passed over."""
+    (tmp_path / "shadow").mkdir()
+    (tmp_path / "shadow" / "sitecustomize.py").write_text(
+        'print(7); print("{}"); print("[1]"); print("hello", flush=True)'
+    )
+    (tmp_path / "nas").mkdir()
+    with environment(PYTHONPATH=str(tmp_path / "shadow")):
+        uploader = uploads(str(tmp_path / "nas"))
+        uploader.offer(save(tmp_path / "root", 7, mib=1))
+        assert committed(uploader).failures == {}
+
+
+def test_a_child_that_cannot_even_begin_tells_its_last_words(uploads: Uploads, tmp_path: Path) -> None:
+    (tmp_path / "shadow").mkdir()
+    (tmp_path / "shadow" / "xxhash.py").write_text("raise ImportError('broken here')")
+    (tmp_path / "nas").mkdir()
+    with environment(PYTHONPATH=str(tmp_path / "shadow")):
+        uploader = uploads(str(tmp_path / "nas"))
+        uploader.offer(save(tmp_path / "root", 7, mib=1))
+        until(lambda: uploader.status().failures)
+    assert "broken here" in uploader.status().error
+
+
 def test_without_obstore_it_says_what_to_install(uploads: Uploads, tmp_path: Path) -> None:
     (tmp_path / "shadow").mkdir()
     (tmp_path / "shadow" / "obstore.py").write_text("raise ImportError('not here')")
