@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import apcupsd, core, cuts, daemon, nut, processes, ranks, react, simulated, tiers, trainer
+from bench import apcupsd, core, cuts, daemon, guard, nut, processes, ranks, react, simulated, tiers, trainer
 from bench.figure import Figure
 
 BENCHES: dict[str, Callable[..., list[Figure]]] = {
@@ -20,6 +20,7 @@ BENCHES: dict[str, Callable[..., list[Figure]]] = {
     "nut": nut.run,
     "tiers": tiers.run,
     "ranks": ranks.run,
+    "guard": guard.run,
     "trainer": trainer.run,
     "cuts": cuts.run,
 }
