@@ -9,6 +9,8 @@ from powerguard.trainer.manifest import StoreError
 THREADS: Final = 3
 """Measured with 1.2 GB on two cores that others used too, in GB/s: two threads 3.7, three 4.6, four 4.6."""
 
+_WORTH_A_THREAD: Final = 1 << 20  # bytes that take longer than starting one
+
 
 class CancelledError(StoreError):
     """Whoever wanted it no longer does."""
@@ -51,7 +53,8 @@ def over_chunks(
             except BaseException as error:  # noqa: BLE001 - carried over to the thread that waits, and raised there
                 errors.append(error)
 
-    helpers = [Thread(target=run, name="powerguard-chunks", daemon=True) for _ in range(min(threads, count) - 1)]
+    useful = min(threads, count, 1 + size_bytes // _WORTH_A_THREAD)
+    helpers = [Thread(target=run, name="powerguard-chunks", daemon=True) for _ in range(useful - 1)]
     for helper in helpers:
         helper.start()
     run()

@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 from typing import Self
 
 from powerguard.trainer.chunks import THREADS, digest_of, over_chunks
@@ -119,14 +119,16 @@ def read_shard(
             raise StoreError(msg)
         memory.reserve(shard.size_bytes, touch=False)
         buffer = memory.buffer
+        lock = Lock()
         done = 0
 
         def read(index: int, start: int, end: int) -> None:
             nonlocal done
             file.read_chunk(index, buffer[start:end])
-            done += end - start
-            if progress is not None:
-                progress(done, shard.size_bytes)
+            with lock:
+                done += end - start
+                if progress is not None:
+                    progress(done, shard.size_bytes)
 
         over_chunks(shard.size_bytes, shard.chunk_bytes, read, threads=threads, cancel=cancel)
     return {

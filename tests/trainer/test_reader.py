@@ -37,7 +37,11 @@ def found(store: Store) -> Found:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
-def test_it_comes_back(found: Found, threads: int) -> None:
+def test_it_comes_back(store: Store, threads: int) -> None:
+    """In a thousand chunks, by several threads."""
+    large = random.Random(threads).randbytes(1000 * CHUNK - 100)
+    save(store, 1, [Buffer("a", large), Buffer.json("b", [1, 2])])
+    found = store.found()[0]
     told: list[tuple[int, int | None]] = []
     items = read_shard(
         Path(found.path),
@@ -45,9 +49,10 @@ def test_it_comes_back(found: Found, threads: int) -> None:
         threads=threads,
         progress=lambda done, of: told.append((done, of)),
     )
-    assert items["a"].data == content(1)
+    assert items["a"].data == large
     assert items["b"].value() == [1, 2]
-    assert max(told) == (5 * CHUNK, 5 * CHUNK)
+    assert max(told) == (1000 * CHUNK, 1000 * CHUNK)
+    assert len(told) == 1000
 
 
 def test_it_is_read_into_memory_that_is_there(found: Found, store: Store) -> None:
