@@ -154,8 +154,10 @@ class Desk:
         self._operations[request.id] = operation
         while len(self._operations) > _KEPT_OPERATIONS:
             del self._operations[self._forgettable()]
-        if self.others is None and operation in self.begun and operation.stands and not stood:
+        if operation in self.begun and operation.stands and self.others is None and not stood:
             self.hold(operation)  # joined in mid-write by one who wants it to stand
+        elif operation in self.begun and operation.stands and self.held:
+            self.lease = self.lease and operation.lease
         if self.closed:
             self._abort_all("training has ended")
         self.asked = self.asked or self.others is None
@@ -251,12 +253,18 @@ class Desk:
                 _log.warning("the other ranks cannot be asked: %s", error)
 
     def hold_uploads(self, *, lease_s: float | None = None, asker: str = "") -> TrainerStatus:
-        """Copy nothing to slower storage until `resume`, or until nobody is heard for lease_s (15 minutes if None)."""
+        """Copy nothing to slower storage until `resume`, or until nobody is heard for lease_s (15 minutes if None).
+
+        0: go on, as soon as training does not stand still and no checkpoint is in flight.
+        """
         with self.changed:
             self._note_uploads(lease_s, asker)
-            self.wanted.set()
+            if lease_s == 0:
+                self.lapse_uploads()
+            else:
+                self.wanted.set()
             self.changed.notify_all()
-        self._stop_uploads(now=True)
+        self._stop_uploads(now=lease_s != 0)
         return self.status()
 
     def status(self) -> TrainerStatus:

@@ -400,6 +400,21 @@ def test_of_two_that_want_it_to_stand_the_one_without_a_lease_wins(job: Job, fir
     standing.join(10)
 
 
+def test_an_outage_that_joins_a_drill_in_mid_write_takes_its_lease_away(job: Job) -> None:
+    job.slow()
+    job.trigger("drill", "pause", lease_s=0.2)
+    standing = job.standing()
+    assert job.disk.stuck.wait(10)
+    job.trigger("outage", "pause", 60.0)
+    job.disk.gate.set()
+    assert job.ended("outage").at_paused_step
+    job.now_s += 100
+    time.sleep(0.5)
+    assert job.desk.status().paused
+    job.desk.resume()
+    standing.join(10)
+
+
 # --- Where no step ends -----------------------------------------------------------------------------------------------
 
 

@@ -224,6 +224,8 @@ def test_uploads_are_held_when_told_and_released_at_resume(folder: Path) -> None
     (folder / "nas").mkdir()
     remote = f"remote={str(folder / 'nas')!r}, remote_every_s=0.1"
     with Training(folder, remote) as training:
+        assert training.ask("POST", "/api/v1/hold_uploads")["uploads_held"]
+        assert not training.ask("POST", "/api/v1/hold_uploads", {"lease_s": 0})["uploads_held"]
         training.ask("POST", "/api/v1/hold_uploads", {"lease_s": 60.0})
         assert training.status()["uploads_held"]
         training.ask("POST", "/api/v1/trigger_checkpoint", {"id": "e", "after": "pause"})
