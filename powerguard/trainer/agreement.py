@@ -54,8 +54,8 @@ class Limits:
     at once). reach_s: from the opening until all stand at the step, where no deadline is tighter. write_s: from there
     to the end, where there is no deadline; with one it is late_s after it: what is nearly written is worth finishing.
     lost_s: without an answer from the store, after which this rank is on its own.
-    beat_s: how often the watchers look after each other in the meantime. idle_s: how long one waits in one go for an
-    entry when nothing is in flight (it is told at once when there is one).
+    beat_s: how often the watchers look after each other in the meantime. held_s, idle_s: how long one waits in one go
+    for an entry while training stands, and while nothing is asked (it is told at once when there is one).
     """
 
     dead_s: float = 10.0
@@ -64,7 +64,8 @@ class Limits:
     late_s: float = 60.0
     lost_s: float = 15.0
     beat_s: float = 0.25
-    idle_s: float = 600.0
+    held_s: float = 30.0
+    idle_s: float = 3600.0
 
 
 class GenerationOverError(Exception):
@@ -326,8 +327,7 @@ class Agreement:
         trouble_since_s: float | None = None
         while not self._closing.is_set():
             try:
-                busy = self._flight() or self._replica.state.left
-                self._replica.read(self._limits.beat_s if busy else self._limits.idle_s)
+                self._replica.read(self._patience_s())
                 self._duties()
                 trouble_since_s = None
             except TimeoutError as error:
@@ -339,6 +339,12 @@ class Agreement:
                     self._replica.lose(str(error))
                     return
                 self._closing.wait(self._limits.beat_s)
+
+    def _patience_s(self) -> float:
+        state = self._replica.state
+        if state.left or self._flight():
+            return self._limits.beat_s
+        return self._limits.idle_s if state.held_at is None else self._limits.held_s
 
     def _flight(self) -> list[Generation]:
         state = self._replica.state

@@ -386,6 +386,19 @@ def test_values_are_bounded_before_they_are_sent(served: tuple[SocketRanks, int,
         rank.set("large", bytes(MAX_VALUE_BYTES + 1))
 
 
+def test_rank_0_leaves_last(tmp_path: Path) -> None:
+    """It holds the store: one that still reads how the last checkpoint ended must find it."""
+    one, two = together(lambda rank: SocketRanks(f"unix:{tmp_path}/s", rank, 2, secret_file=tmp_path / "x"), 2)
+    one.set("end", b"committed")
+    closing_one = threading.Thread(target=one.close)
+    closing_one.start()
+    time.sleep(0.2)
+    assert two.get("end", 1.0) == b"committed"
+    two.close()
+    closing_one.join(4.0)
+    assert not closing_one.is_alive()
+
+
 def test_a_store_that_ends_is_an_error_in_words(tmp_path: Path) -> None:
     """Rank 0 gone: whoever waits is told, not left; a broken line is made anew when it is back."""
     one, two = together(lambda rank: SocketRanks(f"unix:{tmp_path}/s", rank, 2, secret_file=tmp_path / "x"), 2)
@@ -400,11 +413,12 @@ def test_a_store_that_ends_is_an_error_in_words(tmp_path: Path) -> None:
     thread = threading.Thread(target=wait)
     thread.start()
     time.sleep(0.05)
-    one.close()
+    one._server.close()  # type: ignore[union-attr] # as if rank 0 had been killed
     thread.join(5)
     assert "does not answer" in said[0]
     with pytest.raises(RanksError, match=f"{tmp_path}/s: the store of the ranks, in rank 0, does not answer"):
         two.check("a")
+    one.close()
     assert not (tmp_path / "s").exists()
 
 
@@ -419,7 +433,7 @@ def test_an_earlier_run_that_still_listens_is_not_joined(tmp_path: Path) -> None
     new[1].set("a", b"b")
     assert new[0].check("a")
     assert not old.check("a")
-    for one in (*new, old):
+    for one in (old, *reversed(new)):
         one.close()
 
 
@@ -463,6 +477,6 @@ def test_store_holds_no_descriptors_after_close(tmp_path: Path) -> None:
         agreements = [Agreement(one, limits=QUICK) for one in ranks]
         for agreement in agreements:
             agreement.close()
-        for one in ranks:
+        for one in reversed(ranks):
             one.close()
     assert len(os.listdir("/proc/self/fd")) <= before + 1  # noqa: PTH208 - as above

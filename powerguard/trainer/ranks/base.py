@@ -8,6 +8,7 @@ A store need not offer locks or transactions. Its one strong operation is `claim
 comes second reads what the first one wrote. All agreement is built on that (`powerguard.trainer.agreement`).
 """
 
+import contextlib
 import os
 import threading
 import time
@@ -19,6 +20,8 @@ MAX_KEY: Final = 200
 """Characters of a key, of A-Z a-z 0-9 . _ - # and /."""
 MAX_VALUE_BYTES: Final = 1 << 20
 """The largest value of a key: torch's store refuses 8 MiB, and our own server keeps them all in memory."""
+
+_FAREWELL_S: Final = 5.0
 
 
 class RanksError(Exception):
@@ -207,6 +210,20 @@ def meet(ranks: Ranks, rank: int, size: int, timeout_s: float) -> list[str]:
     listed, _, places = told.partition("\n\n")
     hosts = listed.split("\n")
     return [hosts[int(place)] for place in places.split()]
+
+
+def farewell(ranks: Ranks) -> None:
+    """Say that this rank asks no more; in rank 0, which may hold the store of all, wait until all others have said so.
+
+    For 5 s at most: a rank that was killed says nothing.
+    """
+    until_s = boottime_s() + _FAREWELL_S
+    with contextlib.suppress(RanksError, TimeoutError):
+        if ranks.rank:
+            ranks.set(f"bye/{ranks.rank}", b"bye")
+        else:
+            for other in range(1, ranks.size):
+                ranks.get(f"bye/{other}", max(0.0, until_s - boottime_s()))
 
 
 def _missing(missing: list[int], timeout_s: float) -> str:

@@ -58,9 +58,10 @@ class Server:
 
     def close(self) -> None:
         """Stop; all connections end."""
-        self._closing = True
-        self._wake.send(b"x")
-        self._thread.join(5.0)
+        if not self._closing:
+            self._closing = True
+            self._wake.send(b"x")
+            self._thread.join(5.0)
 
     def _serve(self) -> None:
         try:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Self
 
-from powerguard.trainer.ranks.base import MAX_VALUE_BYTES, Place, RanksError, boottime_s, meet
+from powerguard.trainer.ranks.base import MAX_VALUE_BYTES, Place, RanksError, boottime_s, farewell, meet
 from powerguard.trainer.ranks.frames import (
     ADD,
     CHECK,
@@ -54,6 +54,7 @@ class SocketRanks(Place):
         self._connection: socket.socket | None = None
         self._sealer: Sealer | None = None
         self._server: Server | None = None
+        self._met = False  # and not a clone
         until_s = boottime_s() + join_s
         secret_file = Path(secret_file)
         if rank == 0:
@@ -64,6 +65,7 @@ class SocketRanks(Place):
         try:
             self._reach(until_s)
             super().__init__(rank, size, meet(self, rank, size, join_s))
+            self._met = True
         except BaseException:
             self.close()
             raise
@@ -93,10 +95,14 @@ class SocketRanks(Place):
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
         twin._connection = twin._sealer = twin._server = None
+        twin._met = False
         return twin
 
     def close(self) -> None:
-        """Let go; rank 0's first connection ends the store, and with it everybody's."""
+        """Let go; rank 0's first connection ends the store, once all others have let go of theirs, or after 5 s."""
+        if self._met:
+            farewell(self)
+            self._met = False
         self._hang_up()
         if self._server is not None:
             self._server.close()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final, Self, TypeVar
 
-from powerguard.trainer.ranks.base import Place, RanksError, boottime_s, meet
+from powerguard.trainer.ranks.base import Place, RanksError, boottime_s, farewell, meet
 
 _T = TypeVar("_T")
 _CALL: Final = timedelta(seconds=10)
@@ -53,6 +53,7 @@ class TorchRanks(Place):
         self._take(store, dist)
         super().__init__(rank, size)
         super().__init__(rank, size, meet(self, rank, size, join_s))
+        self._met = True  # and not a clone
 
     def _take(self, store: Any, dist: Any) -> None:  # noqa: ANN401 - as above
         try:
@@ -100,10 +101,14 @@ class TorchRanks(Place):
 
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
+        twin._met = False
         twin._take(self._base, dist)
         return twin
 
     def close(self) -> None:
+        if self._met:
+            farewell(self)
+            self._met = False
         self._store = self._base = _Closed()
 
     def _ask(self, call: Callable[[], _T]) -> _T:
