@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,6 +59,15 @@ def signed(document: dict[str, Any]) -> bytes:
     document.pop("sha256", None)
     body = json.dumps(document, separators=(",", ":")).encode()
     return json.dumps({**document, "sha256": sha256(body).hexdigest()}, separators=(",", ":")).encode() + b"\n"
+
+
+def test_the_reference_shows_one_that_is_taken() -> None:
+    """docs/reference/checkpoint-format.md, laid out for reading and without its sha256."""
+    page = (Path(__file__).parents[2] / "docs/reference/checkpoint-format.md").read_text(encoding="utf-8")
+    document = json.loads(page.partition("```json")[2].partition("```")[0])
+    shown = Manifest.parse(signed(document))
+    assert (shown.job, shown.step, shown.shards[0].items[0].shape) == ("llm", 1234, (50, 50))
+    assert list(document) == list(json.loads(MANIFEST.to_json()))[:-1], "and in the same order"
 
 
 HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
