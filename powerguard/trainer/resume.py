@@ -19,12 +19,13 @@ from threading import Lock
 from typing import Any, Final
 
 from powerguard.trainer.chunks import THREADS, over_chunks
+from powerguard.trainer.found import Found
 from powerguard.trainer.items import Loaded
 from powerguard.trainer.manifest import Shard, StoreError
 from powerguard.trainer.ranks.base import Ranks
 from powerguard.trainer.reader import CorruptError, ShardReader
 from powerguard.trainer.snapshot import Snapshot
-from powerguard.trainer.store import Found, Store
+from powerguard.trainer.store import Store
 from powerguard.trainer.tiers.base import Kind, Source, Tier, TierError, items_in, ranks_told
 from powerguard.trainer.tiers.pace import Pace
 from powerguard.wire import clean_text
@@ -33,7 +34,7 @@ _log = logging.getLogger("powerguard.trainer")
 _PATIENCE_S: Final = 120.0
 _LOOK_S: Final = 600.0
 _LOAD_S: Final = 6 * 3600.0
-_CONNECTIONS: Final = 4
+_CONNECTIONS: Final = 8
 _BAD: Final = "bad-"
 _MAX_REASON: Final = 400
 

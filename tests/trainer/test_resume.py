@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from powerguard.trainer.found import SavedCheckpoint
 from powerguard.trainer.manifest import MANIFEST
 from powerguard.trainer.ranks.base import Alone, Memory, MemoryRanks
 from powerguard.trainer.resume import Chosen, LocalTier, ResumeError, choose
-from powerguard.trainer.store import SavedCheckpoint, Store
+from powerguard.trainer.store import Store
 from powerguard.trainer.tiers import PathTier, Remote
 from powerguard.trainer.tiers.base import SET_ASIDE, Tier
 from powerguard.trainer.tiers.pace import Pace

@@ -14,10 +14,10 @@ from hashlib import sha256
 from typing import Any, Final, Protocol, Self
 
 from powerguard.trainer.chunks import THREADS, digest_of, over_chunks
+from powerguard.trainer.found import Found
 from powerguard.trainer.items import Loaded
 from powerguard.trainer.manifest import Manifest, Shard
 from powerguard.trainer.snapshot import Snapshot
-from powerguard.trainer.store import Found
 
 PART_BYTES: Final = 32 << 20
 """How much is put at a time: what a kill can cost each connection, and what each of them holds in memory."""

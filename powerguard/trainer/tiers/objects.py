@@ -15,8 +15,8 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 from powerguard.trainer.chunks import digest_of
+from powerguard.trainer.found import Found
 from powerguard.trainer.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, ManifestError, Shard, step_of
-from powerguard.trainer.store import Found
 from powerguard.trainer.tiers.base import (
     MAX_REASON_BYTES,
     NEWEST,

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from powerguard.trainer.disk import refuses_direct
+from powerguard.trainer.found import Found, look
 from powerguard.trainer.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, Shard, step_of
 from powerguard.trainer.reader import ShardReader
 from powerguard.trainer.snapshot import Snapshot
-from powerguard.trainer.store import Found, look
 from powerguard.trainer.tiers.base import (
     MAX_REASON_BYTES,
     NEWEST,
@@ -165,10 +165,11 @@ class PathTier:
             for name in names:
                 folder = self._root / name
                 # The manifest goes first and alone: a half-removed checkpoint must not look whole.
-                (folder / MANIFEST).unlink(missing_ok=True)
-                _sync(folder)
-                for entry in list(folder.iterdir()):
-                    entry.unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):  # another host prunes, too
+                    (folder / MANIFEST).unlink(missing_ok=True)
+                    _sync(folder)
+                    for entry in list(folder.iterdir()):
+                        entry.unlink(missing_ok=True)
                 with contextlib.suppress(OSError):  # NFS keeps a file that is still open, under another name
                     folder.rmdir()
         return names
@@ -228,8 +229,11 @@ class PathTier:
     def _listed(self) -> list[Listed]:
         listed = []
         for name in self._names():
-            with os.scandir(self._root / name) as entries:
-                stored = {each.name: each.stat(follow_symlinks=False).st_mtime for each in entries}
+            try:
+                with os.scandir(self._root / name) as entries:
+                    stored = {each.name: each.stat(follow_symlinks=False).st_mtime for each in entries}
+            except FileNotFoundError:  # another host prunes, too
+                continue
             committed = MANIFEST in stored
             at_s = stored[MANIFEST] if committed else max(stored.values(), default=0.0)
             listed.append(Listed(name=name, at_s=at_s, committed=committed, set_aside=SET_ASIDE in stored))

@@ -3,8 +3,8 @@
 from datetime import datetime
 from pathlib import Path
 
+from powerguard.trainer.found import SavedCheckpoint
 from powerguard.trainer.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, ManifestError
-from powerguard.trainer.store import SavedCheckpoint
 
 
 def period_of(saved: SavedCheckpoint, every_s: float) -> int | None:

@@ -20,8 +20,8 @@ from threading import Condition, Thread
 from types import MappingProxyType
 from typing import IO, Any, Final
 
+from powerguard.trainer.found import SavedCheckpoint
 from powerguard.trainer.reader import held
-from powerguard.trainer.store import SavedCheckpoint
 from powerguard.trainer.tiers.base import Kind, Remote
 from powerguard.trainer.tiers.pace import backoff_s, boottime_s
 from powerguard.trainer.tiers.transfer import Order

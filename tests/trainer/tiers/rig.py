@@ -19,10 +19,11 @@ from typing import Self
 
 import pytest
 
+from powerguard.trainer.found import SavedCheckpoint
 from powerguard.trainer.items import Buffer
 from powerguard.trainer.manifest import Manifest
 from powerguard.trainer.snapshot import Snapshot
-from powerguard.trainer.store import SavedCheckpoint, Store
+from powerguard.trainer.store import Store
 from powerguard.trainer.tiers import Remote
 
 MIB = 1 << 20

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+from powerguard.trainer.found import SavedCheckpoint
 from powerguard.trainer.manifest import MANIFEST, Manifest
-from powerguard.trainer.store import SavedCheckpoint
 from powerguard.trainer.tiers.schedule import period_of
 from powerguard.trainer.tiers.upload import Uploader
 from powerguard.trainer.uploads import Uploads

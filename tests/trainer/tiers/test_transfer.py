@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from powerguard.trainer.found import SavedCheckpoint
 from powerguard.trainer.manifest import MANIFEST, Manifest
-from powerguard.trainer.store import SavedCheckpoint
 from powerguard.trainer.tiers import ObjectTier, PathTier, Remote, tier_of
 from powerguard.trainer.tiers.base import SET_ASIDE, Kind, Listed, TierError, outdated, read_shard
 from powerguard.trainer.tiers.pace import Pace
