@@ -1,5 +1,7 @@
 """Cross-checks: the same for every family, between the fields of one answer."""
 
+import math
+
 from powerguard.core.events import OutputSource
 from powerguard.profiles.draft import Draft
 from powerguard.profiles.vocabulary import State
@@ -15,6 +17,8 @@ _LEAST_THREE_PHASE_W = 2000.0
 """The smallest UPS with a network card has some 300 W, the smallest three-phase one some 6 kW."""
 _MOST_RATING_W = 5e6
 _REAL_LOAD_PCT = 5.0
+_LEAST_ALONE_W = 50.0
+"""Where no load is told there is nothing to hold watts against: 0 (not measured) and 1 (kilowatts) must be refused."""
 
 
 def cross_check(draft: Draft) -> None:
@@ -93,6 +97,9 @@ def _check_charge(draft: Draft) -> None:
 def _check_watts(draft: Draft) -> None:
     """Watts that make the rating absurd: 0 at a real load (not measured), or 1 at 27 % (kilowatts, Huawei)."""
     load_pct = draft.numbers.get("load_pct")
+    alone = load_pct is None and draft.output_source is not None  # A rack PDU's 0 W may be true.
+    while alone and draft.numbers.get("watts", math.inf) < _LEAST_ALONE_W:
+        draft.next("watts", "too few to be believed where no load is told")
     while load_pct is not None and "watts" in draft.numbers:
         why = _why_no_watts(draft, draft.numbers["watts"], load_pct)
         if not why:

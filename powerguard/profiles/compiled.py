@@ -101,6 +101,7 @@ class NumberAt:
     count_oid: str | None
     rows_column: str | None
     rows_are: frozenset[Answer | None]
+    beside: tuple[str, ...]
     when: Test | None
 
     def convert(self, raw: Answer) -> tuple[float | None, str]:
@@ -158,10 +159,35 @@ class NumberAt:
             return [oid for oid in found if oid in there]
         return found[:_MOST_LINES]
 
+    def lacks(self, answers: Answers, rows: Rows, counted: Sequence[str]) -> str:
+        """Say which line is not told though it is there: one that the device counts, or that another column tells.
+
+        "" where none is known to be. A sum, and the worst of all lines, are not what is left of them.
+        """
+        counted = [oid for oid in counted if answers[oid] not in _LEFT_OUT]
+        if self.line_1(counted) is None:
+            return "line 1 is not told"
+        count = None if self.count_oid is None else answers.get(self.count_oid)
+        if isinstance(count, int) and len(counted) < count <= _MOST_LINES:
+            return f"{len(counted)} of {count} lines are told"
+        if not self.is_column or self.rows_column is not None:
+            return ""
+        told = {oid[len(self.oid) :] for oid in counted}
+        for column in self.beside:
+            for oid in rows.get(column, ())[:_MOST_LINES]:
+                raw, end = answers[oid], oid[len(column) :]
+                if end not in told and isinstance(raw, int) and raw > 0 and self._counts(end, count):
+                    return f"line {end[1:]} is told by another column only"
+        return ""
+
+    def _counts(self, end: str, count: Answer | None) -> bool:
+        is_counted = isinstance(count, int) and 1 <= count <= _MOST_LINES
+        return not is_counted or _line(self.oid + end, len(self.oid)) <= count  # type: ignore[operator]
+
     def line_1(self, counted: Sequence[str]) -> str | None:
         """Return the object of line 1; None where the rows that were answered lack it."""
         if not self.is_column:
-            return self.scalars[0]
+            return self.scalars[0] if self.scalars[0] in counted else None
         if not counted or _line(counted[0], len(self.oid)) > self._first(counted):
             return None
         return counted[0]
@@ -220,8 +246,9 @@ class Compiled:
         self.battery_status = [_enumeration(one, source) for one in profiles for source in one.battery_status]
         self.numbers: dict[str, list[list[NumberAt]]] = {name: [] for name in NUMBERS}
         for profile in profiles:
+            tables = _tables(profile)
             for name, sources in profile.numbers.items():
-                self.numbers[name].append([_number(profile, name, source) for source in sources])
+                self.numbers[name].append([_number(profile, name, source, tables) for source in sources])
         self.states = [state for profile in profiles for state in _states(profile)]
         self.flags = [flags for profile in profiles for flags in _flags(profile)]
         self.alarms = [alarms for profile in profiles for alarms in _alarms(profile)]
@@ -266,6 +293,8 @@ class Compiled:
 
 _BUILT: dict[tuple[int, ...], Compiled] = {}
 _MOST_BUILT = 16
+_LEFT_OUT = frozenset(Missing) - {Missing.NULL}
+"""A card that knows the object and has no value for it has no such line; one that leaves it out may have."""
 
 
 def compiled(profiles: Sequence[Profile]) -> Compiled:
@@ -316,7 +345,19 @@ def _enumeration(profile: Profile, source: OutputSourceSource | BatteryStatusSou
     )
 
 
-def _number(profile: Profile, name: str, source: NumberSource) -> NumberAt:
+def _tables(profile: Profile) -> dict[str, tuple[str, ...]]:
+    """Return the columns of numbers that stand in one table, by what their OIDs have in common."""
+    tables: dict[str, list[str]] = {}
+    for sources in profile.numbers.values():
+        for source in sources:
+            if source.column is not None:
+                column = profile.absolute(source.column)
+                tables.setdefault(column.rpartition(".")[0], []).append(column)
+    return {table: tuple(dict.fromkeys(columns)) for table, columns in tables.items()}
+
+
+def _number(profile: Profile, name: str, source: NumberSource, tables: Mapping[str, tuple[str, ...]]) -> NumberAt:
+    place = profile.absolute(source.place)
     window = NUMBERS[name]
     low, high = (None, None) if source.valid is None else source.valid
     counter = None if source.lines is None else getattr(profile.lines, source.lines)
@@ -324,7 +365,7 @@ def _number(profile: Profile, name: str, source: NumberSource) -> NumberAt:
     return NumberAt(
         field=name,
         object=source.object,
-        oid=profile.absolute(source.place),
+        oid=place,
         is_column=source.column is not None,
         scalars=tuple(map(profile.absolute, source.scalars)),
         factor=UNITS[source.unit][1],
@@ -338,6 +379,7 @@ def _number(profile: Profile, name: str, source: NumberSource) -> NumberAt:
         count_oid=None if counter is None else profile.absolute(counter.oid),
         rows_column=None if rows is None else profile.absolute(rows.column),
         rows_are=frozenset(() if rows is None else rows.is_),
+        beside=tuple(column for column in tables.get(place.rpartition(".")[0], ()) if column != place),
         when=_condition(profile, source.when),
     )
 

@@ -37,6 +37,8 @@ _COMBINED: Mapping[Combine, Callable[[list[float]], float]] = {
     Combine.MIN: min,
     Combine.FIRST: lambda lines: lines[0],
 }
+_OF_ALL_LINES = frozenset({"load_pct", "watts", "amps"})
+"""What is added up over the lines, or is the worst of them: less than all of them tell less than there is."""
 _MOST_OUTLETS = 256
 _ALIVE = {"input_v": INPUT_THERE_V, "load_pct": 0.1}
 """From where on a line is alive. Cards answer 0 for a single object of these where their lines stand in a table."""
@@ -267,9 +269,12 @@ def _number(source: NumberAt, answers: Answers, rows: Rows, draft: Draft) -> flo
             whole = whole and (isinstance(answers[oid], Missing) or why.startswith("means"))
     if not lines:
         return None
-    if source.combine is Combine.SUM and not whole:
-        draft.reject(source.field, source.oid, f"{len(lines)} rows", "one line is not believed, so their sum is not")
-        return None
+    if source.field in _OF_ALL_LINES:
+        why = "one line is not believed, so all of them together are not"
+        why = source.lacks(answers, rows, counted) if whole else why
+        if why:
+            draft.reject(source.field, source.oid, f"{len(lines)} rows", why)
+            return None
     if source.field not in draft.lines:
         draft.lines[source.field] = tuple(lines)
     return _COMBINED[source.combine](lines)

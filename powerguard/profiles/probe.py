@@ -48,6 +48,12 @@ def fits_but_for_its_state(profile: Profile, answers: Answers, sys_object_id: st
     )
 
 
+def _tells_of_a_battery(profile: Profile, answers: Answers) -> bool:
+    device = Compiled([profile])
+    rows = device.rows(answers)
+    return any(_is_measured(name, device, answers, rows) for name in ("charge_pct", "runtime_s"))
+
+
 def _is_measured(name: str, device: Compiled, answers: Answers, rows: Rows) -> bool:
     places = [(source, oid) for sources in device.numbers[name] for source in sources for oid in source.places(rows)]
     return any(source.convert(answers.get(oid, Missing.NO_ANSWER))[0] for source, oid in places)
@@ -141,6 +147,8 @@ def choose(profiles: Sequence[Profile], answers: Answers, *, sys_object_id: str,
             if profile in fitting or fits_but_for_its_state(profile, answers, sys_object_id)
         ]
     kind = "ups" if any(profile.kind == "ups" for profile in fitting) else "pdu"
+    if kind == "pdu" and any(_tells_of_a_battery(profile, answers) for profile in profiles if profile.kind == "ups"):
+        return ()  # A UPS whose output source is not answered: its outlets do not make a rack PDU of it.
     fitting = [profile for profile in fitting if profile.kind == kind]
     return tuple(
         sorted(

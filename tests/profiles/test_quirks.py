@@ -312,11 +312,14 @@ def test_what_is_no_ups_does_not_become_one_by_a_state_that_is_not_listed(
 
 
 def test_a_pdu_stays_one_beside_a_state_that_is_not_listed() -> None:
-    """A rack PDU's card may answer its maker's UPS objects."""
+    """A rack PDU's card may answer its maker's UPS objects, with zeros; one that tells of a battery is a UPS's."""
     path = Path(__file__).parent / "walks" / "pdus" / "apc-rpdu2.walk"
     _, place, numbers = CARDS["apc-powernet"]
-    answers = {**parse_walk(path.read_text(encoding="utf-8"), path.name), Oid(place): 19, **numbers}
-    assert families(answers, "1.3.6.1.4.1.318.1.3.4.6") == ["apc-rpdu2", "apc-rpdu"]
+    outlets = parse_walk(path.read_text(encoding="utf-8"), path.name)
+    idle = {**outlets, Oid(place): 19, **dict.fromkeys(numbers, 0)}
+    assert families(idle, "1.3.6.1.4.1.318.1.3.4.6") == ["apc-rpdu2", "apc-rpdu"]
+    charged = {**outlets, Oid(place): 19, **numbers}
+    assert families(charged, "1.3.6.1.4.1.318.1.3.4.6") == []
 
 
 def test_the_standard_does_not_hide_the_family_whose_state_is_not_listed() -> None:
