@@ -21,7 +21,7 @@ from typing import Final, Self
 
 from powerguard.trainer.ranks.base import Place, RanksError, boottime_s, meet
 
-_LOOK_S: Final = (0.001, 0.01)  # from often to seldom; the latter is what an idle rank costs: 100 stats a second
+_LOOK_S: Final = (0.0003, 0.01)  # from often to seldom; the latter is what an idle rank costs: 100 stats a second
 _REMOTE_LOOK_S: Final = (0.01, 0.1)
 _TOUCH_S: Final = 1.0
 _ANSWER: Final = "run.json"

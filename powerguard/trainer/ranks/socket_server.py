@@ -1,6 +1,7 @@
 """The store behind SocketRanks: one thread of rank 0 that answers all ranks, none of which can hold another up."""
 
 import logging
+import math
 import secrets
 import selectors
 import socket
@@ -53,6 +54,7 @@ class Server:
         self._selector.register(wake, selectors.EVENT_READ)
         self._woken = wake
         self._closing = False
+        self._look_at_s = math.inf  # not before then has anybody waited long enough
         self._thread = threading.Thread(target=self._serve, name="powerguard-ranks", daemon=True)
         self._thread.start()
 
@@ -96,6 +98,7 @@ class Server:
             keep_alive(connection)
         client = _Client(connection)
         self._clients[connection] = client
+        self._look_at_s = min(self._look_at_s, client.until_s)
         self._selector.register(connection, selectors.EVENT_READ)
         client.unsent += client.nonce
         self._flush(client)
@@ -146,7 +149,9 @@ class Server:
                 self._tell(client, VALUE + value)
             else:
                 (millis,) = MILLIS.unpack(rest)
-                self._waiting.setdefault(key, []).append((client, boottime_s() + millis / 1000.0))
+                until_s = boottime_s() + millis / 1000.0
+                self._waiting.setdefault(key, []).append((client, until_s))
+                self._look_at_s = min(self._look_at_s, until_s)
         elif kind == CHECK:
             self._tell(client, NOTHING if value is None else VALUE)
         elif kind == DELETE:
@@ -179,13 +184,16 @@ class Server:
             client.unsent += client.sealer.frame(body)
 
     def _patience_s(self) -> float | None:
-        ends = [until_s for waiting in self._waiting.values() for _, until_s in waiting]
-        ends += [client.until_s for client in self._clients.values() if client.sealer is None]
-        return max(0.0, min(ends) - boottime_s()) if ends else None
+        return None if self._look_at_s == math.inf else max(0.0, self._look_at_s - boottime_s())
 
     def _expire(self) -> None:
-        """Tell those who have waited long enough, and let strangers go who do not greet."""
+        """Tell those who have waited long enough, and let strangers go who do not greet; when one may have, not before.
+
+        A thousand ranks wait here: looking at each of them for each frame would be what the others wait for.
+        """
         now_s = boottime_s()
+        if now_s < self._look_at_s:
+            return
         for key, waiting in list(self._waiting.items()):
             over = [client for client, until_s in waiting if until_s <= now_s]
             left = [(client, until_s) for client, until_s in waiting if until_s > now_s]
@@ -195,8 +203,12 @@ class Server:
             for client in over:
                 self._tell(client, NOTHING)
                 self._flush(client)
-        for client in [one for one in self._clients.values() if one.sealer is None and one.until_s <= now_s]:
-            self._drop(client)
+        strangers = [client for client in self._clients.values() if client.sealer is None]
+        for client in strangers:
+            if client.until_s <= now_s:
+                self._drop(client)
+        ends = [until_s for waiting in self._waiting.values() for _, until_s in waiting]
+        self._look_at_s = min([*ends, *(one.until_s for one in strangers if one.until_s > now_s)], default=math.inf)
 
 
 class _Client:

@@ -16,7 +16,7 @@ from powerguard.trainer.ranks.base import Place, RanksError, boottime_s, farewel
 _T = TypeVar("_T")
 _CALL: Final = timedelta(seconds=10)
 _SHORT_S: Final = 5.0  # up to here a wait looks again and again
-_LOOK_S: Final = (0.001, 0.02)  # from often to seldom
+_LOOK_S: Final = (0.0003, 0.02)  # from often to seldom
 _made = itertools.count()
 
 
@@ -81,7 +81,7 @@ class TorchRanks(Place):
             if left_s <= 0:
                 raise TimeoutError(key)
             time.sleep(min(look_s, left_s))
-            look_s = min(2 * look_s, most_s)
+            look_s = min(1.5 * look_s, most_s)
         return bytes(self._ask(lambda: self._store.get(key)))
 
     def check(self, key: str) -> bool:
