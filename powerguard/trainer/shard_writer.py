@@ -33,6 +33,7 @@ def write_file(
     content: memoryview,
     *,
     chunk_bytes: int = CHUNK_BYTES,
+    room_bytes: int = 0,
     threads: int = THREADS,
     progress: Progress | None = None,
     cancel: Event | None = None,
@@ -40,7 +41,8 @@ def write_file(
     """Write a file from its beginning; its data (not its name) is durable when this returns.
 
     content: page-aligned, a multiple of 4096 bytes. A file that is there already is written over in its place: only for
-    one that no checkpoint needs. Raises OSError with the path; CancelledError; what `progress` raises.
+    one that no checkpoint needs. room_bytes: make a new one so long, where it can be had. Raises OSError with the path;
+    CancelledError; what `progress` raises.
     """
     began_s = time.perf_counter()
     digests = [""] * -(-len(content) // chunk_bytes)
@@ -49,7 +51,7 @@ def write_file(
     with DiskFile(disk, path) as file:
         in_place = file.size_bytes >= len(content)
         if not in_place:
-            file.allocate(len(content))
+            file.allocate(max(room_bytes, len(content)))
 
         def work(index: int, start: int, end: int) -> None:
             nonlocal done, dirty

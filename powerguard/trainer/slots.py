@@ -13,6 +13,7 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Collection
 from pathlib import Path
 from threading import Event, Lock
 from typing import Final
@@ -48,6 +49,10 @@ class Slots:
     def free(self) -> list[Path]:
         """The slots that are there."""
         return [path for path in self._paths if is_folder(path)]
+
+    def room_bytes(self, size_bytes: int) -> int:
+        """How long to make a new file of this size, so that it can be a slot's one day; 0 without slots."""
+        return roomy(size_bytes) if self._paths else 0
 
     # --- Making them ------------------------------------------------------------------------------------------------
 
@@ -166,8 +171,11 @@ class Slots:
                 remove(self._disk, folder)
             return True
 
-    def tidy(self) -> None:
-        """Take the manifest out of a slot that a cut put back under its old name; remove slots that are too many."""
+    def tidy(self, shards: Collection[str]) -> None:
+        """Put the slots in order: none too many, and in them only the files of these shards, and of no more ranks.
+
+        A cut may have put a folder back under its slot's name that has a manifest already, of a save not acknowledged.
+        """
         for path in self._root.glob(".slot-*"):
             if path not in self._paths and is_folder(path):
                 remove(self._disk, path)
@@ -175,6 +183,9 @@ class Slots:
             if (path / MANIFEST).exists():
                 self._disk.rename(path / MANIFEST, path / UNBORN)
                 self._disk.sync_folder(path)
+            for file in path.glob("shard-*"):
+                if file.name not in shards:
+                    self._disk.unlink(file)
 
 
 def remove(disk: Disk, folder: Path) -> None:

@@ -111,7 +111,7 @@ class Store:
     def _tidy(self) -> None:
         """Put in order what a kill or a cut has left: no rank has begun to save yet."""
         try:
-            self._slots.tidy()
+            self._slots.tidy({shard_file(rank) for rank in range(self.ranks)})
             for path in folders(self.root):
                 if not (path / MANIFEST).exists():
                     self._slots.give_back(path)
@@ -169,6 +169,7 @@ class Store:
             path,
             content,
             chunk_bytes=self._chunk_bytes,
+            room_bytes=self._slots.room_bytes(layout.size_bytes),
             progress=progress,
             cancel=cancel,
         )
@@ -189,11 +190,12 @@ class Store:
         folder = self.root / name
         manifest.check()
         here = [shard for shard in manifest.shards if size_of(folder / shard.file) >= shard.size_bytes]
-        missing = len(manifest.shards) - len(here) if manifest.hosts == 1 else not here
-        if step_of(name) != manifest.step or missing:
+        is_whole = len(here) == len(manifest.shards) or manifest.hosts > 1
+        is_ours = self.leader and any(shard.rank == self.rank for shard in here)
+        if step_of(name) != manifest.step or not is_whole or not is_ours:
             msg = (
                 f"{folder}: a manifest of step {manifest.step} and {len(manifest.shards)} shards, {len(here)} of them "
-                f"here, is not this checkpoint's"
+                f"here, is not what this leader may commit"
             )
             raise StoreError(msg)
         content = manifest.to_json()

@@ -142,7 +142,7 @@ def test_only_what_is_whole_can_be_committed(store: Store) -> None:
         shard = store.write_shard(name, 0, snapshot, layout)
         with pytest.raises(StoreError, match="a manifest of step 2"):
             store.commit(name, manifest(2, [shard]))
-        with pytest.raises(StoreError, match="1 shards, 0 of them here"):
+        with pytest.raises(StoreError, match="1 shards, 0 of them here, is not what this leader may commit"):
             store.commit(store.name(1, "11111111"), manifest(1, [shard]))
         with pytest.raises(ManifestError, match="shards of 2 ranks"):
             store.commit(name, manifest(1, [shard, shard]))
@@ -228,6 +228,16 @@ def test_what_a_kill_has_left_is_put_in_order_at_the_next_start(root: Path) -> N
         assert folders(root) == [".slot", ".slot", "step-000000000001"]
     with Store(root, job="test", slots=1) as store:
         assert folders(root) == [".slot", "step-000000000001"], "slots that nobody uses any more are not kept"
+
+
+def test_a_smaller_world_does_not_keep_the_room_of_a_larger_one(root: Path) -> None:
+    with Store(root, job="test", ranks=2) as leader, Store(root, job="test", rank=1, ranks=2, leader=False) as other:
+        for each in (leader, other):
+            each.prepare(3 * PAGE)
+    assert len(list(root.glob(".slot-*/shard-00001"))) == 2
+    with Store(root, job="test") as store:
+        assert list(root.glob(".slot-*/shard-00001")) == []
+        assert store.slots_ready(3 * PAGE) == 2
 
 
 def test_a_save_whose_folder_is_taken_away_is_an_error(store: Store, root: Path) -> None:
@@ -333,6 +343,16 @@ def test_slots_grow_with_the_state(store: Store) -> None:
     assert store.prepare(40 * PAGE)
     assert store.slots_ready(40 * PAGE) == 2
     save(store, 1, items(1, pages=39), urgent=True)
+    assert store.last_write is not None
+    assert store.last_write.in_place
+
+
+def test_what_was_new_has_room_to_grow_as_a_slot(store: Store) -> None:
+    """A list in the state gets longer from step to step: not by a block that a full disk does not have."""
+    for step in range(1, 4):
+        save(store, step, items(step))
+    assert store.slots_ready(3 * PAGE) == 1
+    save(store, 4, items(4, pages=9), urgent=True)
     assert store.last_write is not None
     assert store.last_write.in_place
 
