@@ -2,25 +2,29 @@
 
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
+from itertools import islice
 from multiprocessing import resource_tracker
-from multiprocessing.synchronize import Event
 from queue import SimpleQueue
-from typing import ClassVar
 
 from powerguard.sim.world.policies import one
 from powerguard.sim.world.report import Options, Sample, sample
 from powerguard.sim.world.site import Site
+from powerguard.sim.world.worker import Worker
 
 Play = Callable[[Site, Options, int], Sample]
 Tell = Callable[[int], None]
 """Called with the number of outages that have been played."""
 _CHUNK = 50
 _MOST_CHUNK = 500
+_AHEAD = 3
+"""Chunks for each process, so that it has the next one when it ends one."""
 
 
 def play_many(site: Site, options: Options, *, jobs: int | None = None, tell: Tell = lambda _: None) -> list[Sample]:
@@ -45,59 +49,66 @@ def _chunks(options: Options, size: int) -> Iterator[range]:
         yield range(begin, min(begin + size, end))
 
 
-class _Worker:
-    """What a worker process knows: whether it is still wanted."""
-
-    stop: ClassVar[Event | None] = None
-
-    @classmethod
-    def begin(cls, stop: Event) -> None:
-        """Leave interrupts to the parent, which sets `stop`."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        cls.stop = stop
-
-    @classmethod
-    def play(cls, play: Play, site: Site, options: Options, seeds: range) -> list[Sample]:
-        """Play a chunk, unless nobody waits for it any more: told so, or because whoever began it was killed."""
-        samples = []
-        parent = multiprocessing.parent_process()
-        for seed in seeds:
-            if (cls.stop is not None and cls.stop.is_set()) or (parent is not None and not parent.is_alive()):
-                break
-            samples.append(play(site, options, seed))
-        return samples
-
-
 def spread(play: Play, site: Site, options: Options, *, jobs: int, size: int, tell: Tell) -> list[Sample]:
     """Play all outages in chunks of size, in so many processes; with one job in this one.
 
-    play: a function of a module, for the processes must find it again. An interrupt ends it after the outages that run.
+    play: a function of a module, for the processes must find it again. An interrupt ends it in the middle of whatever
+    the processes are doing.
     """
-    samples: list[Sample] = []
     if jobs == 1:
+        samples: list[Sample] = []
         for seed in range(options.seed, options.seed + options.outages):
             samples.append(play(site, options, seed))
             tell(len(samples))
         return samples
     # A fresh interpreter for each: nothing of whoever calls us (threads, event loops) is copied into it.
     context = multiprocessing.get_context("spawn")
-    stop = context.Event()
-    done: SimpleQueue[Future[list[Sample]]] = SimpleQueue()
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_Worker.begin, initargs=(stop,)) as pool:
+    heard, wanted = context.Pipe(duplex=False)
+    with (
+        heard,
+        ProcessPoolExecutor(jobs, mp_context=context, initializer=Worker.begin, initargs=(heard,)) as pool,
+    ):
         try:
-            with _uninterrupted():  # in this thread: another one of the caller's may take it all the same
-                running = 0
-                for seeds in _chunks(options, size):
-                    pool.submit(_Worker.play, play, site, options, seeds).add_done_callback(done.put)
-                    running += 1
-            for _ in range(running):  # as_completed would take every future's lock, and an interrupt leave some taken
-                samples += done.get().result()
-                tell(len(samples))
+            return _gathered(
+                pool,
+                partial(Worker.play, pickle.dumps(partial(play, site, options))),
+                _chunks(options, size),
+                jobs,
+                tell,
+            )
         except BaseException:
-            stop.set()
+            wanted.close()
             # Waited for: a process that has only just begun would look in vain for what we take away when we go.
             pool.shutdown(wait=True, cancel_futures=True)
             raise
+        finally:
+            wanted.close()
+
+
+def _gathered(
+    pool: ProcessPoolExecutor,
+    play: Callable[[range], list[Sample]],
+    chunks: Iterator[range],
+    jobs: int,
+    tell: Tell,
+) -> list[Sample]:
+    """Keep all processes busy until the chunks are played: a few ahead, for those are what an interrupt waits for."""
+    samples: list[Sample] = []
+    done: SimpleQueue[Future[list[Sample]]] = SimpleQueue()
+
+    def submit(count: int) -> int:
+        ahead = list(islice(chunks, count))
+        if ahead:
+            with _uninterrupted():  # in this thread: another one of the caller's may take it all the same
+                for seeds in ahead:
+                    pool.submit(play, seeds).add_done_callback(done.put)
+        return len(ahead)
+
+    running = submit(_AHEAD * jobs)
+    while running:  # as_completed would take every future's lock, and an interrupt leave some taken
+        samples += done.get().result()
+        running += submit(1) - 1
+        tell(len(samples))
     return samples
 
 
