@@ -170,6 +170,7 @@ class CheckpointStatus:
     path: where it lies, on the trainer's host. manifest_digest: "sha256:<hex>" of the manifest.
     durable: data, manifest and directory entries are flushed to the disk. Nothing else may set it.
     error: why it failed or was aborted; "" otherwise.
+    hosts_on_battery: how many of the job's hosts have asked for it because their utility power failed; None: one host.
     """
 
     id: str
@@ -186,6 +187,7 @@ class CheckpointStatus:
     manifest_digest: str = ""
     durable: bool = False
     error: str = ""
+    hosts_on_battery: int | None = None
 
     @property
     def at_paused_step(self) -> bool:
@@ -223,6 +225,7 @@ class CheckpointStatus:
             manifest_digest=obj.digest("manifest_digest"),
             durable=durable,
             error=obj.text("error", MAX_TEXT),
+            hosts_on_battery=obj.whole("hosts_on_battery", MAX_RANKS),
         )
 
 
