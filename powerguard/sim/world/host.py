@@ -13,9 +13,10 @@ from powerguard.core.events import Conduct, Scalar
 from powerguard.sim.world.scene import Scene
 from powerguard.sim.world.site import Site
 from powerguard.sim.world.streams import stream, uniform
+from powerguard.sim.world.tiers import Tiers
 
 _TERMINATED_S = 2.0
-_LOCAL_SAVE_S = 20.0
+_NO_SPACE_S = 1.0
 _STUCK_TRAINER_SHARE = 0.3
 
 
@@ -65,9 +66,10 @@ class Host:
         self._at_s = at_s
         self._changes: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = 0
-        self._durable_s = -scene.trainer.saved_ago_s
-        self._saved_s = -scene.trainer.saved_ago_s
+        self.tiers = Tiers(scene.trainer, site.trainer)
         self._disk_free_s = at_s
+        self._written_step = 0
+        """The step of the checkpoint that was begun last."""
         self._checkpoints = stream(scene.seed, "checkpoints")
         self._stops = stream(scene.seed, "stops")
         self._boots = 0
@@ -114,9 +116,7 @@ class Host:
     @property
     def durable_s(self) -> float:
         """Progress that would survive the loss of power now."""
-        every_s = self._site.trainer.local_every_s
-        local = self._saved_s + every_s * math.floor((self.progress_s - _LOCAL_SAVE_S - self._saved_s) / every_s)
-        return max(self._durable_s, min(local, self.progress_s)) if local >= self._saved_s else self._durable_s
+        return self.tiers.durable_s(self.progress_s)
 
     def advance(self, to_s: float) -> None:
         """Let time pass, to next_change_s at most."""
@@ -157,10 +157,13 @@ class Host:
             return Answer(after_s=0.3, failure="connection reset by peer")
         if self.is_deaf:
             return Answer(after_s=math.inf)
+        pauses = after is not Conduct.CONTINUE
+        spoilt = self._spoilt(at_s, pauses=pauses)
+        if spoilt is not None:
+            return spoilt
         chance, trainer = self._checkpoints, self._site.trainer
         takes_s = trainer.checkpoint_median_s * chance.lognormvariate(0.0, trainer.checkpoint_spread)
         hung = chance.random() < trainer.hung_share
-        pauses = after is not Conduct.CONTINUE
         begin_s = max(self._pause_at_s(at_s) if pauses else at_s + 0.5, self._disk_free_s)
         if pauses:
             self.pause(at_s)
@@ -169,6 +172,7 @@ class Host:
         if hung:
             return Answer(after_s=math.inf)  # A collective that never ends; the next one is another one.
         ends_s = self._disk_free_s = begin_s + takes_s
+        self._written_step = self.step
         begun: list[float] = []
         self._later(begin_s, lambda: begun.append(self.progress_s))
         self._later(ends_s, lambda: None if self.stopped else self._durable(begun[-1]))
@@ -182,6 +186,26 @@ class Host:
                 ("verified", True),
             ),
         )
+
+    def _spoilt(self, at_s: float, *, pauses: bool) -> Answer | None:
+        """The answer where this trainer's ranks or disk spoil it, or where it joins what is under way; None: all well.
+
+        Training stands all the same, if it is to: a second try then loses nothing.
+        """
+        facts = self._scene.trainer
+        joins = facts.joins and self._disk_free_s > at_s
+        if not (joins or facts.disk_full or facts.rank_lost_s < math.inf):
+            return None
+        stands_s = self._pause_at_s(at_s) - at_s if pauses else 0.0
+        if pauses:
+            self.pause(at_s)
+        if joins:
+            paused = pauses and not facts.never_pauses
+            detail = (("step", self._written_step), ("at_paused_step", False), ("paused", paused), ("verified", True))
+            return Answer(after_s=self._disk_free_s - at_s + 0.1, detail=detail)
+        if facts.disk_full:
+            return Answer(after_s=stands_s + _NO_SPACE_S, failure="checkpoint failed: No space left on device")
+        return Answer(after_s=stands_s + facts.rank_lost_s, failure="checkpoint failed: rank 3 has fallen silent")
 
     def pause(self, at_s: float) -> Answer:
         """Order training to stand still at its next step."""
@@ -315,7 +339,7 @@ class Host:
         self._going_on()
 
     def _durable(self, progress_s: float) -> None:
-        self._durable_s = max(self._durable_s, progress_s)
+        self.tiers.keep(progress_s)
 
     def _die(self, at_s: float) -> None:
         self.trainer_alive = self.training = self.paused = False
@@ -348,8 +372,6 @@ class Host:
 
     def _lose(self) -> None:
         """What is not durable is lost."""
-        durable_s = self.durable_s
-        lost_s = max(0.0, self.progress_s - durable_s)
-        self.rollback_s += lost_s
-        self._saved_s = self.progress_s = self.progress_s - lost_s
-        self._durable_s = self.progress_s
+        from_s = self.tiers.resume(self.progress_s)
+        self.rollback_s += self.progress_s - from_s
+        self.progress_s = from_s

@@ -5,12 +5,14 @@ state space; these are the ones that mean something to whoever simulates his own
 """
 
 from powerguard.core import budget as sums
-from powerguard.core import ladder, plan
+from powerguard.core import ladder, plan, trainers
 from powerguard.core.events import (
     ON_UTILITY,
     CapPower,
     Conduct,
+    Done,
     Event,
+    Failed,
     Grade,
     OutputSource,
     PollNow,
@@ -55,6 +57,8 @@ def check_step(policy: Policy, before: State, event: Event, answer: Step) -> Non
     old, new = before.phase, answer.state.phase
     if answer.actions:
         _check_actions(policy, before, event, answer)
+    if isinstance(event, Done | Failed) and isinstance(event.action, TriggerCheckpoint):
+        _check_checkpoint(before, event, event.action, answer)
     if old is not new or answer.notes:
         _check_phases(policy, before, answer)
     _check_account(before, answer.state)
@@ -82,6 +86,22 @@ def _check_actions(policy: Policy, before: State, event: Event, answer: Step) ->
             _check_signal(policy, before, answer.state, action)
         elif isinstance(action, ResumeTrainer):
             hold(not ladder.is_stopped(state, action.trainer), "nobody is told to go on who cannot hear it")
+
+
+def _check_checkpoint(before: State, event: Done | Failed, action: TriggerCheckpoint, answer: Step) -> None:
+    """A checkpoint counts for what it is: of the paused step, of an older one, or none."""
+    was = next((each for each in before.trainers if each.name == action.trainer), None)
+    now = next((each for each in answer.state.trainers if each.name == action.trainer), None)
+    if was is None or now is None:
+        return
+    hold(now.tries <= trainers.MAX_TRIES, "nobody is asked without end for the checkpoint of one pause")
+    if was.durable or not now.durable:
+        return
+    hold(isinstance(event, Done), "a checkpoint that failed is not durable")
+    detail = dict(event.detail) if isinstance(event, Done) else {}
+    older = action.after is not Conduct.CONTINUE and detail.get("at_paused_step") is False
+    told = any(note.event == "older_checkpoint_stands" for note in answer.notes)
+    hold(not older or told, "an older checkpoint is not taken for one of the paused step")
 
 
 def _check_signal(policy: Policy, before: State, state: State, action: StopTrainer | TerminateTrainer) -> None:

@@ -1,5 +1,6 @@
 """All that chance decides of one outage, drawn beforehand: the same seed gives every policy the same world."""
 
+import math
 from dataclasses import dataclass
 from random import Random
 
@@ -10,6 +11,8 @@ from powerguard.sim.world.second import SecondFacts, draw_second
 from powerguard.sim.world.site import Site
 from powerguard.sim.world.streams import stream, uniform
 
+_TORN_TWICE_SHARE = 0.3
+"""Of torn checkpoints: those whose predecessor is torn, too."""
 _SILENT_FIELDS = ("runtime", "charge", "load", "on_battery_s", "input_present")
 NEVER_S = 1e9
 
@@ -29,6 +32,10 @@ class TrainerFacts:
 
     draws_on: it stands when it is told to, and its GPUs draw on. mute: it answers nobody, and trains on. spins: stopped
     by a signal, its GPUs draw on all the same, until it is ended.
+
+    joins: asked while it writes, it answers with what it writes. disk_full: nothing new becomes durable. rank_lost_s:
+    its checkpoints fail after so long, for want of a rank; inf: they do not. torn: how many of the newest acknowledged
+    ones turn out torn when it resumes. copied_ago_s: from the last copy in the second tier to saved_ago_s.
     """
 
     estimate_s: float
@@ -39,6 +46,11 @@ class TrainerFacts:
     spins: bool = False
     dies: bool = False
     saved_ago_s: float = 0.0
+    joins: bool = False
+    disk_full: bool = False
+    rank_lost_s: float = math.inf
+    torn: int = 0
+    copied_ago_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +179,10 @@ def _trainer(chance: Random, seed: int, site: Site, *, faults: bool) -> TrainerF
     how_late_s = uniform(broken, site.faults.late_pause_s)
     ladder = stream(seed, "trainer ladder")
     draws, mute, draws_broken, mute_broken, spins = (ladder.random() for _ in range(5))
+    protocol = stream(seed, "trainer protocol")
+    joins, full, lost, torn = (protocol.random() for _ in range(4))
+    lost_s, how_torn = uniform(protocol, site.faults.rank_lost_s), 1 + (protocol.random() < _TORN_TWICE_SHARE)
+    copied_ago_s = protocol.random() * trainer.remote_every_s
     if faults:
         late_s = max(late_s, how_late_s if late < site.faults.late_pause_share else 0.0)
         never = never or stuck < site.faults.never_pauses_share
@@ -179,6 +195,11 @@ def _trainer(chance: Random, seed: int, site: Site, *, faults: bool) -> TrainerF
         spins=spins < trainer.spins_share,
         dies=faults and dies < site.faults.trainer_dies_share,
         saved_ago_s=saved_ago_s,
+        joins=faults and joins < site.faults.joins_share,
+        disk_full=faults and full < site.faults.disk_full_share,
+        rank_lost_s=lost_s if faults and lost < site.faults.rank_lost_share else math.inf,
+        torn=how_torn if faults and torn < site.faults.torn_share else 0,
+        copied_ago_s=copied_ago_s,
     )
 
 

@@ -140,6 +140,9 @@ class TrainerSite(Options):
         default=1.5, gt=0.0, le=100.0, description="What the trainer says it takes, as a multiple of the median."
     )
     local_every_s: float = Field(default=300.0, gt=0.0, le=1e6, description="It saves by itself this often.")
+    remote_every_s: float = Field(
+        default=1800.0, gt=0.0, le=1e6, description="It copies to a second tier this often; not in an outage."
+    )
     step_s: float = Field(default=0.5, gt=0.0, le=1e4, description="Length of a training step.")
     stall_s: Seconds = Field(default=0.5, description="For how long a checkpoint beside training holds it up.")
     restart_s: Seconds = Field(default=60.0, description="Until it trains again after it has died, by its supervisor.")
@@ -188,6 +191,15 @@ class FaultSite(Options):
     never_pauses_share: Share = Field(default=0.02, description="It never pauses.")
     draws_on_share: Share = Field(default=0.02, description="It pauses, and its GPUs draw on.")
     mute_share: Share = Field(default=0.02, description="It answers nobody, and trains on.")
+    joins_share: Share = Field(
+        default=0.05, description="It answers with an older checkpoint that is on its way when it is asked."
+    )
+    disk_full_share: Share = Field(default=0.02, description="Its disk is full: nothing new becomes durable.")
+    rank_lost_share: Share = Field(
+        default=0.03, description="One of its ranks falls silent in every checkpoint, and the others give it up."
+    )
+    rank_lost_s: Span = Field(default=(5.0, 60.0), description="After so long.")
+    torn_share: Share = Field(default=0.04, description="The newest checkpoints turn out torn when it resumes.")
     low_charge_share: Share = Field(default=0.10, description="The battery is not full.")
     low_charge: Shares = Field(default=(0.3, 1.0), description="How full it is then.")
 

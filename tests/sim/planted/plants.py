@@ -24,6 +24,8 @@ _DEAF: dict[str, Any] = {
 }
 """A gauge that is heard hastens a stop that began too late, and hides what was wrong before: here nobody hears it."""
 _CAPPED: dict[str, Any] = {"drill": {"done": True, "cap": True}}
+_JOINED: dict[str, Any] = {"trainer": {"checkpoint_median_s": 60.0}, "faults": {"joins_share": 1.0}}
+_FULL: dict[str, Any] = {"faults": {"disk_full_share": 1.0}}
 _DRAWING: dict[str, Any] = {"trainer": {"draws_on_share": 0.6, "never_pauses_share": 0.4}}
 
 
@@ -114,6 +116,35 @@ PLANTS: tuple[Plant, ...] = (
         level="loop",
         within=20,
         hint=26,
+    ),
+    # --- Checkpoints -------------------------------------------------------------------------------------------------
+    Plant(
+        name="older_checkpoint_taken_for_the_paused_step",
+        module="powerguard.core.trainers",
+        swaps=(
+            (
+                'older = detail.get("at_paused_step") is False and action.after is not Conduct.CONTINUE',
+                "older = False",
+            ),
+        ),
+        site=_JOINED,
+    ),
+    Plant(
+        name="failed_checkpoint_counts",
+        module="powerguard.core.trainers",
+        swaps=(
+            (
+                "_put(turn, replace(trainer, order=None, eta_at_s=None, failed=reason))",
+                "_put(turn, replace(trainer, order=None, eta_at_s=None, failed=reason, durable=True))",
+            ),
+        ),
+        site=_FULL,
+    ),
+    Plant(
+        name="failed_checkpoint_asked_for_without_end",
+        module="powerguard.core.trainers",
+        swaps=(("failed.timed_out or trainer.tries >= MAX_TRIES or not _fits", "failed.timed_out or not _fits"),),
+        site=_FULL,
     ),
     # --- Witnesses ---------------------------------------------------------------------------------------------------
     Plant(
