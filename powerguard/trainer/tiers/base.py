@@ -68,7 +68,8 @@ class Remote:
     """Where the second copy of a job's checkpoints goes.
 
     url: "s3://bucket/prefix", "gs://...", "az://...", or a folder ("/nas/checkpoints"). A folder of the job's name is
-    made below it. endpoint: of an S3 server that is not Amazon's. region: None: the environment's, else us-east-1.
+    made below it; the folder itself is not: name one inside the mount, so that it is missing where the NAS is.
+    endpoint: of an S3 server that is not Amazon's. region: None: the environment's, else us-east-1.
     credentials_file: as ~/.aws/credentials, readable by nobody else; None: the environment's, the pod's or the
     instance's own. profile: its section. checksum: let S3 verify the sha256 of each part (a few S3-likes cannot).
     bytes_per_s: the most it may send, on average over a few seconds; None: all it gets. connections: at a time;

@@ -155,8 +155,8 @@ class PathTier:
                         " two trainings share a job name (give each its own)"
                     )
                     raise TierError(Kind.CONFLICT, msg)
-            for each in (folder, self._root, self._folder):
-                _sync(each)
+            _sync(folder)
+            _sync(self._root)
         return created
 
     def prune(self, keep: int, keep_days: int) -> list[str]:
@@ -242,7 +242,9 @@ class PathTier:
     def _make(self, folder: Path) -> None:
         if folder.is_dir():
             return
-        self._root.mkdir(exist_ok=True)  # its parent is the mount: not there is an error
+        if not self._root.is_dir():
+            self._root.mkdir(exist_ok=True)  # its parent is the mount: not there is an error
+            _sync(self._folder)
         folder.mkdir(exist_ok=True)
 
     @contextmanager

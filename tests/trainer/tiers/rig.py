@@ -42,8 +42,10 @@ def save(
 ) -> SavedCheckpoint:
     """Make a real checkpoint. roots: one for all ranks, or each rank's: several hosts. Returns the first root's."""
     of = dict.fromkeys(range(ranks), roots) if isinstance(roots, Path) else dict(roots)
-    stores = {root: Store(root, job=job, ranks=ranks, slots=0) for root in dict.fromkeys(of.values())}
-    name = next(iter(stores.values())).name(step, f"{step * 16 + token:08x}")
+    leaders = {root: rank for rank, root in sorted(of.items(), reverse=True)}
+    stores = {root: Store(root, job=job, rank=rank, ranks=ranks, slots=0) for root, rank in leaders.items()}
+    first = stores[of[min(of)]]
+    name = first.name(step, f"{step * 16 + token:08x}")
     shards = []
     for rank in range(ranks):
         snapshot = Snapshot()
@@ -58,10 +60,10 @@ def save(
         hosts=len(stores),
         shards=tuple(shards),
     )
-    saved = [store.commit(name, manifest) for store in stores.values()]
+    saved = {store.root: store.commit(name, manifest) for store in stores.values()}
     for store in stores.values():
         store.close()
-    return saved[0]
+    return saved[first.root]
 
 
 def flip(path: Path, offset: int) -> None:
