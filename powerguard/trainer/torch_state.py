@@ -10,8 +10,8 @@ number of ranks again (torch.distributed.checkpoint reshards, see `powerguard.tr
 
 import random
 import sys
-from collections.abc import Iterable, Mapping, MutableMapping, MutableSequence, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
@@ -27,6 +27,9 @@ from powerguard.trainer.torch_tree import (
     fill,
     layout_of,
 )
+
+if TYPE_CHECKING:
+    from powerguard.trainer.torch_divide import Division
 
 FORMAT: Final = 1
 INDEX: Final = "torch"
@@ -44,6 +47,10 @@ class Keeper(Protocol):
 
     def tree(self) -> object:
         """What there is to keep, as dicts, lists, plain values and tensors."""
+        ...
+
+    def alike(self, name: str) -> Callable[[str], bool]:
+        """Which of its items all ranks of a DDP job hold alike, by name."""
         ...
 
     def check(self, name: str, node: Json, source: Unpacker) -> list[str]:
@@ -65,6 +72,8 @@ class TorchState:
     ema: a module, or anything `extra` takes.
     extra: by name, what else the training depends on: modules, what has a state_dict, torch.Generator, numpy
         Generator, or dicts and lists of plain values and tensors, which are filled anew in place.
+    divide: for plain DDP: parameters and moments, which all ranks hold alike, are divided among them. Each keeps its
+        share and gets the rest from the others at `restore`. Make the state after DDP has wrapped the model.
     random: keep the states of all global random number generators: torch on the CPU and on every GPU, numpy, Python.
 
     Raises StateError for what cannot be kept at all; `items` raises it for a value deep inside, naming its key.
@@ -81,6 +90,7 @@ class TorchState:
         dataloader: object = None,
         ema: object = None,
         extra: Mapping[str, object] | None = None,
+        divide: bool = False,
         random: bool = True,
     ) -> None:
         given = {
@@ -101,12 +111,31 @@ class TorchState:
             self._keepers[f"extra.{name}"] = _keeper(f"extra.{name}", part)
         if random:
             self._keepers["random"] = RandomStates()
+        self._division = self._divided() if divide else None
+
+    def _divided(self) -> "Division":
+        from powerguard.trainer.torch_divide import Division
+
+        division = Division()
+        modules = [keeper.module for keeper in self._keepers.values() if isinstance(keeper, _Module)]
+        named = [pair for module in modules for pair in module.named_parameters()]
+        if any(layout_of(param) is not None for _, param in named):
+            msg = "divide=True is for DDP: the parameters of this model are divided among the ranks already"
+            raise StateError(msg)
+        division.check_alike(named)
+        return division
 
     def items(self) -> Iterable[Item]:
         """One item for each tensor, live, and one of JSON. Raises StateError naming the key that cannot be kept."""
         packer = Packer()
         parts = {name: packer.pack(name, keeper.tree()) for name, keeper in self._keepers.items()}
-        return [Buffer.json(INDEX, {"format": FORMAT, "parts": parts}), *packer.items]
+        index: dict[str, Json] = {"format": FORMAT, "parts": parts}
+        items: Sequence[Item] = packer.items
+        if self._division is not None:
+            alike = [keeper.alike(name) for name, keeper in self._keepers.items()]
+            names = {item.name for item in items if any(is_alike(item.name) for is_alike in alike)}
+            items, index["divided"] = self._division.share(items, names)
+        return [Buffer.json(INDEX, index), *items]
 
     def load(self, items: Mapping[str, Loaded]) -> None:
         """Put everything back, or, where something does not fit, touch nothing and raise StateError."""
@@ -117,7 +146,7 @@ class TorchState:
         parts: dict[str, Json] = index["parts"]
         slips = [f"{name} is in the checkpoint and not given" for name in parts if name not in self._keepers]
         slips += [f"{name} is given and not in the checkpoint" for name in self._keepers if name not in parts]
-        source = Unpacker(items)
+        source = Unpacker(self._whole(items, index))
         for name, keeper in self._keepers.items():
             if name in parts:
                 try:
@@ -131,6 +160,13 @@ class TorchState:
             raise StateError(msg)
         for name, keeper in self._keepers.items():  # random numbers come last: loading the others may draw some
             keeper.load(name, parts[name], source)
+
+    def _whole(self, items: Mapping[str, Loaded], index: Mapping[str, Json]) -> Mapping[str, Loaded]:
+        """What this rank keeps, and what the others keep for it."""
+        if ("divided" in index) != (self._division is not None):
+            msg = f"the checkpoint was written with divide={'divided' in index}; load it with the same"
+            raise StateError(msg)
+        return items if self._division is None else self._division.complete(items, index["divided"])
 
 
 def _each(word: str, thing: object) -> Iterable[tuple[str, object]]:
@@ -183,10 +219,10 @@ class _Module:
     """Loaded in place, tensor by tensor: no second copy of the model is ever in memory."""
 
     def __init__(self, module: Module) -> None:
-        self._module = module
+        self.module = module
 
     def tree(self) -> object:
-        state = self._module.state_dict(keep_vars=False)
+        state = self.module.state_dict(keep_vars=False)
         return {
             "state": dict(state),
             "buffers": {name: buffer for name, (_, _, buffer) in self._passing(state).items()},
@@ -195,15 +231,19 @@ class _Module:
     def _passing(self, state: Mapping[str, object]) -> dict[str, tuple[Any, str, Any]]:
         """Buffers that no state_dict has (persistent=False): owner, name in it, buffer."""
         found: dict[str, tuple[Any, str, Any]] = {}
-        for prefix, owner in self._module.named_modules():
+        for prefix, owner in self.module.named_modules():
             for leaf, buffer in owner._buffers.items():  # noqa: SLF001 - named_buffers() does not tell the owner
                 name = f"{prefix}.{leaf}" if prefix else leaf
                 if buffer is not None and name not in state:
                     found[name] = (owner, leaf, buffer)
         return found
 
+    def alike(self, name: str) -> Callable[[str], bool]:
+        params = {f"{name}/state/{param}" for param, _ in self.module.named_parameters()}
+        return params.__contains__  # buffers are not: each rank has the running statistics of its own data
+
     def check(self, name: str, node: Json, source: Unpacker) -> list[str]:
-        here = self._module.state_dict()
+        here = self.module.state_dict()
         there = source.pairs(node["state"])
         slips = [f"{name}/{key} is in the checkpoint and not in the model" for key in there if key not in here]
         slips += [f"{name}/{key} is in the model and not in the checkpoint" for key in here if key not in there]
@@ -213,7 +253,7 @@ class _Module:
         return slips
 
     def load(self, name: str, node: Json, source: Unpacker) -> None:
-        here = self._module.state_dict()
+        here = self.module.state_dict()
         rest = {}
         for key, part in source.pairs(node["state"]).items():
             if isinstance(here[key], torch.Tensor):
@@ -221,7 +261,7 @@ class _Module:
             else:
                 rest[key] = source.unpack(f"{name}/{key}", part)
         if rest:  # what modules return from get_extra_state()
-            self._module.load_state_dict(rest, strict=False)
+            self.module.load_state_dict(rest, strict=False)
         passing = self._passing(here)
         for key, part in source.pairs(node["buffers"]).items():
             if key in passing:  # one that is made later, when it is first needed, is not there yet
@@ -262,6 +302,9 @@ class _Optimizer:
 
     def tree(self) -> object:
         return self._optimizer.state_dict()
+
+    def alike(self, name: str) -> Callable[[str], bool]:
+        return lambda item: item.startswith(f"{name}/state/")
 
     def check(self, name: str, node: Json, source: Unpacker) -> list[str]:
         here = [len(group["params"]) for group in self._optimizer.param_groups]
@@ -312,7 +355,14 @@ def _spread(part: Value, param: Tensor) -> Value:
 # --- All the rest -------------------------------------------------------------------------------------------------
 
 
-class _Stateful:
+class _OwnEach:
+    """Each rank has its own."""
+
+    def alike(self, _name: str) -> Callable[[str], bool]:
+        return lambda _item: False
+
+
+class _Stateful(_OwnEach):
     """A scheduler, a GradScaler, a sampler: whatever has a state_dict of plain values and tensors."""
 
     def __init__(self, thing: Value) -> None:
@@ -329,7 +379,7 @@ class _Stateful:
             self._thing.load_state_dict(source.unpack(name, node))
 
 
-class _Plain:
+class _Plain(_OwnEach):
     """A dict or a list of the user's, which stays the same object."""
 
     def __init__(self, thing: Value) -> None:
@@ -368,7 +418,7 @@ class _NumpyGenerator(_Stateful):
         self._thing.bit_generator.state = source.unpack(name, node)
 
 
-class RandomStates:
+class RandomStates(_OwnEach):
     """The global random number generators of this process."""
 
     def tree(self) -> object:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from powerguard.trainer.torch_state import StateError, TorchState
 from powerguard.trainer.torch_tree import bytes_of
@@ -40,6 +41,41 @@ def bits(model: nn.Module) -> list[bytes]:
     return [bytes(bytes_of(param.detach().to_local().contiguous())) for param in model.parameters() if param.numel()]
 
 
+def ddp(seed: int, *, width: int = 100) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(7, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 50))
+    wrapped = DistributedDataParallel(model)
+    return wrapped, torch.optim.AdamW(wrapped.parameters(), lr=0.01)
+
+
+def divided(rank: int) -> None:
+    """DDP: what is alike is kept once among the ranks, what is not by each; it goes on bit for bit."""
+    model, optimizer = ddp(1)
+    torch.manual_seed(rank)
+    train(model, optimizer, 3)
+    state = TorchState(model=model, optimizer=optimizer, divide=True)
+    items = kept(state.items())
+    mine: list[set[str]] = [set(), set()]
+    dist.all_gather_object(
+        mine, {name for name in items if name.startswith(("model", "opt")) and len(items[name].data) >= 4096}
+    )
+    assert not mine[0] & mine[1], "nothing large is kept twice"
+    assert "model/state/3.weight" in mine[0] | mine[1]
+    assert len(mine[0] | mine[1]) == 3, "the weight and its two moments"
+    assert "model/state/1.running_mean" in items
+    expected = train(model, optimizer, 4)
+    again, other = ddp(2)
+    TorchState(model=again, optimizer=other, divide=True).load(items)
+    assert train(again, other, 4) == expected
+    for one, two in zip(model.state_dict().values(), again.state_dict().values(), strict=True):
+        assert torch.equal(one, two)
+    with pytest.raises(StateError, match="written with divide=True"):
+        TorchState(model=again, optimizer=other).load(items)
+    torch.manual_seed(rank)
+    with pytest.raises(StateError, match="the ranks hold different parameters"):
+        TorchState(model=nn.Linear(3, 3), divide=True)
+
+
 def main(folder: Path) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -58,6 +94,7 @@ def main(folder: Path) -> None:
     wider, third = made(3, width=12)
     with pytest.raises(StateError, match="in the checkpoint"):
         TorchState(model=wider, optimizer=third).load(items)
+    divided(rank)
     (folder / f"good-{rank}").touch()
     dist.barrier()
     dist.destroy_process_group()

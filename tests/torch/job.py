@@ -1,6 +1,6 @@
 """A training that uses all that must come back: DDP, AdamW, a schedule, dropout, every random number, shuffled data.
 
-job.py ROOT OUT STEPS    on one rank, or under torchrun; each rank tells its losses in OUT/loss-RANK, to the bit
+job.py ROOT OUT STEPS [divide]    on one rank, or under torchrun; each rank tells its losses in OUT/loss-RANK, to the bit
 """
 
 import os
@@ -54,7 +54,8 @@ def main(root: Path, out: Path, steps: int) -> None:
     wrapped = DistributedDataParallel(net) if ranks > 1 else net
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.003)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    state = TorchState(model=wrapped, optimizer=optimizer, scheduler=scheduler, dataloader=loader)
+    divide = ranks > 1 and "divide" in sys.argv
+    state = TorchState(model=wrapped, optimizer=optimizer, scheduler=scheduler, dataloader=loader, divide=divide)
     # Closed by hand at the end alone: a rank that fails goes down at once, and takes the others with it.
     guard = Guard(state, root, job="job", every_s=EVERY_S, socket=out / "job.sock" if rank == 0 else None)
     step = guard.restore()

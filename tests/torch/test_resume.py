@@ -34,20 +34,20 @@ def reference(folder: Path, ranks: int, steps: int) -> Path:
     return folder
 
 
-def killed(folder: Path, ranks: int, steps: int, kills: int, seed: int) -> tuple[Path, int]:
+def killed(folder: Path, ranks: int, steps: int, kills: int, seed: int, *how: str) -> tuple[Path, int]:
     """Run, with so many kills. Also returns how many of them it did not go back to the beginning for."""
     chance = random.Random(seed)
     folder.mkdir()
     for _ in range(kills):
         before = lines(folder)
-        job = Launched(ranks, JOB, folder / "ck", folder, str(steps), log=folder / "log")
+        job = Launched(ranks, JOB, folder / "ck", folder, str(steps), *how, log=folder / "log")
         wanted = before + chance.randrange(30, max(31, steps // (kills + 1)))
         try:
             job.until(lambda wanted=wanted: lines(folder) >= wanted)
             time.sleep(chance.random() * 0.2)
         finally:
             job.kill()
-    Launched(ranks, JOB, folder / "ck", folder, str(steps), log=folder / "log").end()
+    Launched(ranks, JOB, folder / "ck", folder, str(steps), *how, log=folder / "log").end()
     return folder, sum(start > 0 for start in told(folder, 0)[0])
 
 
@@ -67,7 +67,7 @@ def test_three_kills_change_no_bit(ranks: int, tmp_path: Path) -> None:
     """Under torchrun with gloo, and alone."""
     steps = 600
     whole = reference(tmp_path / "whole", ranks, steps)
-    pieces, resumed = killed(tmp_path / "pieces", ranks, steps, 3, seed=ranks)
+    pieces, resumed = killed(tmp_path / "pieces", ranks, steps, 3, ranks)
     compare(whole, pieces, ranks, steps)
     assert resumed > 0, "no checkpoint was ever used"
 
@@ -75,11 +75,11 @@ def test_three_kills_change_no_bit(ranks: int, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_a_hundred_kills_change_no_bit(tmp_path: Path) -> None:
-    """Two ranks; ten trainings of ten kills each."""
+    """Two ranks; ten trainings of ten kills each, every second one with what is alike divided among the ranks."""
     steps, resumed = 1500, 0
     whole = reference(tmp_path / "whole", 2, steps)
     for turn in range(10):
-        pieces, times = killed(tmp_path / f"pieces-{turn}", 2, steps, 10, seed=turn)
+        pieces, times = killed(tmp_path / f"pieces-{turn}", 2, steps, 10, turn, *(["divide"] * (turn % 2)))
         compare(whole, pieces, 2, steps)
         resumed += times
     print(f"100 kills, {resumed} resumed from a checkpoint, the others from the beginning")

@@ -440,6 +440,11 @@ def test_what_is_no_state_is_refused_at_once() -> None:
         TorchState(model=nn.Linear(1, 1), sampler=3)
 
 
+def test_nobody_to_divide_with() -> None:
+    with pytest.raises(StateError, match=r"torch\.distributed is not initialised"):
+        TorchState(model=nn.Linear(1, 1), divide=True)
+
+
 def test_another_writers_checkpoint_is_refused() -> None:
     with pytest.raises(StateError, match="not written by TorchState"):
         state_of(nn.Linear(1, 1)).load({})
