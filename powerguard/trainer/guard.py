@@ -9,10 +9,7 @@ The training thread calls `step` at every step boundary; everything that touches
 nowhere else. It takes no lock while nobody asks: then a step costs a look at the clock and three stores.
 """
 
-import atexit
 import logging
-import os
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -24,7 +21,7 @@ from powerguard.trainer.disk import Disk
 from powerguard.trainer.endpoint import Endpoint
 from powerguard.trainer.items import State
 from powerguard.trainer.keeper import GivenUp, Save, Taken, attempted
-from powerguard.trainer.opening import AUTO, Signals, endpoint_of, keeper_of
+from powerguard.trainer.opening import AUTO, Signals, endpoint_of, keeper_of, look_after
 from powerguard.trainer.operation import Operation
 from powerguard.trainer.pace import STEPS
 from powerguard.trainer.ranks import Ranks, detect
@@ -33,7 +30,7 @@ from powerguard.trainer.store import SavedCheckpoint
 from powerguard.trainer.stored import Stored
 from powerguard.trainer.tiers.base import Remote
 from powerguard.trainer.tiers.upload import Uploader
-from powerguard.trainer.together import Together
+from powerguard.trainer.together import StandIn, Together
 from powerguard.trainer.uploads import Uploads
 from powerguard.trainer.writer import FINAL, Writer
 from powerguard.wire import After, Loop, Phase
@@ -93,7 +90,7 @@ class Guard:
         self._clock = clock
         self._ranks = ranks = detect(root) if ranks is None else ranks
         self._remote = None if remote is None else Remote.of(remote)
-        self._keeper = keeper_of(state, root, job=job, keep=keep, disk=disk, ranks=ranks)
+        self._keeper = keeper_of(state, root, job=job, keep=keep, disk=disk, ranks=ranks, remote=remote is not None)
         self._every_s = every_s if every_s is not None and self._keeper.beside else _NEVER_S
         self.desk = Desk(job=job, conduct=After(conduct), clock=clock, ranks=ranks.size, hosts=ranks.hosts)
         self._writer = Writer(self.desk, self._keeper)
@@ -109,6 +106,7 @@ class Guard:
             self._begin_from(restored)
         self._uploads: Uploads | None = None
         self._together: Together | None = None
+        self._stand_in: StandIn | None = None
         try:
             if ranks.size > 1:
                 self._together = Together(self.desk, self._writer, ranks)
@@ -124,7 +122,7 @@ class Guard:
         self._signals = Signals(self.desk) if signals else None
         if self._keeper.beside or signals or self._together is not None:
             self._writer.start()
-        _guards.add(self)
+        look_after(self)
 
     def restore(self) -> int:
         """Load the newest checkpoint that verifies to the last byte; return how many steps it has done, 0 for none.
@@ -177,7 +175,9 @@ class Guard:
 
         It never saves: only at a step boundary, or in a phase that was told its step, is the state known to be whole.
         """
-        if self._pace.asked:
+        if self._stand_in is not None:
+            self._stand_by_together(self._stand_in)
+        elif self._pace.asked:
             self._stand_by()
 
     @contextmanager
@@ -189,17 +189,20 @@ class Guard:
         matter. Without it, the last durable checkpoint is what there is.
         """
         before, self._pace.loop = self._pace.loop, Loop(loop)
-        began_s = self._clock()
+        began_s, stepped_at_s = self._clock(), self._pace.stepped_at_s
         if step is not None:
             self._hold_state(step)
         try:
             yield
             self.poll()
+            while self._stand_in is not None and not self._stand_in.relieved(_LOOK_S):
+                self._stand_by_together(self._stand_in)
         finally:
             with self.desk.changed:
+                self._stand_in = None
                 self._pace.loop = before
                 self.desk.phase_step = None
-                self._pace.rested(self._clock() - began_s)
+                self._pace.stepped_at_s = stepped_at_s + self._clock() - began_s  # none of it is step time
 
     def save(self, step: int) -> SavedCheckpoint:
         """Make the state after this step durable and only then return: at the end of training, or by one's own rule.
@@ -288,7 +291,7 @@ class Guard:
             desk.boundary, desk.serving = step, True
         while (known := together.agreement.wait(step)) is not None:
             if known.ended is None:
-                self._take_part(together, known, step)
+                self._take_part(known, step=step)
                 continue
             with desk.changed:  # durable, and whoever asked for it said exit
                 ending = together.last_of(known)
@@ -304,13 +307,18 @@ class Guard:
                 self._periodic(step, began_s)
         self._pace.rested(self._clock() - began_s)
 
-    def _take_part(self, together: Together, known: Generation, step: int) -> None:
+    def _take_part(self, known: Generation, *, step: int, from_memory: bool = False) -> None:
         """Take this rank's state for a checkpoint of all ranks, and have it written."""
-        desk, part = self.desk, together.part(known)
+        desk, together = self.desk, self._together
+        if together is None:
+            return
+        part = together.part(known)
         with desk.changed:
             operation = together.claim(known, step)
             if known.already:
                 outcome: Taken | SavedCheckpoint | Exception = together.already(known, step)
+            elif from_memory:
+                outcome = self._writer.taken(step) or GivenUp(f"the state of step {step} is not in memory any more")
             else:
                 outcome = self._take(step)
             if isinstance(outcome, Taken):
@@ -344,6 +352,24 @@ class Guard:
                     break
             desk.boundary = None
             desk.asked = desk.waiting is not None or desk.held
+            desk.changed.notify_all()
+        self._pace.rested(self._clock() - began_s)
+
+    def _stand_by_together(self, stand_in: StandIn) -> None:
+        """Stand still in a phase for as long as somebody stands in for this thread at its last boundary."""
+        desk, together = self.desk, self._together
+        if together is None or not (desk.held or stand_in.leaving):
+            return
+        began_s = self._clock()
+        with desk.changed:
+            desk.boundary = self._pace.step
+            while desk.held and stand_in.leaving is None:
+                desk.changed.notify_all()
+                desk.changed.wait(_LOOK_S)
+            if stand_in.leaving is not None:
+                desk.ending = together.last_of(stand_in.leaving)
+                self._end(desk.ending)
+            desk.boundary = None
             desk.changed.notify_all()
         self._pace.rested(self._clock() - began_s)
 
@@ -428,8 +454,11 @@ class Guard:
                 outcome = self._take(step)
                 if isinstance(outcome, Taken):
                     self._writer.keep(outcome)
-            self.desk.phase_step = step if self._writer.has(step) else None
+            is_held = self._writer.has(step)
+            self.desk.phase_step = step if is_held else None
             self.desk.changed.notify_all()
+        if self._together is not None and is_held:
+            self._stand_in = self._together.stand_in(step, partial(self._take_part, step=step, from_memory=True))
 
     def _end(self, ending: Operation) -> None:
         """Leave, once whoever asked has read that the checkpoint is durable (or has had his time)."""
@@ -454,6 +483,10 @@ class Guard:
             self._pace.size_bytes = size_bytes
             self._writer.prepare(size_bytes)
 
+    def leave(self) -> None:
+        """At the end of the process: close what the training did not. Other ranks may have gone already."""
+        self.close(finish=self._together is None)
+
     def forsake(self) -> None:
         """In a child of fork (a data loader's worker): be nobody's guard, and hold nothing that is the parent's."""
         self._closed = True
@@ -464,21 +497,3 @@ class Guard:
         if self._signals is not None:
             self._signals.restore()
         self._keeper.forsake()
-
-
-_guards: "weakref.WeakSet[Guard]" = weakref.WeakSet()
-
-
-def _forked() -> None:
-    for guard in list(_guards):
-        guard.forsake()
-
-
-def _exiting() -> None:
-    """Close what the training did not: nobody is asked at a socket where nobody answers."""
-    for guard in list(_guards):
-        guard.close(finish=guard.desk.ranks == 1)  # of several ranks, the others may have gone already
-
-
-os.register_at_fork(after_in_child=_forked)
-atexit.register(_exiting)

@@ -1,10 +1,14 @@
-"""What a guard is put together from: its keeper, its endpoint, its signals."""
+"""What a guard is put together from: its keeper, its endpoint, its signals; and who tells it of forks and the end."""
 
+import atexit
 import logging
+import os
 import signal
 import threading
+import weakref
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 from powerguard.trainer.desk import Desk
 from powerguard.trainer.disk import Disk
@@ -22,7 +26,7 @@ _log = logging.getLogger("powerguard.trainer")
 
 
 def keeper_of(
-    state: State | Save, root: Path | str | None, *, job: str, keep: int, disk: Disk | None, ranks: Ranks
+    state: State | Save, root: Path | str | None, *, job: str, keep: int, disk: Disk | None, ranks: Ranks, remote: bool
 ) -> Keeper:
     if not callable(state):
         if root is None:
@@ -32,6 +36,9 @@ def keeper_of(
             root, job=job, rank=ranks.rank, ranks=ranks.size, leader=ranks.local_rank == 0, keep=keep, disk=disk
         )
         return Stored(state, store, hosts=ranks.hosts)
+    if remote:
+        msg = "remote: only a state with items() can be copied to a slower tier"
+        raise StoreError(msg)
     if root is not None:
         msg = f"{root}: a root needs a state with items() and load(); a function that saves by itself has its own"
         raise StoreError(msg)
@@ -90,3 +97,37 @@ class Signals:
 
     def _put_back(self, number: int) -> None:
         signal.signal(number, self._before.pop(number))  # type: ignore[arg-type] # what getsignal() gave
+
+
+class Guarding(Protocol):
+    """What wants to know of forks and of the end of the process."""
+
+    def forsake(self) -> None:
+        """Be in a child of fork: hold nothing that is the parent's."""
+        ...
+
+    def leave(self) -> None:
+        """The process ends: nobody is asked at a socket where nobody answers."""
+        ...
+
+
+_guards: "weakref.WeakSet[Guarding]" = weakref.WeakSet()
+
+
+def look_after(guard: Guarding) -> None:
+    """Tell this guard of forks and of the end, for as long as it lives."""
+    _guards.add(guard)
+
+
+def _forked() -> None:
+    for guard in list(_guards):
+        guard.forsake()
+
+
+def _exiting() -> None:
+    for guard in list(_guards):
+        guard.leave()
+
+
+os.register_at_fork(after_in_child=_forked)
+atexit.register(_exiting)

@@ -8,7 +8,9 @@ store of the ranks.
 
 import logging
 import secrets
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from powerguard.trainer.agreement import Agreement, GenerationOverError
@@ -117,6 +119,7 @@ class Together:
             return
         if known.ended is None:
             operation.after = known.after
+            operation.hosts_on_battery = len(known.on_battery) if self._ranks.hosts > 1 else None
             operation.deadline_at_s = self.agreement.deadline_at_s(known.number)
             if operation.phase is Phase.WAITING_STEP:
                 operation.phase = Phase.AGREEING
@@ -176,9 +179,51 @@ class Together:
         self._saves += 1
         return Collective(self._ranks.clone(), self._saves, limit_s)
 
+    def stand_in(self, step: int, take_part: Callable[[Generation], None]) -> "StandIn":
+        """Have somebody stand at this boundary while the training thread is busy elsewhere."""
+        return StandIn(self.agreement, step, take_part)
+
     def close(self) -> None:
         """Say that this rank's training has ended."""
         self.agreement.close()
+
+
+class StandIn:
+    """Stands at the last boundary for the training thread while that is in a phase which told its state.
+
+    To the others the boundary is still ahead of this rank, so that it can be agreed on; what is saved there is the copy
+    in memory. Training itself goes on evaluating, and stands at its next poll or at the end of the phase.
+    """
+
+    def __init__(self, agreement: Agreement, step: int, take_part: Callable[[Generation], None]) -> None:
+        self._agreement = agreement
+        self._step = step
+        self._take_part = take_part
+        self._over = threading.Event()
+        self.leaving: Generation | None = None
+        """Durable, and every rank is to end."""
+        agreement.step = step - 1
+        self._thread = threading.Thread(target=self._run, name="powerguard-stand-in", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._over.wait(_GLANCE_S) and self.leaving is None:
+            if self._step < self._agreement.due:
+                continue
+            while (known := self._agreement.wait(self._step)) is not None:
+                if known.ended is not None:
+                    self.leaving = known
+                    break
+                self._take_part(known)
+
+    def relieved(self, within_s: float) -> bool:
+        """Say that the training thread is back; True once it may take over, which is when nobody wants it to stand."""
+        self._over.set()
+        self._thread.join(within_s)
+        if self._thread.is_alive():
+            return False
+        self._agreement.step = self._step
+        return True
 
 
 class Part:

@@ -109,6 +109,12 @@ class Writer:
         held = (last is not None and last.step == step) or (fresh is not None and fresh.step == step)
         return held or self._writing(step) is not None
 
+    def taken(self, step: int) -> Taken | None:
+        """Return the copy of the state after this step, if it is in memory."""
+        write = self._writing(step)
+        fresh = self._fresh if self._fresh is not None and self._fresh.step == step else None
+        return fresh if write is None else write.taken
+
     def join(self, operation: Operation) -> bool:
         """Let an operation have a state that we have already. False: the state has to be taken."""
         desk, step = self._desk, operation.step

@@ -24,6 +24,9 @@ class Rank:
         self.ended_by: BaseException | None = None
         self.final: int | None = None
         self._barrier = barrier
+        self.evaluates_at = -1
+        self.evaluating = threading.Event()
+        self.evaluated = threading.Event()
         self._over = threading.Event()
         self._root = root
         self._ranks = MemoryRanks(memory, number, len(hosts), hosts)
@@ -57,10 +60,18 @@ class Rank:
                     time.sleep(0.002)
                     self.done += 1
                     guard.step(self.done)
+                    if self.done == self.evaluates_at:
+                        self._evaluate(guard)
                 self.final = guard.save(self.done).step
         except BaseException as error:  # noqa: BLE001 - the test looks at how it ended
             self.ended_by = error
             self._barrier.abort()
+
+    def _evaluate(self, guard: Guard) -> None:
+        with guard.phase("eval", step=self.done):
+            self.evaluating.set()
+            while not self.evaluated.wait(0.01):
+                guard.poll()
 
     def finish(self) -> None:
         self._over.set()
@@ -220,6 +231,51 @@ def test_called_off_before_it_began_or_finished_after(folder: Path) -> None:
     before = world.ranks[1].done
     world.until(lambda: world.ranks[1].done > before + 3)
     world.end()
+
+
+def evaluating(folder: Path) -> tuple[World, int]:
+    """A world whose ranks are all in the middle of an evaluation after the same step."""
+    world = World(folder, ["a", "a"])
+    world.ranks[0].guard.desk.pause()
+    world.until(lambda: all(rank.guard.desk.status().paused for rank in world.ranks))
+    step = world.ranks[0].done + 2
+    for rank in world.ranks:
+        rank.evaluates_at = step
+    world.ranks[0].guard.desk.resume()
+    for rank in world.ranks:
+        assert rank.evaluating.wait(10)
+    return world, step
+
+
+def test_an_emergency_in_an_evaluation_of_all_ranks(folder: Path) -> None:
+    """No boundary comes, and yet all save the step at which they stand; and go on with the evaluation."""
+    world, step = evaluating(folder)
+    world.trigger(1, "e", After.PAUSE)
+    told = world.ended(1, "e")
+    assert (told.durable, told.step) == (True, step)
+    world.until(lambda: all(rank.guard.desk.status().paused for rank in world.ranks))
+    assert world.of(1, "e").at_paused_step
+    world.trigger(0, "again", After.PAUSE)
+    assert world.ended(0, "again").step == step, "durable already"
+    world.ranks[1].guard.desk.resume()
+    world.until(lambda: not any(rank.guard.desk.status().paused for rank in world.ranks))
+    for rank in world.ranks:
+        rank.evaluated.set()
+    world.until(lambda: world.ranks[0].done > step + 3)
+    world.trigger(0, "later", After.CONTINUE)
+    assert (world.ended(0, "later").step or 0) > step
+    world.end()
+
+
+def test_an_end_in_an_evaluation_of_all_ranks(folder: Path) -> None:
+    world, step = evaluating(folder)
+    world.trigger(0, "e", After.EXIT)
+    assert world.ended(0, "e").step == step
+    world.ranks[0].guard.desk.tell("e")
+    for rank in world.ranks:
+        rank.join()
+        assert isinstance(rank.ended_by, StopTraining)
+    assert world.steps_on_disk() == [step]
 
 
 def test_rank_zeros_clock_saves_for_all(folder: Path) -> None:
