@@ -1,6 +1,5 @@
 """One rank's copy of what all have agreed on: reads the shared log, applies it, writes to it, and keeps it short."""
 
-import contextlib
 import json
 import logging
 import math
@@ -51,6 +50,7 @@ class Replica:
         self._applied = applied
         self._changed = changed
         self._next = 0
+        self._jumped_to = 0  # up to here, what this rank believes to have written may be none of the log
         self._serial = count()
         self.call = Calls(ranks)
         self._clock = clock
@@ -77,8 +77,10 @@ class Replica:
                 if not self.lock.wait_for(lambda at=at: self._next > at or self.lost, CALL_S):  # type: ignore[misc]
                     msg = "the watcher of this rank does not come forward (is the process starved, or the store?)"
                     raise RanksError(msg)
-            if got == raw:
+            if got == raw and at >= self._jumped_to:
                 return
+            if got == raw:  # its place had been cut off the log while this rank slept: nobody will ever read it
+                self.call(lambda ranks, at=at: ranks.delete(f"log/{at}"))  # type: ignore[misc]
 
     def until(self, done: Callable[[], object], timeout_s: float = math.inf) -> None:
         """Wait until done() is true, or this rank is lost, or timeout_s have passed."""
@@ -109,22 +111,25 @@ class Replica:
         try:
             raw = self.own.get(name, min(limit_s, _GLANCE_S))
         except TimeoutError:
-            self._catch_up()
-            if limit_s <= _GLANCE_S or name != f"log/{self._next}":
+            if limit_s <= _GLANCE_S or self._caught_up():
                 return
-            with contextlib.suppress(TimeoutError):
-                self._apply(self.own.get(name, limit_s))
-        else:
-            self._apply(raw)
+            try:
+                raw = self.own.get(name, limit_s)
+            except TimeoutError:
+                return
+        self._take(raw)
 
     def write(self, entry: Entry, moot: Moot) -> None:
         """Append, as the watcher: it is the one who applies."""
         raw = self._sealed(entry)
         while not moot(self.state):
-            got = self.own.claim(f"log/{self._next}", raw)
-            self._apply(got)
-            if got == raw:
+            name = f"log/{self._next}"
+            got = self.own.claim(name, raw)
+            taken = self._take(got)
+            if taken and got == raw:
                 return
+            if got == raw:
+                self.own.delete(name)
 
     def lose(self, reason: str) -> None:
         """Go on without the others, whose store does not answer: whoever waits for them is let go."""
@@ -143,6 +148,23 @@ class Replica:
         """Entries differ even where they say the same, so that each rank knows its own again."""
         return json.dumps({**entry, "by": self.ranks.rank, "serial": next(self._serial)}).encode("ascii")
 
+    def _take(self, raw: bytes) -> bool:
+        """Apply the entry at this rank's place; False where that place has been cut off the log, and it went on.
+
+        Looked at after the entry was read: what lies at a place that was cut before is none of the log, but was put
+        there by a rank that slept.
+        """
+        if self._is_cut() and self._caught_up():
+            return False
+        self._apply(raw)
+        return True
+
+    def _is_cut(self) -> bool:
+        try:
+            return int(self.own.get("cut", 0.0)) > self._next
+        except TimeoutError:
+            return False
+
     def _apply(self, raw: bytes) -> None:
         try:
             entry = json.loads(raw)
@@ -160,28 +182,34 @@ class Replica:
 
     def _prune(self) -> None:
         """Keep the state for those who sleep, and delete all but the newest entries: each author in its turn."""
-        base = json.dumps({"next": self._next, "state": self.state.to_json()}).encode("ascii")
-        self.own.set("base", base)
-        for old in range(max(0, self._next - 2 * _PRUNE), self._next - _PRUNE):
+        cut = self._next - _PRUNE
+        if cut <= 0:
+            return
+        if not self.own.check("cut") or int(self.own.get("cut", 0.0)) < cut:
+            base = json.dumps({"next": self._next, "state": self.state.to_json()}).encode("ascii")
+            self.own.set("base", base)
+            self.own.set("cut", b"%d" % cut)  # in this order, and before anything is deleted
+        for old in range(cut - _PRUNE, cut):
             self.own.delete(f"log/{old}")
 
-    def _catch_up(self) -> None:
-        """Whoever slept so long that the next entry has been deleted goes on from the kept state."""
-        if not self.own.check("base"):
-            return
+    def _caught_up(self) -> bool:
+        """Go on from the kept state, where this rank's next entry has been cut off the log."""
+        if not self._is_cut():
+            return False
         try:
             base = json.loads(self.own.get("base", 0.0))
             at, state = int(base["next"]), State.parse(base["state"])
         except (TimeoutError, ValueError, KeyError, TypeError) as error:
             _log.warning("the kept state of the ranks cannot be read: %s", error)
-            return
-        if at <= self._next or self.own.check(f"log/{self._next}"):
-            return
+            return False
+        if at <= self._next:
+            return False
         with self.lock:
-            before, self.state, self._next = self.state, state, at
+            before, self.state, self._next, self._jumped_to = self.state, state, at, at
             self._applied(before, {})
             self.lock.notify_all()
         self._changed()
+        return True
 
 
 def over(state: State, number: int, also: Callable[[Generation], bool] = lambda _known: False) -> bool:
