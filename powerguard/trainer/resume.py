@@ -108,13 +108,18 @@ class _Candidate:
 
 @dataclass
 class _Report:
-    """How one rank fared with one candidate. corrupt: the tiers whose copies are rotten beyond repair from another."""
+    """How one rank fared with one candidate.
+
+    corrupt: the tiers whose copies are rotten beyond repair from another. fatal: why this rank comes no further (out of
+    memory, say), so that the others do not wait for it.
+    """
 
     rank: int
     host: int
     loaded: bool = False
     corrupt: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
+    fatal: str = ""
 
 
 def choose(
@@ -165,9 +170,13 @@ class _Choice:
             if candidate.error:
                 raise ResumeError(candidate.error)
             report = _Report(self._ranks.rank, self._ranks.host)
-            chosen = self._tried(candidate, report)
-            reports = self._exchanged(turn, report, load_s)
-            bad = [each for each in reports if not each.loaded]
+            try:
+                chosen = self._tried(candidate, report)
+            except BaseException as error:
+                report.fatal = clean_text(f"{type(error).__name__}: {error}", _MAX_REASON)
+                self._tell(turn, report)
+                raise
+            bad = self._exchanged(turn, report, load_s)
             if not bad and chosen is not None:
                 self._tidy()
                 return chosen
@@ -200,7 +209,7 @@ class _Choice:
             except (TierError, StoreError, OSError) as error:
                 self._trouble(f"{tier.word}: {error}")
             if isinstance(tier, LocalTier):
-                self._refused += [f"{each.name}: {each.reason}" for each in tier.store.refused()]
+                self._refused += [f"{each.name}: {each.reason}" for each in tier.store.refused() if each.rotten]
         have = []
         for (step, digest), copies in self._copies.items():
             manifest = copies[0][1].manifest
@@ -269,13 +278,26 @@ class _Choice:
 
     def _exchanged(self, turn: int, report: _Report, load_s: float) -> list[_Report]:
         """Tell how it went, and hear of those for whom it did not; an empty list means that all have loaded."""
-        ranks = self._ranks
-        ranks.set(f"{self._key}/{turn}/report/{ranks.rank}", json.dumps(vars(report)).encode())
-        if ranks.rank == 0:
-            all_told = [json.loads(self._awaited(f"{turn}/report/{rank}", load_s, rank)) for rank in range(ranks.size)]
-            bad = [each for each in all_told if not each["loaded"]]
-            ranks.set(f"{self._key}/{turn}/bad", json.dumps(bad[:200]).encode())
-        return [_Report(**each) for each in json.loads(self._awaited(f"{turn}/bad", load_s + 30.0, 0))]
+        self._tell(turn, report)
+        if self._ranks.rank == 0:
+            told = [
+                json.loads(self._awaited(f"{turn}/report/{rank}", load_s, rank)) for rank in range(self._ranks.size)
+            ]
+            bad = [each for each in told if not each["loaded"]]
+            self._tell_bad(turn, sorted(bad, key=lambda each: not each["fatal"]))
+        reports = [_Report(**each) for each in json.loads(self._awaited(f"{turn}/bad", load_s + 30.0, 0))]
+        if reports and reports[0].fatal:
+            msg = f"rank {reports[0].rank} could not resume: {reports[0].fatal}"
+            raise ResumeError(msg)
+        return reports
+
+    def _tell(self, turn: int, report: _Report) -> None:
+        self._ranks.set(f"{self._key}/{turn}/report/{report.rank}", json.dumps(vars(report)).encode())
+        if report.fatal and report.rank == 0:
+            self._tell_bad(turn, [vars(report)])
+
+    def _tell_bad(self, turn: int, bad: list[dict[str, Any]]) -> None:
+        self._ranks.set(f"{self._key}/{turn}/bad", json.dumps(bad[:200]).encode())
 
     def _pass_over(self, candidate: _Candidate, bad: list[_Report]) -> None:
         """Remember why all go on to the next, and set aside the copies that are rotten."""

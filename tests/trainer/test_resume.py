@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.trainer.found import SavedCheckpoint
+from powerguard.trainer.found import Found, SavedCheckpoint
 from powerguard.trainer.manifest import MANIFEST
 from powerguard.trainer.ranks.base import Alone, Memory, MemoryRanks
 from powerguard.trainer.resume import Chosen, LocalTier, ResumeError, choose
 from powerguard.trainer.store import Store
 from powerguard.trainer.tiers import PathTier, Remote
-from powerguard.trainer.tiers.base import SET_ASIDE, Tier
+from powerguard.trainer.tiers.base import SET_ASIDE, Source, Tier
 from powerguard.trainer.tiers.pace import Pace
 from powerguard.trainer.tiers.transfer import Order, Progress, Transfer
 from tests.trainer.tiers.rig import CHUNK, flip, save, state
@@ -286,3 +286,30 @@ def test_a_rank_that_never_comes_is_named(root: Path) -> None:
     save(root, 7, ranks=2, mib=9)
     with Store(root, job="llm", ranks=2, slots=0) as store, pytest.raises(ResumeError, match="rank 1 has not told"):
         choose([LocalTier(store)], MemoryRanks(Memory(), 0, 2), job="llm", look_s=0.2)
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_rank_that_runs_out_of_memory_keeps_nobody_waiting(root: Path, broken: int) -> None:
+    """For hours: so long may a load take."""
+    save(root, 7, ranks=2, mib=9)
+    memory = Memory()
+
+    class Full(LocalTier):
+        def open_shard(self, found: Found, rank: int) -> Source:
+            if rank == broken:
+                raise MemoryError
+            return super().open_shard(found, rank)
+
+    def start(rank: int) -> str:
+        with Store(root, job="llm", rank=rank, ranks=2, leader=rank == 0, slots=0) as store:
+            try:
+                choose([Full(store)], MemoryRanks(memory, rank, 2), job="llm")
+            except (ResumeError, MemoryError) as error:
+                return repr(error)
+        return ""
+
+    with ThreadPoolExecutor(2) as pool:
+        told = list(pool.map(start, range(2)))
+    assert told[broken] == "MemoryError()"
+    assert f"rank {broken} could not resume: MemoryError" in told[1 - broken]
+    assert len(list(root.glob("step-*"))) == 1
