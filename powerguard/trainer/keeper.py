@@ -191,5 +191,6 @@ def attempted(call: Callable[[], _Value], what: str) -> _Value | Exception:
     except GivenUp as end:
         return end
     except Exception as error:  # noqa: BLE001 - a failing disk must not end the training; the asker is told
-        _log.exception("%s failed", what)
+        _log.warning("%s failed: %s: %s", what, type(error).__name__, error)
+        _log.debug("%s failed", what, exc_info=True)
         return error

@@ -44,7 +44,10 @@ class Together:
         self._periodic = False
         self._saves = 0
         desk.others = self
-        self.agreement = Agreement(ranks, clock=desk.clock, changed=self.news)
+        self._begun = threading.Event()
+        self.agreement = Agreement(ranks, clock=desk.clock, changed=self._changed)
+        self._begun.set()
+        self.news()
 
     # --- Wishes, in a server's thread or the writer's ---------------------------------------------------------------
 
@@ -94,6 +97,11 @@ class Together:
             self.resumed()
 
     # --- What all ranks do, in the watcher's thread ------------------------------------------------------------------
+
+    def _changed(self) -> None:
+        """Be told by the watcher, which may have news before its agreement has a name here."""
+        if self._begun.is_set():
+            self.news()
 
     def news(self) -> None:
         """Bring the desk up to date."""
