@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from powerguard.core.events import ON_UTILITY, OutputSource, Reading, SourceFailed
 from powerguard.core.frozen import replace
-from powerguard.core.model import Feed, Heard, Policy
+from powerguard.core.model import Feed, Heard, Measures, Policy
 
 LAG_S = 30.0
 """Two that disagree for less may both be right: one of them lags (NUT snmp-ups 12 to 30 s, apcupsd 32 to 48 s)."""
@@ -72,17 +72,33 @@ def supports_battery(reading: Reading) -> str:
     return ""
 
 
-def measured(reading: Reading, *, utility_seen: bool, input_seen: bool) -> Reading:
-    """Return the reading without an input that its source does not measure.
+def measured(reading: Reading, measures: Measures, *, utility_seen: bool) -> Reading:
+    """Return the reading without an input and without seconds on battery that its source does not measure.
 
     Some cards answer 0 V whatever is there. Believed, a self-test of theirs would be an outage: "battery", with the
     input gone. So volts that are gone count only of a source that has told an input before, or has never told utility.
+    A clock that has stood still since first contact counts nothing: it must move, from what it told on utility as well.
     """
-    if reading.input_present is not False or input_seen or not utility_seen:
+    clock_s = reading.on_battery_s
+    if clock_s is not None and clock_s > 0.0 and not shown(measures, reading).clock:
+        first_told = measures.clock_s is None and utility_seen  # There was nothing to count before.
+        reading = reading if first_told else replace(reading, on_battery_s=None)
+    if reading.input_present is not False or measures.volts or not utility_seen:
         return reading
     if reading.input_v is None or "input_bad" in reading.alarms:
         return reading
     return replace(reading, input_present=None, input_v=None)
+
+
+def shown(measures: Measures, reading: Reading) -> Measures:
+    """Return what a source has shown that it measures, with this reading of it; the same object where nothing new."""
+    told_s = reading.on_battery_s
+    first_s = told_s if measures.clock_s is None else measures.clock_s
+    clock = measures.clock or told_s != first_s  # To fall silent is to move: some tell it on battery only.
+    volts = measures.volts or reading.input_present is True
+    if (volts, clock, first_s) == (measures.volts, measures.clock, measures.clock_s):
+        return measures
+    return Measures(volts=volts, clock_s=first_s, clock=clock)
 
 
 def contradicts_itself(reading: Reading) -> bool:
@@ -106,9 +122,10 @@ def enter(policy: Policy, feed: Feed, reading: Reading) -> Together | None:
     old = _of(feed, reading.source)
     if old.reading is not None and reading.at_s <= old.reading.at_s:
         return None
-    reading = measured(reading, utility_seen=old.utility_seen, input_seen=old.input_seen)
+    measures = shown(old.measures, reading)
+    reading = measured(reading, old.measures, utility_seen=old.utility_seen)
     reading = corrected(old.reading, reading)
-    new = _listened(old, reading)
+    new = _listened(old, reading, measures)
     heard = _with(feed, new)
     votes = _votes(policy, heard, new, reading.at_s)
     disagree_since_s = _disagree_since_s(feed, votes, reading.at_s)
@@ -186,7 +203,7 @@ def _with(feed: Feed, new: Heard) -> tuple[Heard, ...]:
     return tuple(new if each.source == new.source else each for each in feed.heard)
 
 
-def _listened(old: Heard, reading: Reading) -> Heard:
+def _listened(old: Heard, reading: Reading, measures: Measures) -> Heard:
     """Enter a reading into what is known of its source."""
     says_battery = reading.output_source is OutputSource.BATTERY
     says_utility = reading.output_source in ON_UTILITY
@@ -202,7 +219,7 @@ def _listened(old: Heard, reading: Reading) -> Heard:
         utility_seen=old.utility_seen or says_utility,
         battery_at_s=(old.battery_at_s if goes_on else reading.at_s) if says_battery else None,
         gauges=gauges,
-        input_seen=old.input_seen or reading.input_present is True,
+        measures=measures,
         back_at_s=back_at_s,
         doubted=old.doubted and says_battery and not _is_supported(reading, gauges),
     )

@@ -15,6 +15,7 @@ from powerguard.core.agreement import (
     contradicts_itself,
     corrected,
     measured,
+    shown,
     supports_battery,
 )
 from powerguard.core.events import ON_UTILITY, OutputSource, Reading, SourceFailed
@@ -84,14 +85,14 @@ def observe(policy: Policy, feed: Feed, reading: Reading) -> Feed:
             reading=reading,
             previous=last,
             utility_seen=True,
-            input_seen=feed.input_seen or reading.input_present is True,
+            measures=shown(feed.measures, reading),
             first_charge_pct=feed.first_charge_pct,
         )
-    reading = measured(
-        reading, utility_seen=feed.utility_seen or feed.supply is Supply.UTILITY, input_seen=feed.input_seen
-    )
+    measures = shown(feed.measures, reading)
+    utility_seen = feed.utility_seen or feed.supply is Supply.UTILITY
+    reading = measured(reading, feed.measures, utility_seen=utility_seen)
     reading = corrected(feed.reading, reading)
-    return _orders(policy, _supply(feed, reading), reading)
+    return _orders(policy, _supply(replace(feed, measures=measures), reading), reading)
 
 
 def _observe_together(policy: Policy, feed: Feed, reading: Reading) -> Feed:
@@ -185,7 +186,6 @@ def _supply(feed: Feed, reading: Reading, together: Together | None = None) -> F
         suspect=suspect,
         unproven_battery=unproven,
         utility_seen=utility_seen,
-        input_seen=feed.input_seen or reading.input_present is True,
         first_charge_pct=first_charge_pct,
         test_since_s=test_since_s,
         lost_since_s=None,

@@ -113,6 +113,19 @@ class Supply(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Measures:
+    """What a source has shown that it measures; before that, it is no witness against utility.
+
+    volts: it has told an input that is there. clock_s: the first seconds on battery that it told; None: none yet.
+    clock: those seconds have moved.
+    """
+
+    volts: bool = False
+    clock_s: float | None = None
+    clock: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
     """One of several sources of a UPS, as last heard. Kept only where there is more than one.
 
@@ -121,7 +134,7 @@ class Heard:
     utility_seen: it has said utility since first contact, so a battery that it tells is news.
     battery_at_s: when the readings in a row that say battery began; None while it says anything else.
     gauges: charge (percent) and runtime (seconds) that it told then.
-    input_seen: it has told an input that is there, so it measures its input.
+    measures: what it has shown that it measures.
     back_at_s: when it said utility after a battery that two of its readings told; its return is news.
     doubted: it says battery, and everything else says that this is not so.
     """
@@ -133,7 +146,7 @@ class Heard:
     utility_seen: bool = False
     battery_at_s: float | None = None
     gauges: tuple[float | None, float | None] = (None, None)
-    input_seen: bool = False
+    measures: Measures = Measures()
     back_at_s: float | None = None
     doubted: bool = False
 
@@ -147,7 +160,7 @@ class Feed:
     suspect: the newest reading says battery and waits for its second witness.
     unproven_battery: the source has said battery ever since first contact and nothing else supports it.
     utility_seen: the source has said utility since first contact, so a battery that repeats itself is news.
-    input_seen: the source has told an input that is there, so it measures its input.
+    measures: what the source has shown that it measures.
     first_charge_pct: charge at first contact; its fall is a witness where nothing else speaks.
     test_since_s: since when a self-test runs; one of more than 60 s is an outage.
     lost_since_s: since when no source has answered; None while one does.
@@ -167,7 +180,7 @@ class Feed:
     suspect: bool = False
     unproven_battery: bool = False
     utility_seen: bool = False
-    input_seen: bool = False
+    measures: Measures = Measures()
     first_charge_pct: float | None = None
     test_since_s: float | None = None
     lost_since_s: float | None = None

@@ -110,7 +110,7 @@ class Turn:
         self.tell_once(
             "unproven_battery",
             "the UPS has said battery since first contact and nothing else supports it: not believed; look at it",
-            holds=feed.unproven_battery,
+            holds=feed.unproven_battery and feed.previous is not None,  # A clock needs two readings to be seen moving.
             level=Level.ERROR,
         )
         if feed.heard or self.state.upses or self.state.told:

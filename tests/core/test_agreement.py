@@ -427,7 +427,8 @@ def test_one_source_alone_is_told_as_it_is() -> None:
 # --- An answer that contradicts itself ----------------------------------------------------------------------------
 
 
-GONE = {"on_battery_s": 5.0, "input_present": False}
+def gone(on_battery_s: float) -> dict[str, Any]:
+    return {"on_battery_s": on_battery_s, "input_present": False}
 
 
 @pytest.mark.parametrize("sources", [1, 2])
@@ -435,13 +436,13 @@ def test_two_witnesses_against_one_word_are_battery_when_a_second_reading_says_s
     """A card whose output source is frozen, or mapped wrongly, while it counts its seconds and misses its input."""
     policy = replace(POLICY, sources=sources)
     feed = fusion.observe(policy, Feed(), says(1.0, "snmp", "utility"))
-    feed = fusion.observe(policy, feed, says(2.0, "snmp", "utility", GONE))
+    feed = fusion.observe(policy, feed, says(2.0, "snmp", "utility", gone(4.0)))
     assert feed.supply is UTILITY
-    feed = fusion.observe(policy, feed, says(3.0, "snmp", "utility", GONE))
+    feed = fusion.observe(policy, feed, says(3.0, "snmp", "utility", gone(5.0)))
     assert (feed.supply, word(feed)) == (BATTERY, "battery")
     assert feed.reading is not None
     assert feed.reading.alarms == (agreement.CONTRADICTED,)
-    feed = fusion.observe(policy, feed, says(4.0, "snmp", "boost", GONE))
+    feed = fusion.observe(policy, feed, says(4.0, "snmp", "boost", gone(6.0)))
     assert feed.supply is BATTERY, "and goes on to be"
     feed = fusion.observe(policy, feed, says(5.0, "snmp", "utility", {"on_battery_s": 0.0, "input_present": True}))
     assert (feed.supply, word(feed)) == (UTILITY, "utility")
@@ -452,7 +453,7 @@ def test_unknown_with_the_same_two_witnesses_is_battery_too() -> None:
     policy = replace(POLICY, sources=1)
     feed = fusion.observe(policy, Feed(), says(1.0, "snmp", "utility"))
     for at_s in (2.0, 3.0):
-        feed = fusion.observe(policy, feed, says(at_s, "snmp", "unknown", GONE))
+        feed = fusion.observe(policy, feed, says(at_s, "snmp", "unknown", gone(at_s)))
     assert (feed.supply, word(feed)) == (BATTERY, "battery")
 
 

@@ -36,7 +36,6 @@ def seen(*told: tuple[float, str] | tuple[float, str, dict[str, Any]], feed: Fee
     ("witness", "believed"),
     [
         ({}, False),
-        ({"on_battery_s": 1.0}, True),
         ({"on_battery_s": 0.0}, False),
         ({"input_present": False}, True),
         ({"input_present": True}, False),
@@ -97,7 +96,9 @@ def test_utility_of_every_kind_is_believed_at_once(source: str) -> None:
 
 def test_the_ups_knows_since_when() -> None:
     """Its seconds on battery count, but never back to before a reading that said utility."""
-    assert seen((100.0, "battery", {"on_battery_s": 40.0})).since_s == 60.0
+    first = seen((100.0, "battery", {"on_battery_s": 40.0}))
+    assert first.supply is UNKNOWN, "a clock is one once it has moved"
+    assert seen((101.0, "battery", {"on_battery_s": 41.0}), feed=first).since_s == 60.0
     assert seen((90.0, "utility"), (100.0, "battery", {"on_battery_s": 40.0})).since_s == 90.0
     assert seen((90.0, "utility"), (100.0, "battery", {"on_battery_s": 4.0})).since_s == 96.0
     told = seen((90.0, "utility"), (91.0, "battery", {"on_battery_s": 0.0}), (95.0, "battery", {"on_battery_s": 1.0}))
