@@ -25,6 +25,7 @@ from powerguard.sim.looped.witness import Witness
 from powerguard.sim.virtual import VirtualLoop
 from powerguard.sim.world.host import Answer, Power
 from powerguard.sim.world.streams import stream
+from powerguard.sim.world.worker import Worker
 from powerguard.sim.world.world import SOURCE, UPS, World
 from powerguard.sources.base import Source
 
@@ -141,6 +142,7 @@ class Life:
 
     def turn(self) -> None:
         """Between two turns of the loop."""
+        Worker.check()
         self.moment(Moment.TURN)
         if self.dead:
             raise DiedError

@@ -1,6 +1,7 @@
-"""A process that plays outages for another one, and ends in the middle of whatever it does when that one wants no more.
+"""A process that plays outages for another one, and ends in the middle of one when nobody wants them any more.
 
-It imports next to nothing by itself: what is played comes as bytes, and is loaded where an interrupt can end it.
+It imports next to nothing by itself: what is played comes as bytes, and is loaded where an interrupt can end it. While
+it plays it is not interrupted, for that would leave things behind: who plays for long asks in between (`check`).
 """
 
 import pickle
@@ -12,11 +13,15 @@ from multiprocessing.connection import Connection
 from typing import Any, ClassVar
 
 
+class UnwantedError(BaseException):
+    """Nobody waits for this outage any more."""
+
+
 class Worker:
-    """What such a process knows: whether it is still wanted, and whether it plays just now."""
+    """What such a process knows: whether it is still wanted, and whether it loads just now."""
 
     unwanted: ClassVar[bool] = False
-    playing: ClassVar[bool] = False
+    loading: ClassVar[bool] = False
     loaded: ClassVar[tuple[bytes, Callable[[int], Any]] | None] = None
 
     @classmethod
@@ -35,24 +40,29 @@ class Worker:
 
     @classmethod
     def _leave(cls, *_: object) -> None:
-        """End the outage that is played, wherever it is; its folders are taken away on the way out."""
-        if cls.playing:
-            raise KeyboardInterrupt
+        if cls.loading:
+            raise UnwantedError
+
+    @classmethod
+    def check(cls) -> None:
+        """Raise UnwantedError where nobody waits any more."""
+        if cls.unwanted:
+            raise UnwantedError
 
     @classmethod
     def play(cls, what: bytes, seeds: range) -> list[Any]:
         """Play a chunk, until nobody waits for it any more. what: a function of a seed, as `pickle` has it."""
         samples: list[Any] = []
-        cls.playing = True
         try:
             if cls.loaded is None or cls.loaded[0] != what:
+                cls.loading = True
                 cls.loaded = what, pickle.loads(what)  # noqa: S301 - from the process that has started this one
+                cls.loading = False
             for seed in seeds:
-                if cls.unwanted:
-                    break
+                cls.check()
                 samples.append(cls.loaded[1](seed))
-        except KeyboardInterrupt:
+        except UnwantedError:
             return []
         finally:
-            cls.playing = False
+            cls.loading = False
         return samples
