@@ -1,6 +1,6 @@
 """A training that uses all that must come back: DDP, AdamW, a schedule, dropout, every random number, shuffled data.
 
-job.py ROOT OUT STEPS [divide]    on one rank, or under torchrun; each rank tells its losses in OUT/loss-RANK, to the bit
+job.py ROOT OUT STEPS [divide]    on one rank, or under torchrun; each tells its losses in OUT/loss-RANK, to the bit
 """
 
 import os

@@ -139,7 +139,7 @@ def elsewhere() -> Iterator[tuple["subprocess.Popen[str]", TorchRanks]]:
 def test_a_store_that_is_killed_is_an_error_in_words(elsewhere: tuple["subprocess.Popen[str]", TorchRanks]) -> None:
     """kill -9 of the process that holds it: whoever waits is told, and the agreement lets its rank go."""
     server, ranks = elsewhere
-    agreement = Agreement(ranks.clone(), limits=QUICK)
+    agreement = Agreement(ranks.clone(), limits=replace(QUICK, lost_s=0.6))
     agreement.step = 0
     server.kill()
     server.communicate()
