@@ -9,7 +9,7 @@ from powerguard.trainer.agreement import Agreement, GenerationOverError, Limits
 from powerguard.trainer.ranks import Memory, MemoryRanks, Ranks
 from powerguard.trainer.ranks.machine import Generation
 
-QUICK = Limits(dead_s=1.0, reach_s=20.0, write_s=20.0, late_s=0.3, lost_s=0.6, beat_s=0.02)
+QUICK = Limits(dead_s=20.0, reach_s=20.0, write_s=20.0, late_s=0.3, lost_s=20.0, beat_s=0.02)
 
 
 class Job:

@@ -13,7 +13,7 @@ from powerguard.trainer.ranks import FileRanks, Ranks, RanksError, SocketRanks
 from powerguard.trainer.ranks.machine import Generation
 from powerguard.wire import TriggerRequest
 
-LIMITS = Limits(dead_s=0.8, reach_s=8.0, write_s=8.0, late_s=0.5, lost_s=0.6, beat_s=0.05)
+LIMITS = Limits(dead_s=2.5, reach_s=30.0, write_s=30.0, late_s=10.0, lost_s=3.0, beat_s=0.05)
 
 
 def connect(store: str, folder: Path, rank: int, size: int) -> Ranks:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -440,7 +441,7 @@ def test_a_store_that_goes_away_lets_everybody_go() -> None:
 
             self.get, self.claim = get, claim
 
-    it = Job([Breakable(0), Breakable(1)])
+    it = Job([Breakable(0), Breakable(1)], limits=replace(QUICK, lost_s=0.6))
     it.start()
     try:
         opened = it.agreements[0].open(ask("a", After.PAUSE))

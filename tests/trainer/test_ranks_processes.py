@@ -118,7 +118,7 @@ def processes(store: str, folder: Path, size: int, *, step_s: float = 0.002) -> 
 
 
 def request(name: str, **other: object) -> dict[str, object]:
-    return {"id": name, "after": After.PAUSE, "deadline_s": 6.0, **other}
+    return {"id": name, "after": After.PAUSE, "deadline_s": 30.0, **other}
 
 
 @pytest.mark.parametrize("store", ["files", "unix"])
@@ -156,7 +156,7 @@ def test_a_rank_killed_at_any_instant(trial: int, tmp_path: Path) -> None:
             began_s = time.perf_counter()
             others = [rank for rank in range(3) if rank != victim]
             answer = it.agreed(2, others)
-            assert time.perf_counter() - began_s < 8.0
+            assert time.perf_counter() - began_s < 20.0
             if not answer["ok"]:
                 assert f"rank {victim}" in answer["error"], answer
             assert 1 <= len(it.manifests()) <= 2
@@ -194,9 +194,12 @@ def test_the_store_killed_with_rank_0(tmp_path: Path) -> None:
         it.until(lambda: any("opened" in told or "refused" in told for told in it.said if told["rank"] == 2))
         if any(told.get("opened") == 2 for told in it.said):
             assert not any(answer["ok"] and answer["step"] not in it.manifests() for answer in it.answered(2, [1, 2]))
-        time.sleep(1.0)
-        it.tell(1, open=request("c"))
-        it.until(lambda: any("lost the others" in str(told.get("refused")) for told in it.said))
+        until_s = time.perf_counter() + 30.0
+        while not any("lost the others" in str(told.get("refused")) for told in it.said):
+            assert time.perf_counter() < until_s, it.said[-5:]
+            it.tell(1, open=request("c"))
+            time.sleep(0.2)
+            it.hear(0.0)
 
 
 def test_nothing_of_the_agreement_loads_torch(tmp_path: Path) -> None:
