@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from powerguard.trainer.found import Found, Refused, look
 from powerguard.trainer.items import Buffer
 from powerguard.trainer.manifest import Manifest
 from powerguard.trainer.reader import CorruptError
 from powerguard.trainer.snapshot import Snapshot, laid_out
-from powerguard.trainer.store import Found, Store
+from powerguard.trainer.store import Store
 from tests.trainer.cuts.recording import RecordingDisk
 from tests.trainer.cuts.states import Tree, cuts, lay_down
 
@@ -130,8 +131,9 @@ def judge(tree: Tree, target: Path, promised: int, snapshot: Snapshot, wrong: Wr
     """Open what a cut left, and say what is wrong with it. go_on: also save once more, and look again."""
     lay_down(tree, target)
     with Store(target, job="cut") as store:
-        wrong.extend(f"refused: {refused.reason}" for refused in store.refused())
-        found = store.found()
+        seen = list(look(target, 0))
+        wrong.extend(f"refused: {each.reason}" for each in seen if isinstance(each, Refused))
+        found = [each for each in seen if isinstance(each, Found)]
         good = [each for each in found if is_whole(store, each, snapshot, wrong)]
         newest = good[0].step if good else 0
         if newest < promised:
@@ -175,7 +177,7 @@ def tried(scratch: Path, disk: RecordingDisk, *, ordered: bool, samples: int, se
             cuts(disk.changes, ordered=ordered, seed=seed, samples=samples), start=1
         ):
             before = len(wrong)
-            judge(tree, scratch / "cut", promised, snapshot, wrong, go_on=count % 10 == 0)
+            judge(tree, scratch / "cut", promised, snapshot, wrong, go_on=count % 20 == 0)
             wrong[before:] = [f"{instant} {disk.changes[instant]!r:.200}: {each}" for each in wrong[before:]]
     return count, wrong
 
