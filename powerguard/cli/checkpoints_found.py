@@ -16,12 +16,12 @@ from typing import Final
 from powerguard.cli.progress import Bar
 from powerguard.effectors.filesystems import NETWORKED, kind_of
 from powerguard.trainer.chunks import over_chunks
+from powerguard.trainer.found import Found, Refused, look
 from powerguard.trainer.manifest import MANIFEST, Shard, StoreError, step_of
 from powerguard.trainer.reader import ShardReader, held
 from powerguard.trainer.seal import glance, verify
 from powerguard.trainer.seal_manifest import SEAL, SealError, step_in
 from powerguard.trainer.snapshot import Snapshot
-from powerguard.trainer.store import Found, Refused, look
 from powerguard.trainer.tiers import ObjectTier
 from powerguard.trainer.tiers.base import SET_ASIDE, Remote, Source, TierError
 

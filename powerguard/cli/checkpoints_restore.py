@@ -23,12 +23,13 @@ from powerguard.cli.operate import fail
 from powerguard.cli.progress import Bar
 from powerguard.cli.render import clean
 from powerguard.trainer.disk import Disk
+from powerguard.trainer.found import Found, SavedCheckpoint
 from powerguard.trainer.items import Buffer, Loaded
 from powerguard.trainer.manifest import Manifest, Shard, StoreError, checkpoint_name, step_of
 from powerguard.trainer.reader import read_shard
 from powerguard.trainer.seal_manifest import SEAL, SealError
 from powerguard.trainer.snapshot import Snapshot
-from powerguard.trainer.store import Found, SavedCheckpoint, Store
+from powerguard.trainer.store import Store
 from powerguard.trainer.tiers.base import TierError
 from powerguard.trainer.tiers.base import read_shard as read_stored
 

@@ -28,8 +28,9 @@ from powerguard.sim.bmc import SimBmc
 from powerguard.sim.snmp_agent import SnmpAgent
 from powerguard.sim.story import Facts, StoryError
 from powerguard.sim.ups import Battery, SimUps
+from powerguard.trainer.found import Found, look
 from powerguard.trainer.reader import read_shard
-from powerguard.trainer.store import Found, StoreError, look
+from powerguard.trainer.store import StoreError
 
 _TRAINING_LOAD, _PAUSED_LOAD = 0.60, 0.36
 _SETTINGS: dict[str, Any] = {

@@ -3,10 +3,11 @@
 import secrets
 from pathlib import Path
 
+from powerguard.trainer.found import SavedCheckpoint
 from powerguard.trainer.items import Buffer
 from powerguard.trainer.manifest import Manifest
 from powerguard.trainer.snapshot import Snapshot
-from powerguard.trainer.store import SavedCheckpoint, Store
+from powerguard.trainer.store import Store
 
 
 def content(step: int, name: str, rank: int = 0) -> bytes:

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from powerguard.trainer.found import newest_in
 from powerguard.trainer.manifest import MANIFEST, step_of
 from powerguard.trainer.seal import glance
 from powerguard.trainer.seal_manifest import SEAL, SealError, step_in
-from powerguard.trainer.store import newest_in
 
 QUIET_S: Final = 2.0
 _EVERY_S: Final = 0.2
