@@ -25,6 +25,7 @@ Durations are relative, and measured on each rank's own CLOCK_BOOTTIME: no step 
 
 import atexit
 import logging
+import os
 import secrets
 import threading
 from collections.abc import Callable, Mapping
@@ -117,7 +118,8 @@ class Agreement:
         self._thread = threading.Thread(target=self._watch, name="powerguard-agreement", daemon=True)
         self._thread.start()
         # A daemon thread that wakes within a library when the interpreter is gone aborts the process (seen with torch).
-        atexit.register(self.close)
+        self._process = os.getpid()
+        atexit.register(self._at_exit)
 
     # --- Those who ask -------------------------------------------------------------------------------------------
 
@@ -286,7 +288,11 @@ class Agreement:
         self._thread.join(_CLOSE_S)
         self._replica.call.close()
         self._replica.own.close()
-        atexit.unregister(self.close)
+        atexit.unregister(self._at_exit)
+
+    def _at_exit(self) -> None:
+        if os.getpid() == self._process:  # a child of fork shares the connection, and must not speak on it
+            self.close()
 
     def _all_in(self, number: int, what: str, value: bytes) -> bool:
         """Hand in a part; True for the rank (or, after a lost answer, the ranks) that sees all parts there."""
@@ -294,6 +300,9 @@ class Agreement:
             return False
         while not self._surely(number, lambda ranks: self._parts.complete(ranks, number, what)):
             self._replica.until(lambda: over(self._replica.state, number), self._limits.beat_s)
+            known = self._known(number)
+            if known.ended is not None:
+                raise GenerationOverError(known)
         return True
 
     def _append_surely(

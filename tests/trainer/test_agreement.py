@@ -1,7 +1,10 @@
 """Ranks that train behind a barrier per step agree on steps, endings, pauses: real threads over a store in memory."""
 
+import contextlib
+import random
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -473,3 +476,85 @@ def test_alone_is_the_same_with_one() -> None:
     agreement.resume()
     assert agreement.wait(42) is None
     agreement.close()
+
+
+class Lossy(MemoryRanks):
+    """A store that loses one question in ten before it is heard, and one answer in ten after it was done."""
+
+    def __init__(self, memory: Memory, rank: int, size: int, seed: int) -> None:
+        super().__init__(memory, rank, size)
+        self.lossy = False
+        self._dice = random.Random(seed)
+        for name in ("set", "get", "check", "claim", "add", "delete"):
+            setattr(self, name, self._losing(getattr(self, name)))
+
+    def _losing(self, call: Callable[..., object]) -> Callable[..., object]:
+        def losing(*arguments: object) -> object:
+            luck = self._dice.random() if self.lossy else 1.0
+            if luck < 0.1:
+                msg = "the question was lost"
+                raise RanksError(msg)
+            answer = call(*arguments)
+            if luck < 0.2:
+                msg = "the answer was lost"
+                raise RanksError(msg)
+            return answer
+
+        return losing
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_store_that_loses_questions_and_answers(seed: int) -> None:
+    """Whatever was done twice or not at all: all say the same, and nothing is committed without all parts."""
+    memory = Memory()
+    ranks = [Lossy(memory, rank, 3, 10 * seed + rank) for rank in range(3)]
+    it = Job(ranks, limits=replace(QUICK, beat_s=0.005))
+    it.start()
+    try:
+        for one in ranks:
+            one.lossy = True
+        for number in range(1, 9):
+            while True:
+                try:
+                    opened = it.agreements[number % 3].open(ask(f"a{number}", After.PAUSE, 60.0))
+                    break
+                except RanksError:
+                    continue
+            ended = it.until_ended(opened.number, 30.0)
+            assert ended.ended is not None
+            assert ended.ended.ok, ended
+            assert {who for g, who, step in it.saved if (g, step) == (opened.number, ended.step)} == {0, 1, 2}
+            while it.agreements[0].state.held_at is not None:
+                with contextlib.suppress(RanksError):
+                    it.agreements[0].resume()
+        it.until_moving()
+    finally:
+        for one in ranks:
+            one.lossy = False
+        it.end()
+
+
+def test_a_part_that_was_counted_twice_is_not_taken_for_anothers() -> None:
+    """The sum says that all are there, and one is not: nobody waits for it longer than the generation lasts."""
+    memory = Memory()
+    ranks = [MemoryRanks(memory, rank, 2) for rank in range(2)]
+    add = ranks[0].add
+    ranks[0].add = lambda key, amount: add(key, amount) and add(key, amount)
+    it = Job(ranks, limits=replace(QUICK, late_s=0.1))
+    it.start()
+    hang = threading.Event()
+    try:
+        save = it.save
+        it.save = lambda rank, generation: (rank == 1 and hang.wait(10), save(rank, generation))[1]
+        ended = it.until_ended(it.agreements[0].open(ask("a", deadline_s=0.2)).number)
+        assert ended.ended is not None
+        assert not ended.ended.ok
+        it.until(lambda: (1, 0) in it.ended)  # rank 0 was let go, too
+        hang.set()
+        it.save = save
+        again = it.until_ended(it.agreements[1].open(ask("b", deadline_s=20.0)).number)
+        assert again.ended is not None
+        assert again.ended.ok
+    finally:
+        hang.set()
+        it.end()

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -202,10 +203,30 @@ def test_the_store_killed_with_rank_0(tmp_path: Path) -> None:
             it.hear(0.0)
 
 
+FORKS = """
+import os, sys
+from powerguard.trainer.agreement import Agreement
+from powerguard.trainer.ranks import SocketRanks
+from powerguard.wire import TriggerRequest
+ranks = SocketRanks(f"unix:{sys.argv[1]}/s", 0, 1, secret_file=f"{sys.argv[1]}/secret")
+agreement = Agreement(ranks)
+if os.fork() == 0:
+    sys.exit(0)
+os.wait()
+print(agreement.open(TriggerRequest(id="a")).number, agreement.state.left)
+"""
+
+
+def test_a_child_of_fork_says_nothing_when_it_ends(tmp_path: Path) -> None:
+    """A data loader's worker inherits the connection; its end is not the training's. The parent closes at its exit."""
+    told = subprocess.run(
+        [sys.executable, "-c", FORKS, str(tmp_path)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (told.returncode, told.stdout, told.stderr) == (0, "1 False\n", "")
+
+
 def test_nothing_of_the_agreement_loads_torch(tmp_path: Path) -> None:
     """What every rank imports is the standard library."""
-    import subprocess
-
     code = (
         "import sys; import powerguard.trainer.agreement, powerguard.trainer.ranks;"
         "print(sorted(name for name in sys.modules if name.split('.')[0] in {'torch', 'numpy', 'xxhash', 'aiohttp'}))"
