@@ -46,7 +46,7 @@ def run(*, quick: bool) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="powerguard-cuts-") as scratch, base(Path(scratch)) as folder:
         for pattern, program in programs.items():
             for kind in DISK_BYTES:
-                cuts = 5 if quick else 50
+                cuts = 5 if quick else 20
                 tally = cut_power(folder, kind, pattern, cuts=cuts, seed=1, program=program)
                 print(f"  {tally}", flush=True)
                 harm = Figure(

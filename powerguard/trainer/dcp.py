@@ -150,7 +150,8 @@ def save_sealed(
     keep: how many sealed ones stay, at least 2; older ones go when this one is durable. options: FileSystemWriter's.
     Raises CheckpointException (of DCP) on every rank when it failed on any; the earlier checkpoints then stand.
     """
-    name = _from_coordinator(lambda: f"step-{step:012d}-{secrets.token_hex(4)}")
+    # Not as the store names its own: those it removes when they have no manifest.
+    name = _from_coordinator(lambda: f"dcp-step-{step}-{secrets.token_hex(4)}")
     folder = Path(root) / name
     writer = SealedFileSystemWriter(folder, step=step, **options)
     dcp.save(dict(state), storage_writer=writer)

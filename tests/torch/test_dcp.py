@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 from powerguard.trainer.dcp import SealedFileSystemReader, SealedFileSystemWriter, load_newest_sealed, save_sealed
 from powerguard.trainer.seal import verify
 from powerguard.trainer.seal_manifest import SEAL, UNBORN, SealError
+from powerguard.trainer.store import Store
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is disabled, unavailable or uninitialized",
@@ -139,15 +140,19 @@ def test_steps_in_folders_of_their_own(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         saved = save_sealed(made(step), tmp_path, step)
         assert verify(saved.path).seal.digest == saved.manifest_digest
-    assert len(list(tmp_path.glob("step-*"))) == 2
+    assert len(list(tmp_path.glob("dcp-step-*"))) == 2
     (Path(saved.path) / "__0_0.distcp").write_bytes(b"torn")
-    (tmp_path / "step-000000000009-00000000").mkdir()
-    (tmp_path / "step-000000000009-00000000" / ".metadata").touch()
+    (tmp_path / "dcp-step-9-00000000").mkdir()
+    (tmp_path / "dcp-step-9-00000000" / ".metadata").touch()
     state = made(99)
     assert load_newest_sealed(state, tmp_path) == 2
     assert torch.equal(state["model"]["a"], made(2)["model"]["a"])
     assert [path.name for path in tmp_path.glob("bad-*")] == [f"bad-{Path(saved.path).name}"]
     assert load_newest_sealed(state, tmp_path / "none") is None
+    with Store(tmp_path, job="other", slots=0) as store:
+        store.prune()
+        assert store.found() == []
+    assert verify(tmp_path / next(tmp_path.glob("dcp-step-2-*"))).is_whole, "a store beside it leaves it alone"
 
 
 # --- What upstream does -------------------------------------------------------------------------------------------
