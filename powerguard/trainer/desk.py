@@ -223,6 +223,7 @@ class Desk:
         with self.changed:
             lease = leased(lease_s, asker, self.clock())
             self.lease = self.lease and lease if self.held else lease
+            self.wanted.set()
             if self.others is None:
                 self.held = self.asked = True
             self.changed.notify_all()

@@ -9,7 +9,6 @@ The training thread calls `step` at every step boundary; everything that touches
 nowhere else. It takes no lock while nobody asks: then a step costs a look at the clock and three stores.
 """
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -35,7 +34,6 @@ from powerguard.trainer.uploads import Uploads
 from powerguard.trainer.writer import FINAL, Writer
 from powerguard.wire import After, Loop, Phase
 
-_log = logging.getLogger("powerguard.trainer")
 _LAST_WORDS_S = 2.0
 _LOOK_S = 0.5
 _FIRST_SAVE_S = 30.0
@@ -112,7 +110,7 @@ class Guard:
                 self._together = Together(self.desk, self._writer, ranks)
             if ranks.local_rank == 0:
                 self._endpoint = endpoint_of(self.desk, socket, port, token_file)
-                if self._remote is not None and self._keeper.beside:
+                if self._remote is not None and isinstance(self._keeper, Stored) and self._keeper.leads:
                     self._uploads = Uploads(Uploader(self._remote, job=job), every_s=remote_every_s, clock=clock)
                     self.desk.uploads = self._uploads
         except BaseException:
@@ -300,6 +298,8 @@ class Guard:
         with desk.changed:
             desk.boundary, desk.serving = None, False
             desk.asked = False
+            if desk.signalled is not None:
+                desk.wanted.set()  # the writer's thread passes it on: it is to leave what can wait
             desk.changed.notify_all()
             if desk.ending is not None:
                 self._end(desk.ending)

@@ -3,9 +3,11 @@
 import atexit
 import logging
 import os
+import secrets
 import signal
 import threading
 import weakref
+from contextlib import closing
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -15,13 +17,14 @@ from powerguard.trainer.disk import Disk
 from powerguard.trainer.endpoint import Endpoint, EndpointError, read_token, socket_for
 from powerguard.trainer.items import State
 from powerguard.trainer.keeper import Keeper, Save, Saving
-from powerguard.trainer.ranks import Ranks
+from powerguard.trainer.ranks import Ranks, RanksError
 from powerguard.trainer.store import Store, StoreError
 from powerguard.trainer.stored import Stored
 
 AUTO = "auto"
 """The socket that the daemon finds by itself."""
 
+_MEET_S = 60.0
 _log = logging.getLogger("powerguard.trainer")
 
 
@@ -33,7 +36,7 @@ def keeper_of(
             msg = "a state with items() needs a root: the folder for its checkpoints"
             raise StoreError(msg)
         store = Store(
-            root, job=job, rank=ranks.rank, ranks=ranks.size, leader=ranks.local_rank == 0, keep=keep, disk=disk
+            root, job=job, rank=ranks.rank, ranks=ranks.size, leader=_leads(Path(root), ranks), keep=keep, disk=disk
         )
         return Stored(state, store, hosts=ranks.hosts)
     if remote:
@@ -43,6 +46,38 @@ def keeper_of(
         msg = f"{root}: a root needs a state with items() and load(); a function that saves by itself has its own"
         raise StoreError(msg)
     return Saving(state)
+
+
+def _leads(root: Path, ranks: Ranks) -> bool:
+    """Whether this rank is the one that commits under this root: rank 0, and the first of each host with its own root.
+
+    Rank 0 puts a file there, and who finds it shares the root. Raises RanksError, OSError.
+    """
+    if ranks.hosts == 1 or ranks.local_rank:
+        return ranks.local_rank == 0
+    with closing(ranks.clone()) as store:
+        if ranks.rank:
+            try:
+                name = store.get("root/file", _MEET_S).decode()
+            except TimeoutError as error:
+                msg = f"rank 0 has not told within {_MEET_S:g} s whether {root} is shared (see what it says)"
+                raise RanksError(msg) from error
+            is_shared = (root / name).exists()
+            store.set(f"root/seen/{ranks.host}", b"1")
+            return not is_shared
+        name = f".here-{secrets.token_hex(8)}"
+        root.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+        try:
+            store.set("root/file", name.encode())
+            for host in range(1, ranks.hosts):
+                store.get(f"root/seen/{host}", _MEET_S)
+        except TimeoutError as error:
+            msg = f"not all of the {ranks.hosts} hosts have looked at {root} within {_MEET_S:g} s (see what they say)"
+            raise RanksError(msg) from error
+        finally:
+            (root / name).unlink(missing_ok=True)
+    return True
 
 
 def endpoint_of(

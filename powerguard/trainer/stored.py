@@ -49,6 +49,11 @@ class Stored:
         self._restores = 0
         self._scrub_at_s = clock() + _SCRUB_EVERY_S
 
+    @property
+    def leads(self) -> bool:
+        """Whether this rank is the one that commits under its root."""
+        return self._store.leader
+
     def size_bytes(self) -> int | None:
         """What this rank would write: asked of the items, without copying any."""
         return laid_out(self._state.items()).size_bytes

@@ -73,6 +73,7 @@ class Together:
         """A periodic checkpoint is due: asked for by the writer's thread, so that training need not wait."""
         with self._desk.changed:
             self._periodic = True
+            self._desk.wanted.set()
             self._desk.changed.notify_all()
 
     def tick(self) -> None:

@@ -106,9 +106,11 @@ def test_pause_resume_delete_status(guard: Guard, where: Path) -> None:
     assert ask(where, "POST", "/api/v1/pause")[0] == 200
     stepping = threading.Thread(target=guard.step, args=[9])
     stepping.start()
+    told = TrainerStatus(job="")
     for _ in range(200):
-        told = TrainerStatus.parse(ask(where, "GET", "/api/v1/status")[2])
-        assert isinstance(told, TrainerStatus)
+        parsed = TrainerStatus.parse(ask(where, "GET", "/api/v1/status")[2])
+        assert isinstance(parsed, TrainerStatus)
+        told = parsed
         if told.paused:
             break
         time.sleep(0.01)
@@ -137,6 +139,9 @@ def test_pause_resume_delete_status(guard: Guard, where: Path) -> None:
         ("POST", "/api/v1/trigger_checkpoint", b'{"id": "a", "after": "burn"}', 400, "after: must be one of"),
         ("POST", "/api/v1/trigger_checkpoint", b"x" * 70_000, 413, "at most 65536"),
         ("POST", "/api/v1/trigger_checkpoint", b"x" * 900_000, 413, "at most 65536"),
+        ("POST", "/api/v1/pause", b'{"lease_s": -1}', 400, "lease_s: must be a number of 0 to"),
+        ("POST", "/api/v1/hold_uploads", b'{"lease_s": "long"}', 400, "lease_s: must be a number of 0 to"),
+        ("POST", "/api/v1/hold_uploads", None, 200, "uploads_held"),
         ("PUT", "/api/v1/status", None, 501, ""),
     ],
 )

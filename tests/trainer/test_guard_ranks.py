@@ -178,6 +178,18 @@ def test_several_hosts_each_with_a_daemon_make_one_checkpoint(folder: Path) -> N
     world.end()
 
 
+def test_several_hosts_may_share_one_root(folder: Path) -> None:
+    """A file system that all hosts see: one of them commits, and there is one checkpoint with all shards."""
+    world = World(folder, ["a", "a", "b", "b"])
+    world.trigger(2, "e", After.PAUSE)
+    told = world.ended(2, "e")
+    assert told.at_paused_step
+    assert world.steps_on_disk() == [told.step]
+    assert len(list(Path(told.path).glob("shard-*"))) == 4
+    assert list((folder / "ck").glob(".here-*")) == []
+    world.end()
+
+
 def test_a_rank_that_cannot_tell_its_state_fails_it_for_all_and_keeps_the_last(folder: Path) -> None:
     world = World(folder, ["a", "a"])
     world.trigger(0, "good", After.CONTINUE)
