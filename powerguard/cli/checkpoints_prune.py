@@ -74,13 +74,13 @@ def _words(error: Exception) -> str:
 
 def _choices(place: str, args: argparse.Namespace, bar: Bar) -> Iterator[Choice]:
     """Choose for each group of checkpoints that can stand in for one another."""
-    groups: dict[tuple[str, str, str | None], list[Entry]] = {}
+    groups: dict[tuple[str, bool], list[Entry]] = {}
     for entry in entries_at(place, **access_of(args)):
-        groups.setdefault((str(Path(entry.path).parent), entry.kind.replace("other", "sealed"), None), []).append(entry)
+        groups.setdefault((entry.path.rpartition("/")[0], entry.kind == "native"), []).append(entry)
     if not groups:
         msg = f"{place}: no checkpoint there"
         raise RefusedError(msg)
-    for (root, _, _), entries in groups.items():
+    for (root, _), entries in groups.items():
         yield chosen(root, entries, args.keep, bar, set_aside=args.set_aside, **access_of(args))
 
 
@@ -99,6 +99,9 @@ def chosen(
     rest = [e for e in entries if e.state == "unfinished" or (set_aside and e.state == "set_aside")]
     if not kept and (old or rest):
         msg = f"{root}: no checkpoint there verifies, so nothing may go (`powerguard checkpoints verify {root}`)"
+        raise RefusedError(msg)
+    if "://" in root and (old or rest) and {each.name for each in kept} != {each.name for each in whole[:keep]}:
+        msg = f"{root}: one of the newest {keep} there does not verify, and an object store keeps the newest"
         raise RefusedError(msg)
     newest_s = max((e.created_s or 0.0 for e in kept), default=0.0)
     stale_s = newest_s - _STALE_S

@@ -1,0 +1,106 @@
+"""`powerguard checkpoints` in a real object store: told, read, restored and pruned like any other."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerguard.cli.main import main
+from powerguard.trainer.store import Store
+from powerguard.trainer.tiers import tier_of
+from powerguard.trainer.tiers.pace import Pace
+from powerguard.trainer.tiers.transfer import Order, Progress, Transfer
+from tests.trainer.tiers.rig import SECRET, Fault, Proxy, S3Server, credentials, remote_of, save, state
+
+
+@pytest.fixture
+def place(tmp_path: Path, s3: S3Server, proxy: Proxy, bucket: str) -> list[str]:
+    """A bucket with steps 1 to 4 of a job: its address and how to reach it, through a proxy that may misbehave."""
+    remote = remote_of(bucket, s3.url, tmp_path, keep=9)
+    for step in range(1, 5):
+        saved = save(tmp_path / "root", step, mib=9)
+        order = Order(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
+        assert Transfer(order, tier_of(remote, "llm"), Pace(patience_s=5.0), Progress()).run()
+    file = credentials(tmp_path)
+    return [f"{bucket}/llm", "--endpoint", proxy.url, "--region", "us-east-1", "--credentials-file", str(file)]
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    return dict(json.loads(capsys.readouterr().out))
+
+
+def test_listed_and_verified(place: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["checkpoints", "list", *place, "--json"]) == 0
+    listed = told(capsys)["checkpoints"]
+    assert [(each["step"], each["tier"], each["state"]) for each in listed] == [
+        (step, "s3", "complete") for step in (4, 3, 2, 1)
+    ]
+    assert main(["checkpoints", "verify", *place]) == 0
+    out = capsys.readouterr().out
+    assert out.count(" verified ") == 4
+    assert SECRET not in out
+
+
+def test_damage_is_told(place: list[str], s3: S3Server, proxy: Proxy, capsys: pytest.CaptureFixture[str]) -> None:
+    """An object that somebody has written over, of the same length."""
+    assert main(["checkpoints", "verify", *place]) == 0
+    capsys.readouterr()
+    path = next(path for method, path in proxy.asked if method == "GET" and "/shard-00000/" in path)
+    content = s3.get(path)
+    s3.put(path, bytes([content[0] ^ 1]) + content[1:])
+    assert main(["checkpoints", "verify", *place, "--json"]) == 1
+    states = sorted(each["state"] for each in told(capsys)["checkpoints"])
+    assert states == ["corrupt", "verified", "verified", "verified"]
+
+
+def test_restored_into_a_root_of_this_host(place: list[str], tmp_path: Path) -> None:
+    assert main(["checkpoints", "restore", *place, "--step", "2", "--to", str(tmp_path / "new")]) == 0
+    with Store(tmp_path / "new", job="llm") as store:
+        (found,) = store.found()
+        assert store.read_shard(found, 0)["state"].data == state(2, mib=9)
+    assert main(["checkpoints", "restore", *place, "--step", "2", "--into", str(tmp_path / "root"), "--yes"]) == 0
+    with Store(tmp_path / "root", job="llm") as store:
+        assert store.found()[0].step == 2
+
+
+def test_pruned_when_what_stays_was_read(place: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["checkpoints", "prune", *place]) == 1
+    assert "nothing was removed" in capsys.readouterr().err
+    assert main(["checkpoints", "prune", *place, "--keep", "1", "--yes"]) == 0
+    capsys.readouterr()
+    assert main(["checkpoints", "list", *place, "--json"]) == 0
+    assert [each["step"] for each in told(capsys)["checkpoints"]] == [4]
+
+
+def test_not_pruned_where_the_newest_do_not_verify(
+    place: list[str], s3: S3Server, proxy: Proxy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The store keeps the newest by number: they must be those that were read."""
+    assert main(["checkpoints", "verify", *place]) == 0
+    newest = [path for method, path in proxy.asked if method == "GET" and "step-000000000004" in path]
+    path = next(path for path in newest if "/shard-00000/" in path)
+    content = s3.get(path)
+    s3.put(path, bytes([content[0] ^ 1]) + content[1:])
+    assert main(["checkpoints", "prune", *place, "--keep", "1", "--yes"]) == 1
+    assert "does not verify" in capsys.readouterr().err
+    assert main(["checkpoints", "list", *place, "--json"]) == 0
+    assert len(told(capsys)["checkpoints"]) == 4
+
+
+@pytest.mark.parametrize("status", [403, 404, 500])
+def test_a_store_that_refuses_is_one_line(
+    place: list[str], proxy: Proxy, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    proxy.rule = lambda _method, _path: Fault(status, "AccessDenied")
+    assert main(["checkpoints", "list", *place]) == 1
+    ended = capsys.readouterr()
+    assert ended.err.count("\n") == 1
+    assert SECRET not in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_an_empty_place_says_how_to_name_a_job(place: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    words = [place[0].replace("/llm", "/other"), *place[1:]]
+    assert main(["checkpoints", "list", *words]) == 1
+    assert "no checkpoint there" in capsys.readouterr().err
