@@ -54,7 +54,7 @@ def _begin(turn: Turn) -> None:
         if waited_s >= policy.cap_dwell_s and worth is not None and worth >= LEAST_GAIN:
             because = f"{worth:.2f} times the work with what is left"
     elif isinstance(state.phase, EmergencyCheckpoint | Holding):
-        paused_s = turn.now_s - state.phase.began_s
+        paused_s = turn.now_s - state.phase.paused_at_s
         if paused_s >= policy.cap_dwell_s and turn.load_stays_high(state.phase):
             # Costs nothing any more: whoever was told to pause has nothing left to slow down.
             because = "the load has not fallen, though training was told to pause"

@@ -73,7 +73,7 @@ def is_to_be_stopped(turn: Turn) -> bool:
     phase = turn.state.phase
     if not turn.policy.signals or not isinstance(phase, EmergencyCheckpoint | Holding):
         return False
-    return turn.load_stays_high(phase) and turn.now_s >= phase.shows_by_s
+    return turn.load_stays_high(phase) and _must_show(turn, phase)
 
 
 def tend(turn: Turn) -> None:
@@ -124,9 +124,15 @@ def _is_time(turn: Turn, phase: EmergencyCheckpoint | Holding) -> bool:
     on_battery = feed.reading is not None and feed.reading.output_source is OutputSource.BATTERY
     if feed.supply is not Supply.BATTERY or not on_battery or sums.power_off_at_s(feed) is not None:
         return False
-    if turn.now_s < phase.shows_by_s or not _is_capped_in_vain(turn):
+    if not _must_show(turn, phase) or not _is_capped_in_vain(turn):
         return False
     return all(each.order is None and turn.now_s - each.at_s >= SETTLE_S for each in state.signalled)
+
+
+def _must_show(turn: Turn, phase: EmergencyCheckpoint | Holding) -> bool:
+    """Say whether a load that has not fallen is a pause that did not come: two steps and a slow UPS have gone by."""
+    slowest_s = max((trainer.step_s for trainer in turn.state.trainers if trainer.alive), default=0.0)
+    return turn.now_s - phase.paused_at_s >= 2 * slowest_s + SETTLE_S
 
 
 def _is_capped_in_vain(turn: Turn) -> bool:

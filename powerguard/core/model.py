@@ -404,7 +404,7 @@ class EmergencyCheckpoint:
     """Trainers were told to pause and to checkpoint.
 
     paused_load: predicted load once paused; None where nobody pauses. settle_by_s: until then it counts.
-    shows_by_s: from then on a load that has not fallen is a pause that did not come.
+    paused_at_s: when everybody was told to pause.
     due_at_s: the commit test came true then and waits for one more poll.
     """
 
@@ -413,7 +413,7 @@ class EmergencyCheckpoint:
     because: str
     paused_load: float | None = None
     settle_by_s: float = 0.0
-    shows_by_s: float = 0.0
+    paused_at_s: float = 0.0
     due_at_s: float | None = None
 
 
@@ -425,7 +425,7 @@ class Holding:
     began_s: float
     paused_load: float | None = None
     settle_by_s: float = 0.0
-    shows_by_s: float = 0.0
+    paused_at_s: float = 0.0
     due_at_s: float | None = None
 
 

@@ -92,7 +92,7 @@ def _enter(turn: Turn, old: Phase, target: type[Phase], because: str) -> Phase:
             began_s=began_s,
             paused_load=old.paused_load,
             settle_by_s=old.settle_by_s,
-            shows_by_s=old.shows_by_s,
+            paused_at_s=old.paused_at_s,
             due_at_s=old.due_at_s,
         )
     turn.set_phase(EmergencyCheckpoint(outage=outage, began_s=began_s, because=because))
@@ -109,7 +109,7 @@ def _enter(turn: Turn, old: Phase, target: type[Phase], because: str) -> Phase:
         because=because,
         paused_load=predicted if predicted < load else None,
         settle_by_s=began_s + max(2 * slowest_s + 15.0, 45.0),
-        shows_by_s=began_s + 2 * slowest_s + 15.0,
+        paused_at_s=began_s,
     )
 
 

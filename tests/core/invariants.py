@@ -3,9 +3,33 @@
 import json
 
 from powerguard.core import budget as sums
-from powerguard.core import plan
-from powerguard.core.events import Abort, Event, Grade, OutputSource, PollNow, PowerOff, Reading, TriggerCheckpoint
-from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Policy, Recovery, Shutdown, State, Step, Supply
+from powerguard.core import ladder, plan
+from powerguard.core.events import (
+    Abort,
+    Conduct,
+    Event,
+    Grade,
+    OutputSource,
+    PollNow,
+    PowerOff,
+    Reading,
+    ResumeTrainer,
+    StopTrainer,
+    TerminateTrainer,
+    TriggerCheckpoint,
+)
+from powerguard.core.model import (
+    EmergencyCheckpoint,
+    Holding,
+    OnBattery,
+    Online,
+    Policy,
+    Recovery,
+    Shutdown,
+    State,
+    Step,
+    Supply,
+)
 from powerguard.core.plain import from_plain, to_plain
 from powerguard.core.table import TABLE, phase_name
 
@@ -25,12 +49,7 @@ def check_step(policy: Policy, before: State, event: Event, answer: Step) -> Non
             "one unconfirmed reading causes a poll and nothing else"
         )
         assert isinstance(new, Online)
-    for action in answer.actions:
-        assert action.by_s >= event.at_s, "no order is late when it is given"
-        if isinstance(action, PowerOff):
-            assert isinstance(new, Shutdown), "only a latched shutdown powers off"
-            assert new.boot_id == policy.boot_id
-            assert action.force_after_s >= 0.0
+    _check_actions(policy, before, event, answer)
     if isinstance(old, Shutdown):
         assert isinstance(new, Shutdown) or not policy.powers_off, "nothing undoes a latch in its boot"
         if isinstance(new, Shutdown) and old.force_at_s:
@@ -47,6 +66,9 @@ def check_step(policy: Policy, before: State, event: Event, answer: Step) -> Non
         assert grades.index(new.outage.grade) >= grades.index(old.outage.grade), "a grade only goes down"
     if isinstance(event, Abort) and not isinstance(old, Online | Shutdown):
         assert isinstance(new, Online) or new.outage.aborted_by, "an abort before the latch is never forgotten"
+    if isinstance(new, Online | OnBattery) and not answer.state.feed.suspect:
+        standing = [each for each in answer.state.signalled if each.word != ladder.CONTINUE and each.order is None]
+        assert not standing, "nobody stays stopped while training may go on"
     if isinstance(new, Online) and answer.state.drill is None:
         told = [trainer.name for trainer in answer.state.trainers if trainer.told_pause]
         assert not told, "after an outage, or a drill, nobody is held to be told to pause"
@@ -56,6 +78,38 @@ def check_step(policy: Policy, before: State, event: Event, answer: Step) -> Non
         )
     _check_moves(before, answer)
     _check_account(before, answer.state)
+
+
+def _check_actions(policy: Policy, before: State, event: Event, answer: Step) -> None:
+    new = answer.state.phase
+    for action in answer.actions:
+        assert action.by_s >= event.at_s, "no order is late when it is given"
+        if isinstance(action, PowerOff):
+            assert isinstance(new, Shutdown), "only a latched shutdown powers off"
+            assert new.boot_id == policy.boot_id
+            assert action.force_after_s >= 0.0
+        elif isinstance(action, StopTrainer | TerminateTrainer):
+            _check_signal(policy, before, answer.state, action)
+        elif isinstance(action, ResumeTrainer):
+            assert not ladder.is_stopped(answer.state, action.trainer), "nobody is told to go on who cannot hear it"
+
+
+def _check_signal(policy: Policy, before: State, state: State, action: StopTrainer | TerminateTrainer) -> None:
+    """Nobody is signalled but one that was told to pause, whose checkpoint is not on its way, on battery."""
+    assert policy.signals
+    assert isinstance(state.phase, EmergencyCheckpoint | Holding), "after the pause and before the commit"
+    assert state.feed.supply is Supply.BATTERY
+    assert state.maintenance is None
+    (trainer,) = [each for each in state.trainers if each.name == action.trainer]
+    assert trainer.alive
+    assert trainer.told_pause
+    assert trainer.conduct is not Conduct.CONTINUE
+    assert trainer.order is None, "nobody is signalled with his checkpoint on its way"
+    assert trainer.durable or trainer.failed
+    if isinstance(action, TerminateTrainer):
+        known = ladder.of(before, action.trainer)
+        assert known is not None
+        assert known.carried_out == ladder.STOP, "nobody is ended who was not stopped before"
 
 
 def _check_moves(before: State, answer: Step) -> None:

@@ -46,6 +46,7 @@ from powerguard.core.table import TABLE, Cause
 POLICIES = (
     "table=50:540,75:360,100:240 trainer=llm:pause:20",
     "table=50:540,75:360,100:240 trainer=a:pause:30:d trainer=b:continue:10:d trainer=c:exit:5",
+    "table=50:540,75:360,100:240 trainer=llm:pause:20 trainer=b:exit:5 signals=1",
     "trainer=llm:pause:20",
     "table=50:90,75:60,100:40 trainer=llm:pause:8",
     "table=75:3600",
