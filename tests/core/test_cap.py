@@ -105,9 +105,9 @@ def test_ten_seconds_on_battery_and_a_gain_of_five_percent() -> None:
         turn(OnBattery(outage=OUTAGE), countdown_at_s=500.0),
         turn(Online()),
         turn(Holding(outage=OUTAGE, began_s=100.0)),
-        turn(Holding(outage=OUTAGE, began_s=100.1, paused_load=0.45)),
-        turn(Holding(outage=OUTAGE, began_s=100.0, paused_load=0.45), load=0.53),
-        turn(Holding(outage=OUTAGE, began_s=100.0, paused_load=0.45), lost_since_s=105.0),
+        turn(Holding(outage=OUTAGE, began_s=100.0, paused_at_s=100.1, paused_load=0.45)),
+        turn(Holding(outage=OUTAGE, began_s=100.0, paused_at_s=100.0, paused_load=0.45), load=0.53),
+        turn(Holding(outage=OUTAGE, began_s=100.0, paused_at_s=100.0, paused_load=0.45), lost_since_s=105.0),
         turn(Shutdown(outage=OUTAGE, boot_id="b", latched_s=100.0, because="budget")),
     ],
     ids=[
@@ -156,7 +156,7 @@ def test_a_gain_of_five_percent_is_just_enough() -> None:
 def test_a_load_that_does_not_fall_is_capped_without_a_drill(kind: type) -> None:
     """Training was told to pause, so there is nothing left that a cap could slow down."""
     fields = {"because": "budget"} if kind is EmergencyCheckpoint else {}
-    at = turn(kind(outage=OUTAGE, began_s=100.0, paused_load=0.45, **fields), drop=None, load=0.54)
+    at = turn(kind(outage=OUTAGE, began_s=109.0, paused_at_s=100.0, paused_load=0.45, **fields), drop=None, load=0.54)
     cap.tend(at)
     assert ordered(at) == ["CapPower"]
     assert at.notes[0].because == "the load has not fallen, though training was told to pause"
