@@ -11,11 +11,12 @@ from aiohttp import web
 from powerguard.clock import boottime_s
 from powerguard.core.events import Grade, SyncFilesystems
 from powerguard.core.model import EmergencyCheckpoint, Holding, OnBattery, Online, Outage, Policy, State
-from powerguard.daemon.assemble import is_past_dwell
+from powerguard.daemon.assemble import Hands, build, is_past_dwell
 from powerguard.effectors.filesystems import SyncEffector
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.effectors.trainer.uploads import LEASE_S, RENEW_S
+from powerguard.settings.schema import Settings
 from tests.effectors.trainer_peers import RESUME, STATUS, TRIGGER, accepted, effector, serve
 from tests.trainer.toy import short_folder
 
@@ -172,3 +173,13 @@ async def test_what_trainers_told_is_flushed_too(tmp_path: Path) -> None:
     assert dict(await sync.carry_out(order)) == {"filesystems": 0, "paths": ""}
     told.append(str(tmp_path))
     assert dict(await sync.carry_out(order)) == {"filesystems": 1, "paths": str(tmp_path)}
+
+
+@pytest.mark.parametrize(("dry_run", "watchers"), [(False, {"trainers", "uploads"}), (True, {"trainers"})])
+def test_only_an_armed_daemon_holds_uploads(*, dry_run: bool, watchers: set[str]) -> None:
+    """In dry-run nobody is asked for anything."""
+    told = {"mode": "armed", "ups": {"a": {"sources": [{"kind": "nut", "host": "127.0.0.1", "name": "a"}]}}}
+    settings = Settings.model_validate(told)
+    parts = build(settings, Hands(sources=lambda *_: []), lambda _: None, dry_run=dry_run)
+    assert watchers <= set(parts.watchers)
+    assert dry_run == ("uploads" not in parts.watchers)
