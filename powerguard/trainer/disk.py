@@ -16,6 +16,12 @@ PAGE: Final = 4096
 _GET_FLAGS: Final = 0x80086601  # FS_IOC_GETFLAGS, linux/fs.h
 _SET_FLAGS: Final = 0x40086602  # FS_IOC_SETFLAGS
 _NOCOW: Final = 0x00800000  # FS_NOCOW_FL
+_FIEMAP: Final = 0xC020660B  # FS_IOC_FIEMAP, linux/fiemap.h
+_EXTENTS: Final = 64  # asked for at a time
+_MAP: Final = struct.Struct("QQIIII")  # start, length, flags, extents found, extents wanted, reserved
+_EXTENT: Final = struct.Struct("QQQ16xI12x")  # logical, physical, length, flags
+_EXTENT_LAST: Final = 0x1
+_EXTENT_SHARED: Final = 0x2000
 _NO_DIRECT: Final = {errno.EINVAL, errno.EOPNOTSUPP}
 _NO_ALLOCATE: Final = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
@@ -159,6 +165,32 @@ class DiskFile:
 def refuses_direct(error: OSError) -> bool:
     """True when this error means that O_DIRECT cannot be had here (tmpfs before Linux 6.6, some FUSE and overlays)."""
     return error.errno in _NO_DIRECT
+
+
+def shares_blocks(path: Path) -> bool:
+    """Whether a file has blocks in common with a copy of it, so that writing over them needs new ones.
+
+    `cp` makes such copies by itself on xfs and btrfs. False where the file system cannot tell, having none.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        start = 0
+        while True:
+            answer = bytearray(
+                _MAP.pack(start, (1 << 63) - 1 - start, 0, 0, _EXTENTS, 0) + bytes(_EXTENTS * _EXTENT.size)
+            )
+            fcntl.ioctl(descriptor, _FIEMAP, answer)
+            count = _MAP.unpack_from(answer)[3]
+            extents = [_EXTENT.unpack_from(answer, _MAP.size + at * _EXTENT.size) for at in range(count)]
+            if any(flags & _EXTENT_SHARED for *_, flags in extents):
+                return True
+            if not extents or extents[-1][-1] & _EXTENT_LAST:
+                return False
+            start = extents[-1][0] + extents[-1][2]
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
 
 
 def stop_direct(descriptor: int) -> None:

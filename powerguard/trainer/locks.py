@@ -4,12 +4,14 @@ flock(2) belongs to the open file, which a child of fork inherits: a data loader
 trainer that is long dead. So in a child every lock is closed, which leaves the parent's as it is.
 """
 
+import errno
 import fcntl
 import os
 import weakref
 from pathlib import Path
 from typing import Final, Self
 
+_SAFELY: Final = os.O_CLOEXEC | os.O_NOFOLLOW
 _taken: Final["weakref.WeakSet[FolderLock]"] = weakref.WeakSet()
 
 
@@ -23,8 +25,7 @@ class FolderLock:
     _descriptor = -1
 
     def __init__(self, path: Path, *, shared: bool = False, create: bool = False) -> None:
-        kind = os.O_RDWR | os.O_CREAT if create else os.O_RDONLY | os.O_DIRECTORY
-        self._descriptor = os.open(path, kind | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._descriptor = _opened_file(path) if create else os.open(path, os.O_RDONLY | os.O_DIRECTORY | _SAFELY)
         self.is_held = True
         _taken.add(self)
         try:
@@ -57,6 +58,15 @@ class FolderLock:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _opened_file(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | _SAFELY, 0o600)  # for writing, because NFS wants it so
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        return os.open(path, os.O_RDONLY | _SAFELY)
 
 
 def _let_go() -> None:

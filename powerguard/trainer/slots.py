@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Final
 
-from powerguard.trainer.disk import Disk, DiskFile
+from powerguard.trainer.disk import Disk, DiskFile, shares_blocks
 from powerguard.trainer.locks import FolderLock
 from powerguard.trainer.manifest import MANIFEST, StoreError, shard_file
 from powerguard.trainer.snapshot import Snapshot
@@ -207,10 +207,11 @@ def is_folder(path: Path) -> bool:
 
 
 def _is_ours_alone(folder: Path) -> bool:
-    """False where somebody keeps a copy by links, which writing in place would change under him."""
+    """False where somebody keeps a copy: by links, which writing in place would change under him, or by reference."""
     with os.scandir(folder) as entries:
-        found = [entry.stat(follow_symlinks=False) for entry in entries]
-    return bool(found) and all(stat.S_ISREG(each.st_mode) and each.st_nlink == 1 for each in found)
+        found = [(Path(entry.path), entry.stat(follow_symlinks=False)) for entry in entries]
+    is_alone = all(stat.S_ISREG(each.st_mode) and each.st_nlink == 1 for _, each in found)
+    return bool(found) and is_alone and not any(shares_blocks(path) for path, _ in found)
 
 
 def size_of(path: Path) -> int:

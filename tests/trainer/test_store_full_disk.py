@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from powerguard.trainer.items import Buffer
-from powerguard.trainer.store import Store, StoreError
+from powerguard.trainer.store import Store, StoreError, newest_in
 from tests.trainer.checkpoints import save
-from tests.trainer.cuts.loops import SMALLEST, make, mounted, needs_loop_devices
+from tests.trainer.cuts.loops import SMALLEST, make, mounted, needs_loop_devices, run
 
 SIZE = 3 << 20
 FULL = {errno.ENOSPC, errno.EMLINK, errno.EDQUOT}
@@ -125,6 +125,40 @@ def test_a_disk_with_room_for_three_goes_on(tmp_path: Path) -> None:
                 for step in range(start, start + 6):
                     save(store, step, big, urgent=step % 4 == 3)
                 assert [found.step for found in store.found()] == [start + 5, start + 4]
+
+
+def test_a_copy_by_reference_is_no_slot(tmp_path: Path) -> None:
+    """Its blocks are two files' now: writing over them would need new ones, which a full disk does not have."""
+    needs_loop_devices()
+    image = tmp_path / "disk.img"
+    make("xfs", image, SMALLEST["xfs"])
+    with mounted(image, tmp_path / "disk", "xfs") as disk, Store(disk / "checkpoints", job="test") as store:
+        for step in (1, 2, 3):
+            save(store, step, items(step))
+        assert store.slots_ready(SIZE) == 1
+        run("cp", "-r", "--reflink=always", store.found()[-1].path, str(disk / "mine"))
+        save(store, 4, items(4), urgent=True)
+        assert store.slots_ready(SIZE) == 0, "the one that was copied was removed, and nothing was made of it"
+        save(store, 5, items(5))
+        assert store.slots_ready(SIZE) == 1
+        assert items(2)[0].data in (disk / "mine" / "shard-00000").read_bytes()
+
+
+def test_a_disk_that_is_read_only(tmp_path: Path) -> None:
+    """As ext4 makes it after an error: what is there can be read, also after a restart; a save says why not."""
+    needs_loop_devices()
+    image = tmp_path / "disk.img"
+    make("ext4", image, SMALLEST["ext4"])
+    with mounted(image, tmp_path / "disk", "ext4") as disk:
+        with Store(disk / "checkpoints", job="test") as store:
+            saved = save(store, 1, items(1))
+            store.prepare(SIZE + 8192)
+        run("mount", "-o", "remount,ro", str(disk))
+        with Store(disk / "checkpoints", job="test") as store:
+            assert store.newest() == newest_in(disk / "checkpoints") == saved
+            assert store.read_shard(store.found()[0], 0)["weights"].data == items(1)[0].data
+            with pytest.raises(OSError, match="Read-only file system"):
+                save(store, 2, items(2), urgent=True)
 
 
 def test_slots_that_do_not_fit_take_nothing(tmp_path: Path) -> None:
