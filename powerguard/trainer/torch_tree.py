@@ -13,7 +13,7 @@ import base64
 import math
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from ctypes import c_ubyte
 from dataclasses import dataclass
 from typing import Any, Final
@@ -99,17 +99,31 @@ def _from_cuda(tensor: Tensor, target: memoryview) -> None:
         stream.wait_stream(torch.cuda.current_stream())  # the step that has just ended may still be computing
         pinned = [torch.empty(min(size, _BOUNCE_BYTES), dtype=torch.uint8, pin_memory=True) for _ in range(2)]
         done = [torch.cuda.Event(), torch.cuda.Event()]
-        starts = range(0, size, _BOUNCE_BYTES)
-        for turn in range(len(starts) + 1):
-            if turn < len(starts):
-                piece = source[starts[turn] : starts[turn] + _BOUNCE_BYTES]
-                with torch.cuda.stream(stream):
-                    pinned[turn % 2][: piece.numel()].copy_(piece, non_blocking=True)
-                    done[turn % 2].record(stream)
-            if turn > 0:
-                done[(turn - 1) % 2].synchronize()
-                piece = host[starts[turn - 1] : starts[turn - 1] + _BOUNCE_BYTES]
-                piece.copy_(pinned[(turn - 1) % 2][: piece.numel()])
+
+        def begin(slot: int, start: int, stop: int) -> None:
+            with torch.cuda.stream(stream):
+                pinned[slot][: stop - start].copy_(source[start:stop], non_blocking=True)
+                done[slot].record(stream)
+
+        def end(slot: int, start: int, stop: int) -> None:
+            done[slot].synchronize()
+            host[start:stop].copy_(pinned[slot][: stop - start])
+
+        in_turns(size, _BOUNCE_BYTES, begin, end)
+
+
+Turn = Callable[[int, int, int], None]
+"""Called with a slot, 0 or 1, and from where to where its piece reaches."""
+
+
+def in_turns(size: int, piece: int, begin: Turn, end: Turn) -> None:
+    """Begin each piece, and end it only when the next one has begun, in the other slot."""
+    pieces = [(start, min(start + piece, size)) for start in range(0, size, piece)]
+    for turn in range(len(pieces) + 1):
+        if turn < len(pieces):
+            begin(turn % 2, *pieces[turn])
+        if turn > 0:
+            end((turn - 1) % 2, *pieces[turn - 1])
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
