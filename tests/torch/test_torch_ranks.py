@@ -1,5 +1,6 @@
 """Ranks over torch's own store: a thread that waits holds nobody up, and a store that dies is an error in words."""
 
+import gc
 import os
 import signal
 import socket
@@ -73,6 +74,15 @@ def test_store_keeps_its_promises(stores: list[Any]) -> None:
     two.delete("a")
     assert not one.check("a")
     assert not stores[0].check(["a"])
+
+
+def test_the_store_lives_as_long_as_its_ranks() -> None:
+    """Given a store that nobody else holds, it must not end with the call."""
+    ranks = TorchRanks(dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False), 0, 1, prefix="t")
+    gc.collect()
+    clone = ranks.clone()
+    clone.set("a", b"b")
+    assert ranks.get("a", 1.0) == b"b"
 
 
 def test_a_long_wait_of_one_thread_holds_no_other_up(stores: list[Any]) -> None:

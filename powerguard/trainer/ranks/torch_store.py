@@ -50,6 +50,7 @@ class TorchRanks(Place):
         size = dist.get_world_size() if size is None else size
         self._prefix = prefix or f"powerguard/{next(_made)}"
         self._errors = (dist.DistError, RuntimeError, OSError)
+        self._given = store  # in rank 0 it may be the server, which ends with its last reference
         self._take(store, dist)
         super().__init__(rank, size)
         super().__init__(rank, size, meet(self, rank, size, join_s))
@@ -109,7 +110,7 @@ class TorchRanks(Place):
         if self._met:
             farewell(self)
             self._met = False
-        self._store = self._base = _Closed()
+        self._store = self._base = self._given = _Closed()
 
     def _ask(self, call: Callable[[], _T]) -> _T:
         try:
