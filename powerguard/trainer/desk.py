@@ -238,8 +238,8 @@ class Desk:
             self.lease = None
             for operation in (*self.begun, *filter(None, [self.waiting])):
                 operation.after = After.CONTINUE
-            if self.ending is not None and not self.ending.told:
-                self.ending = None
+            if self.ending is not None and not self.ending.told and self.others is None:
+                self.ending = None  # of several ranks, some have gone already
             self._release_uploads()
             self.changed.notify_all()
             self.changed.wait_for(lambda: self.boundary is None or self.saving, timeout=wait_s)

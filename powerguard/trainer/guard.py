@@ -193,9 +193,9 @@ class Guard:
         try:
             yield
             self.poll()
+        finally:
             while self._stand_in is not None and not self._stand_in.relieved(_LOOK_S):
                 self._stand_by_together(self._stand_in)
-        finally:
             with self.desk.changed:
                 self._stand_in = None
                 self._pace.loop = before
@@ -209,16 +209,18 @@ class Guard:
         the store raise, and NotCommittedError when another rank could not.
         """
         began_s = self._clock()
+        others = None if self._together is None else self._together.together()
         with self.desk.changed:
             self.desk.changed.wait_for(lambda: not self._writer.busy)
             outcome = self._take(step)
             if isinstance(outcome, Taken):
-                others = None if self._together is None else self._together.together()
                 write = self._writer.submit(outcome, None, others, FINAL)
                 self.desk.changed.wait_for(lambda: write.outcome is not None)
                 outcome = write.outcome or outcome
             elif isinstance(outcome, SavedCheckpoint):
                 self.desk.committed(outcome)
+            if isinstance(outcome, SavedCheckpoint) and self.desk.waiting is not None:
+                self._serve(self.desk.waiting, step)  # nothing more to write: that is what was asked for
         self._pace.rested(self._clock() - began_s)
         if isinstance(outcome, SavedCheckpoint):
             return outcome
@@ -322,7 +324,6 @@ class Guard:
             else:
                 outcome = self._take(step)
             if isinstance(outcome, Taken):
-                self._pace.size_bytes = outcome.size_bytes
                 self._writer.submit(outcome, operation, part, known.reason)
                 return
         # Saved here and now, or failed: the others are told without the lock.
@@ -438,7 +439,6 @@ class Guard:
             return
         outcome = self._take(step)
         if isinstance(outcome, Taken):
-            self._pace.size_bytes = outcome.size_bytes
             self._writer.submit(outcome, None)
         elif isinstance(outcome, SavedCheckpoint):
             desk.committed(outcome)
@@ -474,7 +474,7 @@ class Guard:
         """Know the age and the size of what training starts from, from the first second."""
         with self.desk.changed:
             self._pace.step = restored.step
-            self._pace.size_bytes = restored.size_bytes
+            self._pace.size_bytes = restored.size_bytes // self._ranks.size  # until it is measured
             self.desk.committed(restored)
 
     def _measure(self) -> None:

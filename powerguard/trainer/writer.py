@@ -149,6 +149,7 @@ class Writer:
         self._fresh = None
         self._desk.wanted.set()
         self._desk.snapshot_step = taken.step
+        self._desk.pace.size_bytes = taken.size_bytes
         if operation is not None:
             self._desk.progress(operation, Phase.WRITING, 0, taken.size_bytes)
         self.start()

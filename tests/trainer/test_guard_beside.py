@@ -523,6 +523,15 @@ def test_the_estimate_is_there_before_any_outage(folder: Path) -> None:
     job.close()
 
 
+def test_whoever_asks_while_training_ends_gets_its_last_checkpoint(job: Job) -> None:
+    """The last step has ended, and the daemon asks: no boundary will come, but what it wants is being written."""
+    step = job.step()
+    job.trigger("e", "pause")
+    saved = job.guard.save(step)
+    told = job.of("e")
+    assert (told.phase, told.path) == (Phase.COMMITTED, saved.path)
+
+
 def test_save_is_for_the_end_and_raises(job: Job) -> None:
     step = job.step()
     assert job.guard.save(step).step == step
