@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from powerguard.trainer.dcp import SealedFileSystemWriter, load_newest_sealed, save_sealed
 from powerguard.trainer.torch_state import StateError, TorchState
 from powerguard.trainer.torch_tree import bytes_of
 from tests.torch.kept import kept
@@ -76,6 +79,24 @@ def divided(rank: int) -> None:
         TorchState(model=nn.Linear(3, 3), divide=True)
 
 
+def resharded(folder: Path, model: nn.Module) -> None:
+    """DCP, sealed, of both ranks: the test loads it on one. A failure of the coordinator is one of every rank."""
+    state = {"model": model.state_dict()}
+    saved = save_sealed(state, folder / "dcp", 7, thread_count=2)
+    told: list[object] = [None, None]
+    dist.all_gather_object(told, saved)
+    assert told[0] == told[1]
+    with pytest.raises(CheckpointException, match="holds a sealed checkpoint"):
+        dcp.save(state, storage_writer=SealedFileSystemWriter(saved.path))
+    whole = {name: value.full_tensor() for name, value in state["model"].items()}
+    if dist.get_rank() == 0:
+        torch.save(whole, folder / "whole.pt")
+    for value in state["model"].values():
+        value.to_local().zero_()
+    assert load_newest_sealed(state, folder / "dcp") == 7
+    assert all(torch.equal(value.full_tensor(), whole[name]) for name, value in state["model"].items())
+
+
 def main(folder: Path) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -95,6 +116,7 @@ def main(folder: Path) -> None:
     with pytest.raises(StateError, match="in the checkpoint"):
         TorchState(model=wider, optimizer=third).load(items)
     divided(rank)
+    resharded(folder, model)
     (folder / f"good-{rank}").touch()
     dist.barrier()
     dist.destroy_process_group()

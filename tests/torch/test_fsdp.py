@@ -1,13 +1,27 @@
-"""FSDP2: each rank keeps its own shards, and training goes on bit for bit on the same number of ranks."""
+"""FSDP2, DDP and DCP on two ranks: see fsdp_child.py, which is what runs on them."""
 
 from pathlib import Path
 
+import pytest
+import torch
+from torch import nn
+
+from powerguard.trainer.dcp import load_newest_sealed
+from powerguard.trainer.seal import verify
 from tests.torch.processes import Launched
 
 CHILD = Path(__file__).with_name("fsdp_child.py")
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
 def test_two_ranks_go_on_bit_for_bit(tmp_path: Path) -> None:
-    """Local shards as they are, uneven ones too; the moments become DTensors again."""
+    """Shards as they are, uneven ones too; what is alike divided; what DCP wrote on two ranks is loaded on this one."""
     Launched(2, CHILD, tmp_path, log=tmp_path / "log").end()
     assert sorted(path.name for path in tmp_path.glob("good-*")) == ["good-0", "good-1"]
+    (folder,) = (tmp_path / "dcp").iterdir()
+    assert verify(folder).is_whole
+    assert len(list(folder.glob("*.distcp"))) >= 2
+    model = nn.Sequential(nn.Linear(7, 10), nn.ReLU(), nn.Linear(10, 3))
+    assert load_newest_sealed({"model": model.state_dict()}, tmp_path / "dcp") == 7
+    whole = torch.load(tmp_path / "whole.pt", weights_only=True)
+    assert all(torch.equal(value, whole[name]) for name, value in model.state_dict().items())
