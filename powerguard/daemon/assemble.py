@@ -51,7 +51,7 @@ from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.filesystems import SyncEffector
 from powerguard.effectors.gpu.effector import GpuEffector
 from powerguard.effectors.host import HostEffector
-from powerguard.effectors.signals.effector import SignalEffector, SignalHelper
+from powerguard.effectors.signals.effector import TRAINER_SOCKETS, SignalEffector, SignalHelper
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.settings.caution import warnings
 from powerguard.settings.explain import dotted
@@ -209,7 +209,8 @@ def _relief(
 ) -> tuple[dict[type[Action], Effector], dict[str, Runnable]]:
     """Return who relieves the battery of load (GPU limits, signals), and what renews the leases of that."""
     gpu = GpuEffector(settings.gpu)
-    signals = SignalEffector(settings.signals, sockets={each.name: each.socket_path for each in settings.trainers})
+    sockets = {each.name: each.socket_path for each in settings.trainers}
+    signals = SignalEffector(settings.signals, sockets=sockets, folder=settings.trainer_sockets or TRAINER_SOCKETS)
     watchers: dict[str, Runnable] = {}
     if CapPower not in hands.effectors and armed and settings.gpu.kind != "none":
         watchers["gpu"] = lambda: gpu.hold(is_capped, rest)

@@ -326,13 +326,15 @@ async def rig(
     *trainers: Trainer,
     runtime: tuple[tuple[float, float], ...] = SHORT,
     gauge: float = 1.0,
+    low_battery_s: float = 0.1,
     user: SimUser | None = None,
     card: bool = True,
 ) -> AsyncIterator[Rig]:
     """Build the world, and take it down again: the daemon is killed, the folder removed.
 
     trainers: one native trainer when none is given. gauge: by how much the UPS exaggerates its runtime.
-    card: a simulated APC card, which the settings name (v2c, or v3 for `user`); False: the test brings its own.
+
+    low_battery_s: reported runtime that it calls low. card: a simulated APC card, which the settings name (v2c, or v3 for `user`); False: the test brings its own.
     """
     with tempfile.TemporaryDirectory(prefix="pg e2e ", dir="/tmp", ignore_cleanup_errors=True) as name:
         async with contextlib.AsyncExitStack() as stack:
@@ -342,7 +344,7 @@ async def rig(
                 battery,
                 clock=boottime_s,
                 load=lambda: made[0].load if made else TRAINING,
-                low_battery_s=0.1,
+                low_battery_s=low_battery_s,
                 gauge=gauge,
             )
             world = Rig(Path(name), ups, runtime)

@@ -64,6 +64,60 @@ while True:
 """
 
 
+PRETENDER: Final = """
+import http.server, json, os, socketserver, sys, threading, time
+name = sys.argv[1]
+paused = False
+def status():
+    return {"job": "llm", "step": 1000, "paused": paused, "conduct": "pause"}
+class Endpoint(http.server.BaseHTTPRequestHandler):
+    def answer(self, told, code=200, **headers):
+        body = json.dumps(told).encode()
+        self.send_response(code)
+        for key, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        self.wfile.write(body)
+    def do_GET(self):
+        if "/checkpoints/" not in self.path:
+            return self.answer(status())
+        told = {"id": self.path.rsplit("/", 1)[1].split("?")[0], "phase": "committed", "after": "pause"}
+        self.answer({**told, "step": 1000, "paused": True, "paused_step": 1000, "durable": True})
+    def do_POST(self):
+        global paused
+        told = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
+        if self.path.endswith("/resume"):
+            paused = False
+            with open(f"{name}.rank0.resumed", "a") as file:
+                file.write("yes ")
+            return self.answer(status())
+        if not self.path.endswith("/trigger_checkpoint"):
+            return self.answer({"error": "no such route"}, 404)
+        paused = paused or told.get("after") == "pause"
+        self.answer({"id": told["id"], "phase": "writing"}, 202, Location=f"/api/v1/checkpoints/{told['id']}")
+    def address_string(self):
+        return "peer"
+    def log_message(self, *words):
+        pass
+class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+def train():
+    count = 0
+    while True:
+        count += 1
+        with open(f"{name}.rank0.count", "w") as file:
+            file.write(str(count))
+        time.sleep(0.005)
+threading.Thread(target=train, daemon=True).start()
+server = Server(name, Endpoint)
+os.chmod(name, 0o666)
+with open(f"{name}.rank0.up", "w") as file:
+    file.write(f"{os.getpid()}\\n")
+server.serve_forever()
+"""
+"""A trainer that says over HTTP that it stands, and does not."""
+
+
 def until(what: Callable[[], bool], limit_s: float = 20.0) -> None:
     """Wait for another process to have got there."""
     end_s = time.monotonic() + limit_s
@@ -123,6 +177,12 @@ class Jobs:
         """Start one trainer that listens on `name`, and wait until it does."""
         process = self.start(PYTHON, "-c", RANK, self.path(name), role, *rest, **how)
         self.pid(name, role)
+        return process
+
+    def pretender(self, name: str) -> subprocess.Popen[bytes]:
+        """Start a trainer that says that it stands when it is told to, and trains on."""
+        process = self.start(PYTHON, "-c", PRETENDER, self.path(name))
+        self.pid(name)
         return process
 
     def path(self, name: str) -> str:
