@@ -22,7 +22,7 @@ from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import run_child
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.trainer.newest_child import main as newest_child
-from powerguard.effectors.trainer.options import CommandTrainerOptions, SignalTrainerOptions
+from powerguard.effectors.trainer.options import CommandTrainerOptions, SignalTrainerOptions, TrainerOptions
 from powerguard.effectors.trainer.unmodified import SignalRun, is_there
 from powerguard.settings.schema import Settings
 from powerguard.trainer.seal import seal
@@ -256,6 +256,35 @@ async def test_a_program_that_fails_says_why(command: list[str], told: str) -> N
         await asked(by_command(*command, max_checkpoint_s=1.0, checkpoint_s=1.0))
     assert told.replace("  ", "") in str(error.value).replace("  ", "")
     assert "\x1b" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        SignalTrainerOptions.model_validate(
+            {"kind": "signal", "name": "llm", "unit": "a.service", "signal": "TERM", "after": "exit"}
+        ),
+        CommandTrainerOptions.model_validate({"kind": "command", "name": "llm", "command": ["false"], "after": "exit"}),
+        TrainerOptions.model_validate(
+            {
+                "name": "llm",
+                "url": "http://127.0.0.1:9",
+                "fallback": {"kind": "signal", "unit": "a.service", "signal": "TERM"},
+            }
+        ),
+    ],
+    ids=["signal", "command", "fallback"],
+)
+async def test_what_would_end_training_is_not_asked_while_it_is_to_go_on(
+    options: TrainerOptions | SignalTrainerOptions | CommandTrainerOptions,
+) -> None:
+    """An operator's `powerguard checkpoint`, or a precaution, must not cost the training."""
+    helper = Helper()
+    made = TrainerEffector([options], clock=boottime_s, publish=lambda _: None, helper=helper)
+    with pytest.raises(EffectorError, match="saves only when it ends, and training is to go on: not asked"):
+        await made.carry_out(order())
+    await made.close()
+    assert helper.asked == []
 
 
 # --- What else is asked of them ---------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ async def instead(first: Callable[[], Awaitable[Detail]], second: Run, hung: asy
                 pending.add(group.create_task(_tried(second.run())))
                 is_second = True
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            for task in sorted(done, key=lambda each: each is not asked):
                 match task.result():
                     case EffectorError() as error:
                         faults.append(str(error))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from powerguard.clock import Clock
-from powerguard.core.events import CheckpointProgress, Detail, TriggerCheckpoint
+from powerguard.core.events import CheckpointProgress, Conduct, Detail, TriggerCheckpoint
 from powerguard.effectors import syncfs_child
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn
@@ -21,7 +21,10 @@ LAST_WORDS_S = 0.25
 
 @dataclass(kw_only=True, slots=True)
 class Run:
-    """Carries out one TriggerCheckpoint. publish: takes CheckpointProgress. where: what failures name, an address."""
+    """Carries out one TriggerCheckpoint. publish: takes CheckpointProgress. where: what failures name, an address.
+
+    ends_training: to save this way is to end training, so it is not done where training is to go on.
+    """
 
     common: Common
     where: str
@@ -29,12 +32,15 @@ class Run:
     clock: Clock
     publish: Callable[[CheckpointProgress], None]
     spawn: Spawn
+    ends_training: bool = False
     began_s: float = 0.0
     began_ns: int = 0
     stage: str = "asking"
 
     async def run(self) -> Detail:
         """Return what `Done.detail` promises; raises EffectorError."""
+        if self.ends_training and self.action.after is Conduct.CONTINUE:
+            self.fail("saves only when it ends, and training is to go on: not asked")
         self.began_s = self.clock()
         self.began_ns = time.time_ns() - 1_000_000_000  # the file system's stamps lag by up to a tick of the kernel
         try:

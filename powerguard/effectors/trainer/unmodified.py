@@ -14,7 +14,13 @@ from typing import Any, Final, Literal, Protocol
 from powerguard.clock import Clock
 from powerguard.core.events import CheckpointProgress, Detail, TriggerCheckpoint
 from powerguard.effectors.child import Spawn, clean_environment
-from powerguard.effectors.trainer.options import CommandOptions, Common, SignalOptions
+from powerguard.effectors.trainer.options import (
+    CommandOptions,
+    CommandTrainerOptions,
+    Common,
+    SignalOptions,
+    SignalTrainerOptions,
+)
 from powerguard.effectors.trainer.run import Run
 from powerguard.wire import clean_text
 
@@ -146,11 +152,22 @@ def unmodified_run(
     spawn: Spawn,
     helper: Helper,
 ) -> SignalRun | CommandRun:
-    """Make the run of a trainer, or of a fallback, that knows nothing of us."""
+    """Make the run of a trainer, or of a fallback, that knows nothing of us. A fallback that sends TERM ends it."""
     where = address(options)
+    if isinstance(options, SignalTrainerOptions | CommandTrainerOptions):
+        ends = options.after == "exit"
+    else:
+        ends = isinstance(options, SignalOptions) and options.signal == "TERM"
     if isinstance(options, CommandOptions):
         return CommandRun(
-            common=common, where=where, action=action, clock=clock, publish=publish, spawn=spawn, options=options
+            common=common,
+            where=where,
+            action=action,
+            clock=clock,
+            publish=publish,
+            spawn=spawn,
+            ends_training=ends,
+            options=options,
         )
     return SignalRun(
         common=common,
@@ -159,6 +176,7 @@ def unmodified_run(
         clock=clock,
         publish=publish,
         spawn=spawn,
+        ends_training=ends,
         options=options,
         helper=helper,
         alive=lambda: is_there(options.unit),
