@@ -333,8 +333,8 @@ async def rig(
     """Build the world, and take it down again: the daemon is killed, the folder removed.
 
     trainers: one native trainer when none is given. gauge: by how much the UPS exaggerates its runtime.
-
-    low_battery_s: reported runtime that it calls low. card: a simulated APC card, which the settings name (v2c, or v3 for `user`); False: the test brings its own.
+    low_battery_s: reported runtime that it calls low. card: a simulated APC card, which the settings name (v2c, or v3
+    for `user`); False: the test brings its own.
     """
     with tempfile.TemporaryDirectory(prefix="pg e2e ", dir="/tmp", ignore_cleanup_errors=True) as name:
         async with contextlib.AsyncExitStack() as stack:
