@@ -136,8 +136,12 @@ class Keeper(Protocol):
         """
         ...
 
-    def idle(self, stop: Event) -> int:
-        """Do what can wait (scrub), until told to stop; return how many checkpoints turned out to be corrupt."""
+    def idle(self, stop: Event) -> None:
+        """Do what can wait (scrub), until told to stop."""
+        ...
+
+    def corrupt(self) -> int:
+        """How many checkpoints turned out to be corrupt since this was last asked."""
         ...
 
     def close(self) -> None:
@@ -173,8 +177,11 @@ class Saving:
         """Nothing to prepare."""
         return None
 
-    def idle(self, stop: Event) -> int:  # noqa: ARG002
+    def idle(self, stop: Event) -> None:
         """Nothing to do."""
+
+    def corrupt(self) -> int:
+        """Nothing is verified here."""
         return 0
 
     def close(self) -> None:

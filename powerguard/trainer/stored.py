@@ -47,6 +47,7 @@ class Stored:
         # Held while a snapshot is written into: the training thread's copy, and the touching of its pages beforehand.
         self._locks = (threading.Lock(), threading.Lock())
         self._restores = 0
+        self._aside = 0
         self._scrub_at_s = clock() + _SCRUB_EVERY_S
 
     @property
@@ -131,14 +132,18 @@ class Stored:
         """Growing it would lose what it holds."""
         return self._layouts[self._snapshots.index(snapshot)] is not None
 
-    def idle(self, stop: threading.Event) -> int:
-        """Verify the newest checkpoint on the disk every six hours; return how many were set aside."""
+    def idle(self, stop: threading.Event) -> None:
+        """Verify the newest checkpoint on the disk every six hours."""
         if not self._store.leader or self._clock() < self._scrub_at_s:
-            return 0
+            return
         scrubbed = self._store.scrub(rate=_SCRUB_RATE, stop=stop)
         if scrubbed is None or scrubbed.whole or scrubbed.corrupt is not None:
             self._scrub_at_s = self._clock() + _SCRUB_EVERY_S
-        return int(scrubbed is not None and scrubbed.corrupt is not None)
+
+    def corrupt(self) -> int:
+        """How many checkpoints were set aside since this was last asked."""
+        before, self._aside = self._aside, self._store.set_aside_count
+        return self._aside - before
 
     def restore(self, ranks: Ranks, remote: Remote | None) -> tuple[SavedCheckpoint, int] | None:
         """Load the newest checkpoint that every rank can read to the last byte, from whichever tier.
@@ -151,6 +156,7 @@ class Stored:
             tiers.append(tier_of(remote, self._store.job))
         self._restores += 1
         chosen = choose(tiers, ranks, job=self._store.job, into=self._snapshots[0], key=f"resume/{self._restores}")
+        self.corrupt()  # those are in what is returned
         if chosen is None:
             return None
         self._state.load(chosen.items)

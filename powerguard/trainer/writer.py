@@ -304,14 +304,15 @@ class Writer:
         if self._prepare_bytes is not None:
             size_bytes, self._prepare_bytes = self._prepare_bytes, None
             rate = self._apart(lambda: self._keeper.prepare(size_bytes, desk.wanted), "making room for checkpoints")
+            desk.pace.totals.corrupt += self._keeper.corrupt()
             if desk.wanted.is_set():
                 self._prepare_bytes = size_bytes  # interrupted: again when there is time
             if isinstance(rate, float):
                 desk.pace.probed(rate)
             return True
         if desk.clock() >= self._idle_at_s:
-            corrupt = self._apart(lambda: self._keeper.idle(desk.wanted), "looking after old checkpoints")
-            desk.pace.totals.corrupt += corrupt if isinstance(corrupt, int) else 0
+            self._apart(lambda: self._keeper.idle(desk.wanted), "looking after old checkpoints")
+            desk.pace.totals.corrupt += self._keeper.corrupt()
             self._idle_at_s = desk.clock() + _IDLE_S
             return True
         return False
