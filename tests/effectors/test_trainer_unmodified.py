@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from powerguard.clock import boottime_s
 from powerguard.core.events import CheckpointProgress, Conduct, PauseTrainer, ResumeTrainer, TriggerCheckpoint
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import run_child
+from powerguard.effectors.signals.effector import SignalHelper
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.trainer.newest_child import main as newest_child
 from powerguard.effectors.trainer.options import CommandTrainerOptions, SignalTrainerOptions, TrainerOptions
@@ -27,6 +29,7 @@ from powerguard.effectors.trainer.unmodified import SignalRun, is_there
 from powerguard.settings.schema import Settings
 from powerguard.trainer.seal import seal
 from tests.cli.checkpoint_sites import save
+from tests.peers.jobs import Jobs
 
 TRAINER = """
     import signal, sys, time, pathlib
@@ -381,6 +384,57 @@ def test_where_somebody_vouches_nothing_else_counts(tmp_path: Path, capsys: pyte
     assert newest(tmp_path, since_ns, 2.5, capsys) is None
     seal(tmp_path / "checkpoint-2")
     assert newest(tmp_path, since_ns, 0.0, capsys) is not None
+
+
+def test_a_log_beside_the_checkpoints_is_none_and_holds_up_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is written all the time; where things are named by their step, it does not count at all."""
+    since_ns = time.time_ns() - 1_000_000_000
+    (tmp_path / "train.log").write_text("quiet for now")
+    (tmp_path / "model.pt").write_bytes(b"x" * 100)
+    ended = threading.Event()
+
+    def chatter() -> None:
+        while not ended.wait(0.05):
+            with (tmp_path / "train.log").open("a") as file:
+                file.write("step\n")
+
+    talking = threading.Thread(target=chatter)
+    talking.start()
+    try:
+        told = newest(tmp_path, since_ns, 6.0, capsys)
+        assert told is not None
+        assert told["path"] == str(tmp_path / "model.pt")
+        (tmp_path / "step_5.pt").write_bytes(b"old")
+        os.utime(tmp_path / "step_5.pt", (1, 1))
+        assert newest(tmp_path, since_ns, 3.0, capsys) is None
+    finally:
+        ended.set()
+        talking.join()
+
+
+@pytest.mark.root
+@pytest.mark.peer("systemd-socket-activate", "setpriv")
+async def test_the_whole_way_through_the_real_helper() -> None:
+    """A unit's process of another user gets the signal that root has listed, and what it writes is found."""
+    jobs = Jobs()
+    try:
+        jobs.rank("t", "catches", cgroup=jobs.cgroup("train.service"))
+        jobs.allowed.write_text("train.service USR1\n", encoding="ascii")
+        with jobs.listening() as path:
+            stages: list[object] = []
+            made = TrainerEffector(
+                [by_signal(jobs.sockets)],
+                clock=boottime_s,
+                publish=stages.append,
+                helper=SignalHelper(str(path), limit_s=30.0),
+            )
+            detail = dict(await made.carry_out(order(40.0)))
+        assert jobs.noted("t", "SIGUSR1")
+        assert (detail["path"], detail["verified"]) == (f"{jobs.path('t')}.rank0.SIGUSR1", False)
+    finally:
+        jobs.close()
 
 
 def test_a_seal_that_does_not_hold_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,14 +48,13 @@ def main(argv: list[str]) -> int:
     """Look until found or out of time."""
     folder, since_ns, limit_s = Path(argv[0]), int(argv[1]), float(argv[2])
     began_s = time.perf_counter()
-    seen: Newest | None = None
-    quiet_since_s = began_s
+    seen: dict[str, tuple[Newest, float]] = {}
+    """What was there when we looked last, and since when it has been so."""
     while True:
-        found = newest(folder, since_ns) if folder.is_dir() else None
         now_s = time.perf_counter()
-        if found is not None:
-            if found != seen:
-                seen, quiet_since_s = found, now_s
+        there = newest(folder, since_ns) if folder.is_dir() else []
+        seen = {each.path: (each, _since(seen.get(each.path), each, now_s)) for each in there}
+        for found, quiet_since_s in seen.values():
             if found.verified or now_s - quiet_since_s >= QUIET_S:
                 sys.stdout.write(found.to_json())
                 return 0
@@ -64,18 +63,29 @@ def main(argv: list[str]) -> int:
         time.sleep(_EVERY_S)
 
 
-def newest(folder: Path, since_ns: int) -> Newest | None:
-    """Return the newest checkpoint that changed since; of several kinds the verified one. Raises OSError."""
+def _since(before: tuple[Newest, float] | None, now: Newest, now_s: float) -> float:
+    return before[1] if before is not None and before[0] == now else now_s
+
+
+def newest(folder: Path, since_ns: int) -> list[Newest]:
+    """Return what may be the checkpoint that was made since, the likeliest first. Raises OSError.
+
+    A verified one alone, where there is one. In a folder in which things are named by their step, only those count:
+    a log beside them is no checkpoint, however new it is.
+    """
     saved = newest_in(folder, since_ns=since_ns)
     verified = list(_sealed(folder, since_ns))
     if saved is not None:
         changed_ns = (Path(saved.path) / MANIFEST).stat().st_mtime_ns
         verified.append(Newest(saved.step, saved.path, saved.size_bytes, True, changed_ns))
     if verified:
-        return max(verified, key=lambda each: each.changed_ns)
-    plain = [each for each in _plain(folder) if each.changed_ns >= since_ns]
-    vouched = newest_in(folder) is not None or (folder / SEAL).exists() or any(folder.glob(f"*/{SEAL}"))
-    return None if vouched else max(plain, key=lambda each: each.changed_ns, default=None)
+        return [max(verified, key=lambda each: each.changed_ns)]
+    if newest_in(folder) is not None or (folder / SEAL).exists() or any(folder.glob(f"*/{SEAL}")):
+        return []
+    plain = list(_plain(folder))
+    named = [each for each in plain if each.step is not None]
+    late = [each for each in named or plain if each.changed_ns >= since_ns]
+    return sorted(late, key=lambda each: each.changed_ns, reverse=True)
 
 
 def _sealed(folder: Path, since_ns: int) -> Iterator[Newest]:
