@@ -139,7 +139,10 @@ class TorchState:
 
     def load(self, items: Mapping[str, Loaded]) -> None:
         """Put everything back, or, where something does not fit, touch nothing and raise StateError."""
-        index = items[INDEX].value() if INDEX in items else None
+        try:
+            index = items[INDEX].value() if INDEX in items else None
+        except (ValueError, RecursionError):
+            index = None
         if not isinstance(index, dict) or index.get("format") != FORMAT or not isinstance(index.get("parts"), dict):
             msg = "the checkpoint was not written by TorchState, or by a newer one"
             raise StateError(msg)

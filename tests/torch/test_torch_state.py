@@ -1,5 +1,6 @@
 """TorchState: every bit of a training comes back, and what cannot be kept is refused by name."""
 
+import json
 import random
 from collections import Counter, OrderedDict, defaultdict
 from typing import Any
@@ -9,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from powerguard.trainer.torch_state import TorchState
+from powerguard.trainer.items import Loaded
+from powerguard.trainer.torch_state import INDEX, TorchState
 from powerguard.trainer.torch_tree import DTYPES, Packer, StateError, Unpacker, bytes_of, in_turns
 from tests.torch.kept import carried, kept
 
@@ -468,9 +470,45 @@ def test_nobody_to_divide_with() -> None:
         TorchState(model=nn.Linear(1, 1), divide=True)
 
 
-def test_another_writers_checkpoint_is_refused() -> None:
+@pytest.mark.parametrize(
+    "index",
+    [
+        None,
+        b"",
+        b"[]",
+        b"{",
+        b"[" * 100_000,
+        b'{"format": 2, "parts": {}}',
+        b'{"format": 1}',
+        b'{"format": 1, "parts": 3}',
+    ],
+    ids=lambda index: repr(index)[:20],
+)
+def test_another_writers_checkpoint_is_refused(index: bytes | None) -> None:
+    items = {} if index is None else {INDEX: Loaded(INDEX, "json", (), memoryview(index))}
     with pytest.raises(StateError, match="not written by TorchState"):
-        state_of(nn.Linear(1, 1)).load({})
+        state_of(nn.Linear(1, 1)).load(items)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"model": 3},
+        {"model": {}},
+        {"model": {"state": {"weight": 3, "bias": 3}, "buffers": {}}},
+        {"model": {"state": {"weight": {"$": "tensor", "item": "none"}, "bias": 3}, "buffers": {}}},
+        {"model": {"state": {"$": "dict", "of": 3}, "buffers": {}}},
+    ],
+    ids=str,
+)
+def test_an_index_that_does_not_hold_together_is_refused(parts: object) -> None:
+    """Made by somebody, since a damaged one does not get here: no error but ours, and nothing is touched."""
+    index = json.dumps({"format": 1, "parts": parts}).encode()
+    model = nn.Linear(1, 1)
+    before = model.weight.item()
+    with pytest.raises(StateError):
+        TorchState(model=model, random=False).load({INDEX: Loaded(INDEX, "json", (), memoryview(index))})
+    assert model.weight.item() == before
 
 
 def test_a_checkpoint_that_lacks_a_tensor_is_refused() -> None:
