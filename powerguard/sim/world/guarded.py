@@ -37,6 +37,7 @@ from powerguard.core.events import (
 from powerguard.core.learned import Drop, Health, Need
 from powerguard.core.machine import step
 from powerguard.core.model import (
+    FeedPolicy,
     Holding,
     OnBattery,
     Online,
@@ -50,6 +51,7 @@ from powerguard.core.model import (
 )
 from powerguard.core.plain import from_plain, to_plain
 from powerguard.core.recovery import Stored, restore
+from powerguard.sim.world.beside import TWIN, Beside
 from powerguard.sim.world.host import Answer
 from powerguard.sim.world.invariants import check_step, hold
 from powerguard.sim.world.scene import Scene
@@ -79,7 +81,7 @@ _NEWS_S = 2.5 * CALM_POLL_S
 
 def policy_of(scene: Scene, site: Site) -> Policy:
     """Return what the settings of such a site say: the data sheet's table, and the battery's date."""
-    return Policy(
+    alone = Policy(
         boot_id="simboot1",
         ups=UPS,
         sources=1 if scene.second is None else 2,
@@ -91,6 +93,10 @@ def policy_of(scene: Scene, site: Site) -> Policy:
         signals=site.host.signals,
         trainers=(TrainerPolicy(name=TRAINER, conduct=Conduct.PAUSE, disk="local"),),
     )
+    if not scene.beside.twin:
+        return alone
+    feeds = tuple(FeedPolicy(policy=replace(alone, ups=name)) for name in (UPS, TWIN))
+    return replace(alone, feeds=feeds, minimum_supplies=scene.beside.needed)
 
 
 def drilled(scene: Scene, site: Site, state: State) -> State:
@@ -146,6 +152,7 @@ class Guarded:
         self._kills = [kill for kill in world.scene.kills if kill[0] > world.now_s]
         self._back_s: float | None = None
         self._second: Second | None = None
+        self._beside = Beside(world.scene.beside, world.now_s)
         self._foreseen_s = self._busy_s = self._turned_s = -math.inf
 
     # --- As the engine sees it ---------------------------------------------------------------------------------------
@@ -170,6 +177,7 @@ class Guarded:
         self._missed = 0
         facts = self.world.scene.second
         self._second = None if facts is None else Second(facts)
+        self._beside = Beside(self.world.scene.beside, now_s)
         if was_off_s is None:
             self._policy = needs.fold(self._policy, self._state.learned)
             answer = restore(self._policy, None, now_s + self._offset_s)
@@ -269,7 +277,7 @@ class Guarded:
         world = self.world
         was = self._state.feed.supply
         reading = world.reading(self._offset_s)
-        if world.answers():
+        if world.answers() and not world.scene.beside.is_cut_off(world.now_s):
             self._missed = 0
             self._send(reading)
         else:
@@ -280,6 +288,8 @@ class Guarded:
         told = None if self._second is None else self._second.tell(reading, world.now_s)
         if told is not None:
             self._send(told)
+        for event in self._beside.tell(reading, world.now_s):
+            self._send(event)
         if self._state.feed.supply is not was:
             self._turned_s = world.now_s
 
@@ -436,6 +446,7 @@ class Guarded:
 
     def _restart(self) -> None:
         now_s = self.world.now_s
+        self._beside = Beside(self.world.scene.beside, now_s)
         self._back_s = None
         self._missed = 0
         in_flight = tuple(self._open.values())

@@ -24,7 +24,9 @@ from powerguard.core.events import (
     TriggerCheckpoint,
 )
 from powerguard.core.model import (
+    Battery,
     EmergencyCheckpoint,
+    Feed,
     Holding,
     OnBattery,
     Online,
@@ -66,7 +68,8 @@ def check_step(policy: Policy, before: State, event: Event, answer: Step) -> Non
 
 def _check_actions(policy: Policy, before: State, event: Event, answer: Step) -> None:
     state, new = answer.state, answer.state.phase
-    unproven = isinstance(event, Reading) and state.feed.suspect and isinstance(before.phase, Online)
+    suspect = state.feed.suspect and state.feed.supply is not Supply.BATTERY  # Of several, another may be proven.
+    unproven = isinstance(event, Reading) and suspect and isinstance(before.phase, Online)
     if unproven and sums.power_off_at_s(state.feed) is None:
         guarded = before.guarded_since_s is not None
         allowed = (PollNow, TriggerCheckpoint) if guarded else (PollNow,)
@@ -163,7 +166,9 @@ def _check_latch(policy: Policy, before: State, state: State, phase: Shutdown) -
     hold(phase.boot_id == policy.boot_id, "a latch holds in its own boot only")
     if sums.power_off_at_s(state.feed) is not None:
         return
-    on_utility = reading is not None and reading.output_source in ON_UTILITY
+    # Of a UPS that fell silent with the network the last word was utility, and is no news any more.
+    heard = reading is not None and state.feed.lost_since_s is None
+    on_utility = heard and reading is not None and reading.output_source in ON_UTILITY
     hold(not on_utility, "never shut down while the newest reading says utility")
     hold(state.feed.supply is Supply.BATTERY, "only a battery that is confirmed is a reason to power off")
     if state.battery.left is not None:
@@ -173,14 +178,25 @@ def _check_latch(policy: Policy, before: State, state: State, phase: Shutdown) -
 
 
 def _check_account(before: State, state: State) -> None:
-    battery, was = state.battery, before.battery
-    if battery is was:
+    if state.battery is before.battery:
         return
+    if not state.upses:
+        _check_battery(before.battery, before.feed, state.battery, state.feed)
+        return
+    # Of several together, what is left is the mean of those that are known: one that answers again may raise it.
+    hold(state.battery.at_s >= before.battery.at_s, "the account never runs backwards")
+    for each in state.upses:
+        was = next((other for other in before.upses if other.ups == each.ups), None)
+        if was is not None and was.battery is not each.battery:
+            _check_battery(was.battery, was.feed, each.battery, each.feed)
+
+
+def _check_battery(was: Battery, was_on: Feed, battery: Battery, feed: Feed) -> None:
     used, left = battery.used, battery.left
     hold(used is None or 0.0 <= used <= 1.0, "what is used is a share")
     hold(left is None or left >= 0.0, "what is left is a share")
     hold(battery.at_s >= was.at_s, "the account never runs backwards")
-    if before.feed.supply is Supply.BATTERY and state.feed.supply is Supply.BATTERY:
+    if was_on.supply is Supply.BATTERY and feed.supply is Supply.BATTERY:
         rises = left is not None and was.left is not None and left > was.left + 1e-9
         hold(not rises, "on battery the energy left never rises")
         given_back = was.used is not None and (used is None or used < was.used - 1e-9)

@@ -1,11 +1,12 @@
 """All that chance decides of one outage, drawn beforehand: the same seed gives every policy the same world."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from powerguard.sim.world import outages
 from powerguard.sim.world.battery import Curve, Gauge, GaugeFacts, GaugeKind, Pack
+from powerguard.sim.world.beside import BesideFacts, draw_beside
 from powerguard.sim.world.outages import Cut
 from powerguard.sim.world.second import SecondFacts, draw_second
 from powerguard.sim.world.site import Site
@@ -61,6 +62,7 @@ class Scene:
     measured_health: what a drill would have found. age_months: of the battery, as an operator would know it.
     silences: (from, to) in which the source says nothing. kills: (at, away) of the daemon. always_on: the BMC's policy.
     wall_error_s: by how much the wall clock is wrong after a boot. second: another source of the same UPS.
+    beside: this host's network, and another UPS.
     """
 
     seed: int
@@ -80,6 +82,7 @@ class Scene:
     bmc_refuses: bool = False
     wall_error_s: float = 0.0
     second: SecondFacts | None = None
+    beside: BesideFacts = field(default_factory=BesideFacts)
 
     @property
     def end_s(self) -> float:
@@ -116,9 +119,14 @@ def draw(seed: int, site: Site, *, faults: bool) -> Scene:
     gauge, silent = _gauge(seed, site, faults=faults)
     if silent:
         gauge = _muted(gauge, silent)
+    cuts = outages.sample(seed, site.outage, faults=faults)
+    second = draw_second(seed, site.faults) if faults else None
+    beside = draw_beside(seed, site.faults, cuts) if faults else BesideFacts()
+    if second is not None or site.drill.done:
+        beside = BesideFacts(network=beside.network if second is None else None)  # One complication at a time.
     return Scene(
         seed=seed,
-        cuts=outages.sample(seed, site.outage, faults=faults),
+        cuts=cuts,
         curve=Curve(points=points, loss=uniform(battery, ups.below_table_loss)),
         health=health,
         charge=charge,
@@ -134,7 +142,8 @@ def draw(seed: int, site: Site, *, faults: bool) -> Scene:
         always_on=stream(seed, "bmc policy").random() < site.host.always_on_share,
         bmc_refuses=faults and stream(seed, "bmc").random() < site.faults.bmc_refuses_share,
         wall_error_s=_wall_error_s(seed, site) if faults else 0.0,
-        second=draw_second(seed, site.faults) if faults else None,
+        second=second,
+        beside=beside,
     )
 
 

@@ -34,12 +34,16 @@ class Ill(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecondFacts:
-    """lag_s: it is late by so much. ill, at_s, lasts_s: what is wrong with it, since when, for how long."""
+    """lag_s: it is late by so much. ill, at_s, lasts_s: what is wrong with it, since when, for how long.
+
+    reordered: of each two readings it tells the newer one first.
+    """
 
     lag_s: float
     ill: Ill = Ill.NOTHING
     at_s: float = 0.0
     lasts_s: float = 0.0
+    reordered: bool = False
 
     def hides_the_dark(self, at_s: float) -> bool:
         """Say whether it tells of utility that is not there: to whoever hears nothing else, that is the truth."""
@@ -54,9 +58,10 @@ def draw_second(seed: int, faults: FaultSite) -> SecondFacts | None:
     at_s, lasts_s = chance.uniform(-10.0, 400.0), uniform(chance, faults.second_ill_s)
     if there >= faults.second_share:
         return None
+    reordered = stream(seed, "second order").random() < faults.second_reordered_share
     if is_ill >= faults.second_ill_share:
-        return SecondFacts(lag_s=lag_s)
-    return SecondFacts(lag_s=lag_s, ill=ill, at_s=at_s, lasts_s=lasts_s)
+        return SecondFacts(lag_s=lag_s, reordered=reordered)
+    return SecondFacts(lag_s=lag_s, ill=ill, at_s=at_s, lasts_s=lasts_s, reordered=reordered)
 
 
 class Second:
@@ -67,12 +72,25 @@ class Second:
         self._facts = facts
         self._seen: deque[Reading] = deque()
         self._newest: Reading | None = None
+        self._kept: Reading | None = None
+        self._turn = 0
 
     def tell(self, reading: Reading, now_s: float) -> Reading | SourceFailed | None:
-        """See what the UPS says now, and return what this source makes of it. None: it has nothing to tell yet.
+        """Return what this source makes of what the UPS says now. None: it has nothing to tell now.
 
         reading: the UPS's answer, in the daemon's clock. now_s: the world's time.
         """
+        told = self._tell(reading, now_s)
+        if not self._facts.reordered or not isinstance(told, Reading):
+            return told
+        # Kept, told, then the kept one after it: of three looks one is told in vain.
+        self._turn = (self._turn + 1) % 3
+        if self._turn == 1:
+            self._kept = told
+            return None
+        return told if self._turn == 2 else self._kept
+
+    def _tell(self, reading: Reading, now_s: float) -> Reading | SourceFailed | None:
         facts = self._facts
         is_ill = facts.ill is not Ill.NOTHING and 0.0 <= now_s - facts.at_s < facts.lasts_s
         self._seen.append(reading)

@@ -177,6 +177,12 @@ class FaultSite(Options):
     second_lag_s: Span = Field(default=(0.0, 30.0), description="By how much that one is late.")
     second_ill_share: Share = Field(default=0.6, description="Of those: frozen, stuck, silent or forged for a while.")
     second_ill_s: Span = Field(default=(20.0, 1200.0), description="For how long.")
+    second_reordered_share: Share = Field(default=0.1, description="Of those: it tells older readings after newer.")
+    network_lost_share: Share = Field(
+        default=0.03, description="This host's network, and every source, go with utility."
+    )
+    network_back_s: Span = Field(default=(20.0, 90.0), description="From utility back to the network back.")
+    twin_share: Share = Field(default=0.06, description="Hosts that another UPS feeds as well.")
     daemon_killed_share: Share = Field(default=0.08, description="The daemon is killed, and started again.")
     daemon_away_s: Span = Field(default=(1.0, 15.0), description="Until it runs again.")
     bmc_refuses_share: Share = Field(default=0.05, description="The BMC refuses every order.")
