@@ -33,6 +33,7 @@ from powerguard.trainer.manifest import (
     MAX_MANIFEST_BYTES,
     Layout,
     Manifest,
+    ManifestError,
     Shard,
     StoreError,
     checkpoint_name,
@@ -204,6 +205,11 @@ class Store:
                 f"{folder}: its manifest has {len(content)} bytes, more than {MAX_MANIFEST_BYTES} (fewer, larger items)"
             )
             raise StoreError(msg)
+        try:
+            Manifest.parse(content)
+        except ManifestError as error:
+            msg = f"{folder}: nobody could read it again: its manifest {error}"
+            raise StoreError(msg) from error
         self._twice(folder / UNBORN, lambda: self._write_manifest(folder / UNBORN, content))
         self._disk.sync_folder(folder)
         self._disk.rename(folder / UNBORN, folder / MANIFEST)

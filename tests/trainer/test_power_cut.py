@@ -19,7 +19,7 @@ from powerguard.trainer.manifest import Manifest
 from powerguard.trainer.reader import CorruptError
 from powerguard.trainer.snapshot import Snapshot, laid_out
 from powerguard.trainer.store import Store
-from tests.trainer.cuts.recording import RecordingDisk
+from tests.trainer.cuts.recording import Promise, RecordingDisk
 from tests.trainer.cuts.states import Tree, cuts, lay_down
 
 CHUNK = 4096
@@ -96,7 +96,7 @@ def recorded(root: Path, *, ranks: int, slots: int, seed: int, forgets: str = ""
     def save(step: int, *, urgent: bool) -> None:
         job.save(step, urgent=urgent)
         held.append(step)
-        disk.promise(step)
+        disk.promise(step, min(len(held), 2))
         if rng.random() < 0.8:
             job.stores[0].prune()
 
@@ -108,9 +108,9 @@ def recorded(root: Path, *, ranks: int, slots: int, seed: int, forgets: str = ""
             case "give up":
                 job.stores[0].abandon(job.save(step, commit=False))
             case "set aside" if len(held) > 1:
-                disk.promise(0)  # taken away on purpose: only what is saved from here on is promised again
+                disk.promise(0, 0)  # taken away on purpose: only what is saved from here on is promised again
                 job.stores[0].set_aside(job.stores[0].found()[0], "a test of what follows")
-                held.pop()
+                held.clear()
             case "restart":
                 job.close()
                 job = Job(root, disk, ranks, slots)
@@ -127,7 +127,7 @@ class Wrong(list[str]):
     """What was wrong after the cuts, in words."""
 
 
-def judge(tree: Tree, target: Path, promised: int, snapshot: Snapshot, wrong: Wrong, *, go_on: bool) -> None:
+def judge(tree: Tree, target: Path, promised: Promise, snapshot: Snapshot, wrong: Wrong, *, go_on: bool) -> None:
     """Open what a cut left, and say what is wrong with it. go_on: also save once more, and look again."""
     lay_down(tree, target)
     with Store(target, job="cut") as store:
@@ -136,8 +136,10 @@ def judge(tree: Tree, target: Path, promised: int, snapshot: Snapshot, wrong: Wr
         found = [each for each in seen if isinstance(each, Found)]
         good = [each for each in found if is_whole(store, each, snapshot, wrong)]
         newest = good[0].step if good else 0
-        if newest < promised:
-            wrong.append(f"lost: step {promised} was promised, {newest} is there")
+        if newest < promised.step:
+            wrong.append(f"lost: step {promised.step} was promised, {newest} is there")
+        if len(good) < promised.good:
+            wrong.append(f"lost: {promised.good} good ones were promised, {len(good)} are there")
     if go_on:
         ranks = good[0].manifest.ranks if good else 1
         job = Job(target, None, ranks, 2)

@@ -149,6 +149,14 @@ def test_only_what_is_whole_can_be_committed(store: Store) -> None:
     assert store.found() == []
 
 
+@pytest.mark.parametrize("name", ["", "two\nlines", "x" * 600, "again"])
+def test_what_could_not_be_read_again_is_not_committed(store: Store, name: str) -> None:
+    """A name that the reader refuses is found at the first save, not after the outage."""
+    with pytest.raises(StoreError, match="nobody could read it again: its manifest"):
+        save(store, 1, [Buffer("again", b"1"), Buffer(name, b"2")])
+    assert store.found() == store.refused() == []
+
+
 def test_two_writers_are_one_too_many(root: Path) -> None:
     with Store(root, job="a"), pytest.raises(StoreError, match="another process writes checkpoints here"):
         Store(root, job="b")
@@ -228,6 +236,19 @@ def test_what_a_kill_has_left_is_put_in_order_at_the_next_start(root: Path) -> N
         assert folders(root) == [".slot", ".slot", "step-000000000001"]
     with Store(root, job="test", slots=1) as store:
         assert folders(root) == [".slot", "step-000000000001"], "slots that nobody uses any more are not kept"
+
+
+def test_a_slot_with_a_manifest_in_it_is_only_a_slot(root: Path) -> None:
+    """As a disk leaves it that keeps a file's name and forgets its folder's."""
+    with Store(root, job="test") as store:
+        store.prepare(3 * PAGE)
+        saved = save(store, 1, items(1), urgent=True)
+    Path(saved.path).rename(root / ".slot-0")
+    with Store(root, job="test") as store:
+        assert store.found() == []
+        assert not (root / ".slot-0" / MANIFEST).exists()
+        save(store, 2, items(2), urgent=True)
+        assert is_whole(store, 2)
 
 
 def test_a_smaller_world_does_not_keep_the_room_of_a_larger_one(root: Path) -> None:

@@ -44,9 +44,10 @@ class Flush:
 
 @dataclass(frozen=True)
 class Promise:
-    """The store has said: this checkpoint is durable (or: any of the newer ones is)."""
+    """The store has said: this checkpoint is durable (or a newer one is), and there are so many good ones."""
 
     step: int
+    good: int
 
 
 Change = tuple[Page | Size | Name | Flush | Promise, ...]
@@ -69,8 +70,8 @@ class RecordingDisk(Disk):
         self._open: dict[int, tuple[int, str]] = {}
         self._lock = RLock()
 
-    def promise(self, step: int) -> None:
-        self.changes.append((Promise(step),))
+    def promise(self, step: int, good: int) -> None:
+        self.changes.append((Promise(step, good),))
 
     def make_folder(self, path: Path) -> None:
         with self._lock:

@@ -132,17 +132,17 @@ def _walk(
             tree[below] = bytes(contents.get(child, b""))
 
 
-def cuts(changes: Sequence[Change], *, ordered: bool, seed: int, samples: int) -> Iterator[tuple[int, int, Tree]]:
-    """Yield (instant, newest promised step, state) of every cut, each distinct state once for each promise."""
+def cuts(changes: Sequence[Change], *, ordered: bool, seed: int, samples: int) -> Iterator[tuple[int, Promise, Tree]]:
+    """Yield (instant, what was promised last, state) of every cut, each distinct state once for each promise."""
     rng = random.Random(seed)
     durable = Durable()
-    promised = 0
-    seen: set[tuple[int, int]] = set()
+    promised = Promise(0, 0)
+    seen: set[tuple[Promise, int]] = set()
     for instant, change in enumerate(changes):
         durable.add(change, ordered=ordered)
         for each in change:
             if isinstance(each, Promise):
-                promised = each.step
+                promised = each
         for kept in choices(durable, ordered=ordered, rng=rng, samples=samples):
             tree = state(durable, kept, ordered=ordered, torn=rng if any(kept[1]) else None)
             key = (promised, hash(frozenset(tree.items())))
