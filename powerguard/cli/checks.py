@@ -29,9 +29,11 @@ from powerguard.effectors.bmc.effector import BmcEffector, BmcError
 from powerguard.effectors.bmc.ipmi import PowerRestorePolicy
 from powerguard.effectors.gpu.findings import findings as gpu_findings
 from powerguard.effectors.host_findings import Finding, findings
+from powerguard.effectors.signals.effector import SignalHelper
 from powerguard.effectors.signals.findings import findings as signal_findings
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.trainer.findings import findings as checkpoint_findings
+from powerguard.effectors.trainer.findings import ways
 from powerguard.options import Secret, SecretError
 from powerguard.settings.caution import warnings
 from powerguard.settings.load import Loaded, SettingsError, load_with_origins
@@ -242,6 +244,7 @@ async def _trainers(ward: Ward) -> list[Finding]:
     ward.trainers.extend(seen.values())
     found = [_trainer(event) for event in seen.values()]
     alive = [event.trainer for event in seen.values() if event.alive]
+    found += await ways(ward.settings.trainers, SignalHelper(ward.settings.signals.socket).ask)
     found += await checkpoint_findings(effector.saves_in, alive=alive)
     if found:
         return found

@@ -9,12 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
+from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Ended, run_child
 from powerguard.effectors.filesystems import kind_of
 from powerguard.effectors.host_findings import Finding
-from powerguard.effectors.trainer.findings import findings, judge
+from powerguard.effectors.trainer.findings import findings, judge, ways
 from powerguard.effectors.trainer.folder_child import main as folder_child
+from powerguard.effectors.trainer.options import AnyTrainerOptions
 from powerguard.trainer.seal import seal
 from tests.cli.checkpoint_sites import save
 
@@ -166,3 +169,45 @@ async def test_the_child_is_a_program(tmp_path: Path) -> None:
     ended = await run_child(argv, limit_s=20.0)
     assert json.loads(ended.stdout)["newest"]["step"] == 3
     assert (await run_child([*argv[:-1], str(tmp_path / "gone")], limit_s=20.0)).returncode == 1
+
+
+# --- Ways -------------------------------------------------------------------------------------------------------------
+
+SIGNAL = {"kind": "signal", "unit": "train.service", "signal": "USR1"}
+LISTED = {"units": [{"unit": "train.service", "signal": "USR1"}, {"unit": "other.service", "signal": "TERM"}]}
+
+
+def trainers(*told: dict[str, object]) -> list[AnyTrainerOptions]:
+    return TypeAdapter(list[AnyTrainerOptions]).validate_python([{"name": "llm", **each} for each in told])
+
+
+@pytest.mark.parametrize(
+    ("trainer", "answer", "verdict", "text"),
+    [
+        (SIGNAL, LISTED, "PASS", "SIGUSR1 may be sent"),
+        ({"url": "unix:/a", "fallback": SIGNAL}, LISTED, "PASS", "SIGUSR1 may be sent"),
+        ({**SIGNAL, "signal": "TERM"}, LISTED, "FAIL", "/etc/powerguard/signals does not list it"),
+        (SIGNAL, {"units": "nonsense"}, "FAIL", "does not list it"),
+        (SIGNAL, EffectorError("s: not there"), "FAIL", "sent by powerguard-signal: s: not there"),
+        (SIGNAL, EffectorError("s: only powerguard and root may"), "WARN", "only powerguard and root may"),
+        ({"kind": "command", "command": ["/no/such"]}, LISTED, "FAIL", "/no/such: no such program"),
+    ],
+)
+async def test_a_way_that_would_fail_is_told_beforehand(
+    trainer: dict[str, object], answer: dict[str, object] | EffectorError, verdict: str, text: str
+) -> None:
+    async def ask(_: dict[str, object]) -> dict[str, object]:
+        if isinstance(answer, EffectorError):
+            raise answer
+        return answer
+
+    (finding,) = await ways(trainers(trainer), ask)
+    assert (finding.name, finding.verdict) == ("trainer.llm", verdict)
+    assert text in finding.text
+
+
+async def test_who_needs_no_way_is_not_asked_about() -> None:
+    async def ask(_: dict[str, object]) -> dict[str, object]:
+        raise AssertionError
+
+    assert await ways(trainers({"url": "unix:/a"}, {"kind": "command", "command": ["true"]}), ask) == []

@@ -2,20 +2,25 @@
 
 import asyncio
 import json
+import shutil
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.filesystems import NETWORKED, VOLATILE, kind_of
 from powerguard.effectors.host_findings import Finding
+from powerguard.effectors.trainer.options import AnyTrainerOptions, SignalOptions, TrainerOptions
 
+Ask = Callable[[dict[str, object]], Awaitable[dict[str, Any]]]
 LOOK_LIMIT_S: Final = 5.0
 OLD_S: Final = 2 * 3600.0
 """Training whose newest checkpoint is older would lose more than an outage should cost."""
 _GUIDE: Final = "docs/guides/checkpoints.md"
+_SIGNALS: Final = "docs/guides/signals.md"
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 
 
@@ -35,6 +40,38 @@ async def findings(
     if find_spec("xxhash") is None:
         text = "xxhash is not installed: nothing here can seal or verify a checkpoint"
         found.append(Finding("checkpoints", "WARN", text, "pip install 'powerguard[trainer]'"))
+    return found
+
+
+async def ways(options: Sequence[AnyTrainerOptions], ask: Ask) -> list[Finding]:
+    """Look whether signals may be sent and programs started, before an outage needs it. ask: of powerguard-signal."""
+    found: list[Finding] = []
+    signals: list[tuple[str, SignalOptions]] = []
+    for trainer in options:
+        way = trainer.fallback if isinstance(trainer, TrainerOptions) else trainer
+        if isinstance(way, SignalOptions):
+            signals.append((trainer.name, way))
+        elif way is not None and shutil.which(way.command[0]) is None:
+            text = f"{way.command[0]}: no such program, or not executable"
+            found.append(Finding(f"trainer.{trainer.name}", "FAIL", text, "name it by its whole path"))
+    if not signals:
+        return found
+    try:
+        told = await ask({"word": "list"})
+    except EffectorError as error:
+        verdict: Any = "WARN" if "only powerguard and root may" in str(error) else "FAIL"
+        text = f"its signal is sent by powerguard-signal: {error}"
+        return [*found, *(Finding(f"trainer.{name}", verdict, text, _SIGNALS) for name, _ in signals)]
+    units = told.get("units")
+    listed = {(each.get("unit"), each.get("signal")) for each in units} if isinstance(units, list) else set()
+    for name, way in signals:
+        if (way.unit, way.signal) in listed:
+            text = f"SIG{way.signal} may be sent to {way.unit}"
+            found.append(Finding(f"trainer.{name}", "PASS", text))
+        else:
+            text = f"SIG{way.signal} may not be sent to {way.unit}: /etc/powerguard/signals does not list it"
+            fix = f"echo '{way.unit} {way.signal}' >> /etc/powerguard/signals"
+            found.append(Finding(f"trainer.{name}", "FAIL", text, fix))
     return found
 
 
