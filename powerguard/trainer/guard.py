@@ -209,7 +209,7 @@ class Guard:
         the store raise, and NotCommittedError when another rank could not.
         """
         began_s = self._clock()
-        others = None if self._together is None else self._together.together()
+        others = self._together.together() if self._together is not None and self._keeper.beside else None
         with self.desk.changed:
             self.desk.changed.wait_for(lambda: not self._writer.busy)
             outcome = self._take(step)

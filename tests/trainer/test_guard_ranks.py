@@ -223,7 +223,7 @@ def test_exit_ends_every_rank_after_it_is_durable(folder: Path) -> None:
 def test_a_pause_and_its_lease_are_everybodys(folder: Path) -> None:
     """A daemon that dies in a drill leaves no rank standing."""
     world = World(folder, ["a", "a"])
-    world.ranks[0].guard.desk.pause(lease_s=0.8, asker="daemon")
+    world.ranks[0].guard.desk.pause(lease_s=2.0, asker="daemon")
     world.until(lambda: all(rank.guard.desk.status().paused for rank in world.ranks))
     stood = [rank.done for rank in world.ranks]
     assert stood[0] == stood[1]
