@@ -20,7 +20,7 @@ from powerguard.cli import checkpoints_files as files
 from powerguard.cli.checkpoints import access_of
 from powerguard.cli.checkpoints_found import BAD, NEWER, Entry, PlaceError, entries_at, tier_at
 from powerguard.cli.operate import fail
-from powerguard.cli.progress import Bar
+from powerguard.cli.progress import Bar, amount
 from powerguard.cli.render import clean
 from powerguard.trainer.disk import Disk
 from powerguard.trainer.found import Found, SavedCheckpoint
@@ -30,7 +30,7 @@ from powerguard.trainer.reader import read_shard
 from powerguard.trainer.seal_manifest import SEAL, SealError
 from powerguard.trainer.snapshot import Snapshot
 from powerguard.trainer.store import Store
-from powerguard.trainer.tiers.base import TierError
+from powerguard.trainer.tiers.base import SET_ASIDE, TierError
 from powerguard.trainer.tiers.base import read_shard as read_stored
 
 _VERB: Final = "checkpoints restore"
@@ -66,7 +66,9 @@ def _restore(args: argparse.Namespace) -> dict[str, object]:
         msg = "name the checkpoint to restore from"
         raise RestoreError(msg)
     entry = source_of(args.place, args.step, **access_of(args))
-    target = Path(args.to or args.into).absolute()
+    if args.into is not None and "://" in args.into:
+        return _mark_newer(entry, args)
+    target = Path(str(args.to or args.into)).absolute()
     if args.to is not None and target.exists() and (not target.is_dir() or any(target.iterdir())):
         msg = f"{target}: is there already (name a new folder, or --into it)"
         raise RestoreError(msg)
@@ -74,9 +76,7 @@ def _restore(args: argparse.Namespace) -> dict[str, object]:
         if not target.is_dir():
             msg = f"{target}: no such folder (--to makes a new one)"
             raise RestoreError(msg)
-        if not args.yes and (args.json or not _asked(entry, target, args.only)):
-            msg = "nothing was changed (--yes does it)"
-            raise RestoreError(msg)
+        _ask(entry, str(target), args)
     with Bar("restoring", quiet=args.json) as bar:
         if entry.kind == "sealed":
             names = files.restore(Path(entry.path), target, args.only, is_new=args.to is not None, progress=bar)
@@ -103,12 +103,32 @@ def source_of(place: str, step: int | None, **access: str | None) -> Entry:
     return entries[0]
 
 
-def _asked(entry: Entry, target: Path, only: list[str]) -> bool:
-    if not sys.stdin.isatty():
-        return False
-    what = ", ".join(only) or "everything"
-    print(f"restore {what} from {entry.path} into {target}? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+def _ask(entry: Entry, target: str, args: argparse.Namespace) -> None:
+    """Ask, where somebody can be asked. Raises RestoreError unless the answer is yes."""
+    if args.yes:
+        return
+    if sys.stdin.isatty() and not args.json:
+        what = ", ".join(args.only) or "everything"
+        print(f"restore {what} from {entry.path} into {target}? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() in ("y", "yes"):
+            return
+    msg = "nothing was changed (--yes does it)"
+    raise RestoreError(msg)
+
+
+def _mark_newer(entry: Entry, args: argparse.Namespace) -> dict[str, object]:
+    """Roll an object store back to a checkpoint that it has: mark what is newer there, so that no resume takes it."""
+    tier = tier_at(args.into, **access_of(args))
+    there = tier.found()
+    if args.only or entry.found is None or entry.found.digest not in {each.digest for each in there}:
+        msg = f"{args.into}: an object store is only rolled back as a whole, to a checkpoint that it has"
+        raise RestoreError(msg)
+    _ask(entry, args.into, args)
+    newer = [each for each in there if each.step >= entry.found.step and each.digest != entry.found.digest]
+    for each in newer:
+        tier.set_aside(each, f"rolled back to {entry.name}")
+    note = f"; {len(newer)} newer checkpoints are marked there (undone by removing their {SET_ASIDE})"
+    return {"from": entry.path, "path": args.into, "restored": [], "note": note}
 
 
 # --- Native checkpoints -----------------------------------------------------------------------------------------------
@@ -148,14 +168,17 @@ class Native:
         """Make this checkpoint the newest of the root: what is newer is set aside, and can be brought back."""
         found, path = self._found, self._found.path
         names: list[str] = []
-        if Path(path).parent != self._target:
+        same = next((each for each in store.found() if each.digest == found.digest), None)
+        if same is not None:
+            path = same.path
+        else:
             saved, names = self._write(store, found, None, bar)
             path = saved.path
         newer = [each for each in store.found() if each.step >= found.step and each.path != path]
         for each in newer:
             Path(each.path).rename(store.root / f"{NEWER}{each.name}")
         Disk().sync_folder(store.root)
-        note = f"; {len(newer)} newer checkpoints are set aside there (copies of them in other places are not)"
+        note = f"; {len(newer)} newer ones are set aside there (do the same with --into where else there are copies)"
         return self._told(path, names or list(self._names()), note)
 
     def _told(self, path: str, names: list[str], note: str) -> dict[str, object]:
@@ -191,6 +214,7 @@ class Native:
             more = f" and {len(known) - 8} more" if len(known) > 8 else ""
             msg = f"{self._found.path}: no item {', '.join(self._only)}; it has {', '.join(known[:8])}{more}"
             raise RestoreError(msg)
+        self._check_memory(base)
         name = checkpoint_name(model.step, secrets.token_hex(4))
         shards: list[Shard] = []
         try:
@@ -220,10 +244,32 @@ class Native:
     def _names(self) -> list[str]:
         return sorted({item.name for shard in self._found.manifest.shards for item in shard.items})
 
+    def _check_memory(self, base: Found | None) -> None:
+        """A host that swaps itself to death restores nothing."""
+        largest = max(shard.size_bytes for shard in self._found.manifest.shards)
+        if base is not None:
+            largest = max(largest, *(shard.size_bytes for shard in base.manifest.shards))
+        free = _available_bytes()
+        if free is not None and 3 * largest > free:
+            msg = (
+                f"needs {amount(3 * largest)} of memory, {amount(free)} are available (on another host, --to a folder)"
+            )
+            raise RestoreError(msg)
+
     def _read(self, found: Found, rank: int) -> Mapping[str, Loaded]:
         if "://" in found.path:
             return read_stored(tier_at(found.path.rpartition("/")[0], **self._access), found, rank)
         return read_shard(Path(found.path), found.manifest.shards[rank])
+
+
+def _available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Memory that may still be used, as proc(5) estimates it; None where that is not told."""
+    try:
+        lines = meminfo.read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        return None
+    told = next((line.split() for line in lines if line.startswith("MemAvailable:")), [])
+    return int(told[1]) * 1024 if len(told) == 3 and told[1].isdecimal() else None
 
 
 # --- Undoing ----------------------------------------------------------------------------------------------------------

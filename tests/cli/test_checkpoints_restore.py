@@ -9,6 +9,7 @@ import pytest
 
 from powerguard.cli.checkpoints_files import FilesError, journal_of, restore, undo
 from powerguard.cli.checkpoints_found import entries_at
+from powerguard.cli.checkpoints_restore import _available_bytes
 from powerguard.cli.main import main
 from powerguard.trainer.disk import Disk
 from powerguard.trainer.seal import seal, verify
@@ -91,6 +92,27 @@ def test_everything_is_rolled_back_to_another_places_copy(job: Path, tmp_path: P
     save(nas / "llm", 5, ranks=2)
     assert main(["checkpoints", "restore", str(nas), "--into", str(job), "--yes"]) == 0
     assert items_of(newest(job), 1)["model.w"] == content(5, "model.w", 1)
+
+
+def test_a_second_tier_is_rolled_back_to_the_same_checkpoint(job: Path, tmp_path: Path) -> None:
+    """Or the next resume would take the newer copy from there. What is there already is not copied again."""
+    nas = tmp_path / "nas"
+    shutil.copytree(job, nas)
+    assert main(["checkpoints", "restore", str(at(job, 20)), "--into", str(nas), "--yes"]) == 0
+    assert sorted(each.state for each in entries_at(str(nas))) == ["complete", "complete", "set_aside"]
+    assert newest(nas).name == at(job, 20).name
+    assert main(["checkpoints", "restore", "--undo", str(nas)]) == 0
+    assert [each.step for each in entries_at(str(nas))] == [30, 20, 10]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("MemFree: 1 kB\nMemAvailable:    2048 kB\n", 2048 * 1024), ("", None), ("MemAvailable: lots\n", None)],
+)
+def test_memory_is_looked_at_first(tmp_path: Path, text: str, told: int | None) -> None:
+    (tmp_path / "meminfo").write_text(text)
+    assert _available_bytes(tmp_path / "meminfo") == told
+    assert _available_bytes(tmp_path / "gone") is None
 
 
 def test_it_is_asked_before_anything_changes(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,6 +64,20 @@ def test_restored_into_a_root_of_this_host(place: list[str], tmp_path: Path) -> 
         assert store.found()[0].step == 2
 
 
+def test_a_store_is_rolled_back_by_marks(place: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is removed there, and no resume takes what is marked."""
+    words = ["checkpoints", "restore", *place, "--step", "2", "--into", place[0]]
+    assert main(words) == 1
+    assert "--yes does it" in capsys.readouterr().err
+    assert main([*words, "--only", "state", "--yes"]) == 1
+    assert "only rolled back as a whole" in capsys.readouterr().err
+    assert main([*words, "--yes"]) == 0
+    assert "2 newer checkpoints are marked there" in capsys.readouterr().out
+    assert main(["checkpoints", "list", *place, "--json"]) == 0
+    states = [(each["step"], each["state"]) for each in told(capsys)["checkpoints"]]
+    assert states == [(4, "set_aside"), (3, "set_aside"), (2, "complete"), (1, "complete")]
+
+
 def test_pruned_when_what_stays_was_read(place: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoints", "prune", *place]) == 1
     assert "nothing was removed" in capsys.readouterr().err
