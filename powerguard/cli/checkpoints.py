@@ -84,7 +84,7 @@ def _add_restore(verbs: Subparsers) -> None:
     )
     where = restore.add_mutually_exclusive_group(required=True)
     where.add_argument("--to", metavar="DIR", help="a new folder")
-    where.add_argument("--into", metavar="DIR", help="a job's root (native), or a folder (sealed)")
+    where.add_argument("--into", metavar="DIR", help="a job's root or its part of a store (native), a folder (sealed)")
     where.add_argument("--undo", metavar="DIR", help="take back the last --into DIR")
     restore.add_argument(
         "--only", metavar="GLOB", action="append", default=[], help="names of items or files; may be repeated"
