@@ -64,6 +64,21 @@ def check_step(policy: Policy, before: State, event: Event, answer: Step) -> Non
     if old is not new or answer.notes:
         _check_phases(policy, before, answer)
     _check_account(before, answer.state)
+    if answer.state.feed.heard:
+        _check_heard(before, answer)
+
+
+def _check_heard(before: State, answer: Step) -> None:
+    """Of several sources each is heard in the order of its own time, and two witnesses are two."""
+    heard = answer.state.feed.heard
+    told = {each.source: each.reading for each in before.feed.heard}
+    for each in heard:
+        was = told.get(each.source)
+        older = was is not None and each.reading is not None and each.reading.at_s < was.at_s
+        hold(not older, "no source is heard backwards")
+    if any(note.event == "outage_began" and note.because == "second_source" for note in answer.notes):
+        battery = [each for each in heard if each.reading and each.reading.output_source is OutputSource.BATTERY]
+        hold(len(battery) > 1, "two sources are two witnesses, and one is none")
 
 
 def _check_actions(policy: Policy, before: State, event: Event, answer: Step) -> None:

@@ -29,6 +29,11 @@ _FULL: dict[str, Any] = {"faults": {"disk_full_share": 1.0}}
 _DRAWING: dict[str, Any] = {"trainer": {"draws_on_share": 0.6, "never_pauses_share": 0.4}}
 
 
+_CUT_OFF: dict[str, Any] = {"faults": {"network_lost_share": 1.0, "second_share": 0.0}}
+_TWO_UPSES: dict[str, Any] = {"faults": {"twin_share": 1.0, "second_share": 0.0}}
+_TWO_CUT_OFF: dict[str, Any] = {"faults": {"twin_share": 1.0, "network_lost_share": 1.0, "second_share": 0.0}}
+_TWO_SOURCES: dict[str, Any] = {"faults": {"second_share": 1.0, "glitch_rate": 0.02}}
+
 _START = "        for action in answer.actions:\n            self._start(action)\n"
 
 FIRST = 20
@@ -145,6 +150,57 @@ PLANTS: tuple[Plant, ...] = (
         module="powerguard.core.trainers",
         swaps=(("failed.timed_out or trainer.tries >= MAX_TRIES or not _fits", "failed.timed_out or not _fits"),),
         site=_FULL,
+    ),
+    # --- Several sources, several UPSes, and a network that goes ------------------------------------------------------
+    Plant(
+        name="silent_with_the_network_and_only_alarmed",
+        module="powerguard.core.silence",
+        swaps=(
+            (
+                "    return tuple(each for each in gone if each.heard_s - PRESUMED_S",
+                "    return tuple(each for each in () if each.heard_s - PRESUMED_S",
+            ),
+        ),
+        site=_CUT_OFF,
+    ),
+    Plant(
+        name="presumed_battery_never_counted",
+        module="powerguard.core.feeds",
+        swaps=(
+            (
+                "    if mine is None or _word(upses, each) is not Supply.BATTERY:",
+                "    if mine is None or each.feed.supply is not Supply.BATTERY:",
+            ),
+        ),
+        site=_TWO_CUT_OFF,
+    ),
+    Plant(
+        name="several_on_battery_and_nobody_knows",
+        module="powerguard.core.feeds",
+        swaps=(
+            (
+                "    elif on_battery:\n        supply = Supply.BATTERY",
+                "    elif on_battery:\n        supply = Supply.UNKNOWN",
+            ),
+        ),
+        site=_TWO_UPSES,
+    ),
+    Plant(
+        name="a_source_is_its_own_second_witness",
+        module="powerguard.core.agreement",
+        swaps=(('return "second_source" if len(together) > 1 and', 'return "second_source" if len(together) > 0 and'),),
+        site=_TWO_SOURCES,
+    ),
+    Plant(
+        name="older_readings_taken_for_newer",
+        module="powerguard.core.agreement",
+        swaps=(
+            (
+                "    if old.reading is not None and reading.at_s <= old.reading.at_s:\n        return None\n",
+                "",
+            ),
+        ),
+        site={"faults": {"second_share": 1.0, "second_reordered_share": 1.0}},
     ),
     # --- Witnesses ---------------------------------------------------------------------------------------------------
     Plant(
