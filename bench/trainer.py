@@ -1,6 +1,6 @@
 """The emergency write against fio on the same disk, in turns, and torch's own checkpoint beside them.
 
-Both write past the page cache, in pieces of 8 MiB by two threads, over blocks that are there, and flush at the end;
+Both write past the page cache, in pieces of 8 MiB, eight at a time, over blocks that are there, and flush at the end;
 ours also makes the digests, writes the manifest and flushes all names. The ratio of a round is that of two neighbours
 in time: a disk that others use too is not the same from one minute to the next. The folder is build/bench.
 """
@@ -33,7 +33,16 @@ WRITE_BAR: Final = ">= 0.9 of fio O_DIRECT"
 CPU_BAR: Final = "<= 0.1 CPU s/GB"
 _BLOCK: Final = 512 << 20
 _FIO: Final = (
-    *("--name=emergency", "--rw=write", "--direct=1", "--bs=8M", "--numjobs=2", "--end_fsync=1", "--overwrite=1"),
+    *(
+        "--name=emergency",
+        "--rw=write",
+        "--direct=1",
+        "--bs=8M",
+        "--numjobs=2",
+        "--iodepth=4",
+        "--end_fsync=1",
+        "--overwrite=1",
+    ),
     *("--randrepeat=0", "--refill_buffers=0", "--group_reporting", "--output-format=json"),
 )
 
@@ -45,6 +54,7 @@ class Rounds:
     ours: list[float] = field(default_factory=list)
     fio: list[float] = field(default_factory=list)
     ratio: list[float] = field(default_factory=list)
+    psync: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
     commit: list[float] = field(default_factory=list)
     snapshot: list[float] = field(default_factory=list)
@@ -93,10 +103,9 @@ class Ours:
         self._store.close()
 
 
-def fio(program: str, folder: Path, size: int, engine: str = "psync") -> float:
-    """Write as much with fio; return GB/s, with its flush."""
-    depth = ["--iodepth=4"] if engine == "io_uring" else []
-    command = [program, *_FIO, *depth, f"--ioengine={engine}", f"--directory={folder}", f"--size={size // 2 & ~4095}"]
+def fio(program: str, folder: Path, size: int, engine: str = "io_uring") -> float:
+    """Write as much with fio; return GB/s, with its flush. engine: psync has one piece under way in each job."""
+    command = [program, *_FIO, f"--ioengine={engine}", f"--directory={folder}", f"--size={size // 2 & ~4095}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     report: Any = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
     # fio's own rate counts the flush of each job; starting two processes does not belong to the disk.
@@ -117,6 +126,7 @@ def compare(program: str, folder: Path, size: int, rounds: int) -> Rounds:
                     job.save(one)
                 else:
                     one.fio.append(fio(program, folder / "fio", size))
+            one.psync.append(fio(program, folder / "fio", size, "psync"))
             one.ratio.append(one.ours[-1] / one.fio[-1])
     finally:
         job.close()
@@ -165,8 +175,9 @@ def dcp(python: str, folder: Path, size: int, rounds: int) -> list[Figure]:
 def figures_of(what: str, rounds: Rounds) -> list[Figure]:
     return [
         Figure(name=f"emergency write, {what}", unit="GB/s", values=tuple(rounds.ours)),
-        Figure(name=f"fio, {what}", unit="GB/s", values=tuple(rounds.fio)),
+        Figure(name=f"fio io_uring, {what}", unit="GB/s", values=tuple(rounds.fio)),
         Figure(name=f"write / fio, paired, {what}", unit="", values=tuple(rounds.ratio), bar=WRITE_BAR),
+        Figure(name=f"fio psync, {what}", unit="GB/s", values=tuple(rounds.psync)),
         Figure(name=f"CPU, {what}", unit="s/GB", values=tuple(rounds.cpu), bar=CPU_BAR),
         Figure(name=f"commit, {what}", unit="s", values=tuple(rounds.commit)),
         Figure(name=f"snapshot in host memory, {what}", unit="GB/s", values=tuple(rounds.snapshot)),
