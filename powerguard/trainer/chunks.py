@@ -7,8 +7,8 @@ from typing import Final
 from powerguard.trainer.manifest import StoreError
 
 THREADS: Final = 8
-"""How many chunks are under way at once. Each waits for the disk, so eight cost no more than two; where others want every
-core, a disk that has more to do waits less for us (docs/decisions/0101)."""
+"""How many chunks are under way at once. Each waits for the disk, so eight cost no more than two; where others want
+every core, a disk that has more to do waits less for us (docs/decisions/0101)."""
 
 _WORTH_A_THREAD: Final = 1 << 20  # bytes that take longer than starting one
 
