@@ -450,7 +450,7 @@ class Guard:
         if not self._keeper.beside:
             return
         with self.desk.changed:
-            if not self._writer.has(step):
+            if not self._writer.has(step) and not self._writer.is_full:
                 outcome = self._take(step)
                 if isinstance(outcome, Taken):
                     self._writer.keep(outcome)

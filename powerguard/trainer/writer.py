@@ -85,8 +85,7 @@ class Writer:
 
         The newest state that nobody has written stays in memory if it can, until the next one is whole.
         """
-        taken = {write.taken.slot for write in self._queue if write.began_s is not None or not write.given_up}
-        free = [slot for slot in (0, 1) if slot not in taken]
+        free = self._free()
         if not free:
             last = next(write for write in reversed(self._queue) if write.began_s is None)
             self._give_up(last, self._desk.begun[-1] if self._desk.begun else None)
@@ -95,6 +94,15 @@ class Writer:
         if self._fresh is not None and self._fresh.slot == slot:
             self._fresh = None
         return slot
+
+    @property
+    def is_full(self) -> bool:
+        """Both snapshots hold states that are being written, or wait for it."""
+        return not self._free()
+
+    def _free(self) -> list[int]:
+        taken = {write.taken.slot for write in self._queue if write.began_s is not None or not write.given_up}
+        return [slot for slot in (0, 1) if slot not in taken]
 
     def keep(self, taken: Taken) -> None:
         """Hold a state in memory, to be written when an emergency finds no newer one."""
@@ -169,8 +177,8 @@ class Writer:
         """Write this state no more, and hand those who asked for it to a newer one's operation."""
         write.cancel.set()
         operation, write.operation = write.operation, None
-        if operation is not None and operation is not newer and operation in self._desk.begun:
-            if newer is not None:
+        if operation is not None and operation in self._desk.begun:
+            if newer is not None and newer is not operation:
                 self._desk.supersede(operation, newer)
             else:
                 self._desk.settle(operation, GivenUp(_NEWER))

@@ -1,0 +1,140 @@
+"""Askers at random, disks that stick and fail, phases, leases: every wish ends, no lie is told, training goes on."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from powerguard.trainer import Guard
+from powerguard.trainer.store import Store
+from powerguard.wire import After, CheckpointStatus, Phase, Reason, TriggerRequest
+from tests.trainer.test_guard_beside import GatedDisk, State
+from tests.trainer.toy import short_folder
+
+ENDED = (Phase.COMMITTED, Phase.FAILED, Phase.ABORTED)
+
+
+class MoodyDisk(GatedDisk):
+    """A disk that dawdles, and now and then is full."""
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__()
+        self._chance = chance
+
+    def write(self, descriptor: int, content: memoryview, offset: int) -> int:
+        """Write late, or not at all."""
+        time.sleep(self._chance.choice([0, 0, 0.002, 0.02]))
+        self.is_full = self._chance.random() < 0.02
+        return super().write(descriptor, content, offset)
+
+
+class Storm:
+    """One training and four askers, all from one seed (their threads are the system's)."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.state = State()
+        self.guard = Guard(
+            self.state,
+            folder / "ck",
+            job="storm",
+            conduct="pause",
+            every_s=0.2,
+            socket=None,
+            disk=MoodyDisk(random.Random(seed + 1)),
+        )
+        self.guard.restore()
+        self.asked: list[str] = []
+        self.lies: list[CheckpointStatus] = []
+        self.over = threading.Event()
+        self.training = threading.Thread(target=self._train)
+
+    def _train(self) -> None:
+        chance = random.Random(self.chance.random())
+        while not self.over.is_set():
+            time.sleep(0.001)
+            self.state.step += 1
+            self.guard.step(self.state.step)
+            if chance.random() < 0.02:
+                with self.guard.phase("eval", step=chance.choice([None, self.state.step])):
+                    for _ in range(20):
+                        time.sleep(0.001)
+                        self.guard.poll()
+
+    def ask(self, number: int) -> None:
+        chance = random.Random(self.chance.random() + number)
+        desk = self.guard.desk
+        while not self.over.is_set():
+            time.sleep(chance.uniform(0, 0.03))
+            wish = chance.random()
+            if wish < 0.5:
+                name = f"{number}-{len(self.asked)}"
+                self.asked.append(name)
+                request = TriggerRequest(
+                    id=name,
+                    reason=Reason.DRILL,
+                    after=chance.choice([After.CONTINUE, After.PAUSE]),
+                    deadline_s=chance.choice([None, 0.05, 0.5, 5.0]),
+                    lease_s=chance.choice([None, 0.05]),
+                )
+                desk.trigger(request, asker=str(number))
+            elif wish < 0.6:
+                desk.pause(lease_s=chance.choice([None, 0.05]), asker=str(number))
+            elif wish < 0.8:
+                desk.resume(wait_s=0)
+            elif wish < 0.9 and self.asked:
+                desk.cancel(chance.choice(self.asked[-20:]))
+            elif self.asked:
+                self.look(desk.checkpoint(chance.choice(self.asked[-20:]), wait_s=0.01))
+
+    def look(self, status: CheckpointStatus | None) -> None:
+        """Whoever says durable must have it on the disk; whoever says paused stands at a step that has ended."""
+        if status is None:
+            return
+        wrong_step = status.paused_step is not None and status.paused_step > self.state.step
+        if wrong_step or (status.durable and not status.path) or status.durable != (status.phase is Phase.COMMITTED):
+            self.lies.append(status)
+
+    def until(self, true: Callable[[], object]) -> None:
+        for _ in range(4000):
+            if true():
+                return
+            time.sleep(0.005)
+        pytest.fail("it never came true")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as folder:
+        yield folder
+
+
+@pytest.mark.parametrize(
+    "seed", [1, 2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+)
+def test_every_wish_ends_and_nothing_is_torn(folder: Path, seed: int) -> None:
+    storm = Storm(folder, seed)
+    askers = [threading.Thread(target=storm.ask, args=[number]) for number in range(4)]
+    for thread in (storm.training, *askers):
+        thread.start()
+    time.sleep(2.5)
+    storm.over.set()
+    for thread in askers:
+        thread.join(20)
+        assert not thread.is_alive()
+    desk = storm.guard.desk
+    desk.resume(wait_s=0)
+    storm.until(lambda: not storm.training.is_alive() or desk.resume(wait_s=0.01) is None)
+    storm.until(lambda: not desk.begun)
+    storm.guard.close()
+    states = [desk.checkpoint(name) for name in storm.asked]
+    assert len(storm.asked) > 20
+    assert [status for status in states if status is not None and status.phase not in ENDED] == []
+    assert storm.lies == []
+    with Store(folder / "ck", job="storm", leader=False) as store:
+        for found in store.found():
+            assert store.read_shard(found, 0)["step"].value() == found.step
+            storm.state.load(store.read_shard(found, 0))
