@@ -4,8 +4,12 @@ The framework's own writes are never flushed by it, as we have measured. The dis
 keeps nothing, names, lengths full of zeroes, or for each file and folder a different one of these.
 """
 
+import os
 import random
+import shutil
+import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +18,8 @@ import pytest
 from powerguard.trainer.disk import Disk
 from powerguard.trainer.seal import seal, verify
 from powerguard.trainer.seal_manifest import SealError
+from tests.trainer.cuts.recording import RecordingDisk
+from tests.trainer.cuts.states import cuts, lay_down
 
 WAYS: Final = ("nothing", "names", "zeroes", *(f"random {seed}" for seed in range(6)))
 STEPS: Final = (10, 20, 30)
@@ -128,3 +134,86 @@ def test_a_disk_that_forgets_a_flush_is_caught(tmp_path: Path, forgets: str) -> 
     _, wrong = broken_promises(tmp_path, forgets)
     assert any("was acknowledged" in what for what in wrong)
     assert not any("torn" in what for what in wrong)
+
+
+# --- In every way that a file system may lose what was not flushed ----------------------------------------------------
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Iterator[Path]:
+    """In memory where that can be had: what is cut here is simulated, and thousands of files are laid down."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory, prefix="pg-seal-") as name:
+        yield Path(name)
+
+
+class SealingDisk(RecordingDisk):
+    """Records a framework that flushes nothing and the sealing after it, which also flushes files that it only read."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._at = root
+
+    def sync(self, descriptor: int) -> None:
+        with self._lock:
+            path = Path(f"/proc/self/fd/{descriptor}").resolve()
+            self._flush(self._node(path), "file")
+
+    def sync_folder(self, path: Path) -> None:
+        if path.is_relative_to(self._at):
+            super().sync_folder(path)
+
+
+def flat(step: int) -> dict[str, bytes]:
+    shards = {f"rank{rank}.bin": bytes([step + rank]) * 9000 for rank in range(4)}
+    return {**shards, ".metadata": bytes([step + 1]) * 700, "empty": b""}
+
+
+def recorded(root: Path) -> SealingDisk:
+    """Three checkpoints are written, and each is sealed."""
+    root.mkdir()
+    disk = SealingDisk(root)
+
+    def write(folder: Path, files: dict[str, bytes]) -> None:
+        for name, data in files.items():
+            descriptor = disk.open(folder / name, create=True)
+            if data:
+                disk.write(descriptor, memoryview(data), 0)
+            disk.close(descriptor)
+
+    for step in STEPS:
+        folder = root / f"checkpoint-{step}"
+        disk.make_folder(folder)
+        write(folder, flat(step))
+        seal(folder, disk=disk)
+        disk.promise(step, 0)
+    return disk
+
+
+@pytest.mark.parametrize("ordered", [True, False], ids=["ext4", "weakest"])
+@pytest.mark.parametrize(("samples", "least"), [(15, 300), pytest.param(1000, 10_000, marks=pytest.mark.slow)])
+def test_every_state_holds_the_promise(scratch: Path, samples: int, least: int, *, ordered: bool) -> None:
+    """Each page, name and length there or not, in any combination that the file system may leave."""
+    disk = recorded(scratch / "root")
+    tried, wrong = 0, []
+    for instant, promised, tree in cuts(disk.changes, ordered=ordered, seed=5, samples=samples):
+        tried += 1
+        target = scratch / "cut"
+        lay_down(tree, target)
+        for step in STEPS:
+            folder = target / f"checkpoint-{step}"
+            try:
+                whole = verify(folder, direct=False).is_whole
+            except (SealError, OSError):
+                whole = False
+            if whole and any((folder / name).read_bytes() != data for name, data in flat(step).items()):
+                wrong.append(f"{instant}: torn step {step} was taken for good")
+            if not whole and step <= promised.step:
+                wrong.append(f"{instant}: step {step} was promised and is not whole")
+        shutil.rmtree(target)
+    print(f"states that a cut may leave: {tried}")
+    assert wrong[:5] == []
+    assert tried > least
