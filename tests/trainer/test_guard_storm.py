@@ -12,6 +12,7 @@ from powerguard.trainer import Guard
 from powerguard.trainer.store import Store
 from powerguard.wire import After, CheckpointStatus, Phase, Reason, TriggerRequest
 from tests.trainer.test_guard_beside import GatedDisk, State
+from tests.trainer.test_guard_ranks import World
 from tests.trainer.toy import short_folder
 
 ENDED = (Phase.COMMITTED, Phase.FAILED, Phase.ABORTED)
@@ -138,3 +139,57 @@ def test_every_wish_ends_and_nothing_is_torn(folder: Path, seed: int) -> None:
         for found in store.found():
             assert store.read_shard(found, 0)["step"].value() == found.step
             storm.state.load(store.read_shard(found, 0))
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
+def test_every_wish_of_several_ranks_ends_and_they_never_part(folder: Path, seed: int) -> None:
+    """Two daemons at two hosts, out of step with each other, and the clock's own checkpoints in between."""
+    world = World(folder, ["a", "a", "b"] if seed % 2 else ["a", "b"], shared=seed == 3)
+    over = threading.Event()
+    asked: list[tuple[int, str]] = []
+
+    def ask(rank: int) -> None:
+        chance = random.Random(seed * 10 + rank)
+        guard = world.ranks[rank].guard
+        desk = guard.desk
+        while not over.is_set():
+            time.sleep(chance.uniform(0, 0.05))
+            wish = chance.random()
+            if wish < 0.5:
+                asked.append((rank, f"{rank}-{len(asked)}"))
+                after = chance.choice([After.CONTINUE, After.PAUSE])
+                request = TriggerRequest(id=asked[-1][1], after=after, lease_s=chance.choice([None, 0.05]))
+                desk.trigger(request, asker=str(rank))
+            elif wish < 0.6:
+                desk.pause(lease_s=chance.choice([None, 0.05]), asker=str(rank))
+            elif wish < 0.8:
+                desk.resume(wait_s=0)
+            elif wish < 0.9 and asked:
+                at, name = chance.choice(asked[-10:])
+                world.ranks[at].guard.desk.cancel(name)
+            elif guard._together is not None:
+                guard._together.due()
+
+    askers = [threading.Thread(target=ask, args=[rank]) for rank in (0, len(world.ranks) - 1)]
+    for thread in askers:
+        thread.start()
+    time.sleep(2.5)
+    over.set()
+    for thread in askers:
+        thread.join(30)
+        assert not thread.is_alive()
+
+    def is_quiet() -> bool:
+        for rank in world.ranks:
+            rank.guard.desk.resume(wait_s=0)
+        return not any(rank.guard.desk.begun for rank in world.ranks)
+
+    world.until(is_quiet)
+    before = world.ranks[0].done
+    world.until(lambda: is_quiet() and world.ranks[0].done > before + 3)
+    states = [world.ranks[rank].guard.desk.checkpoint(name) for rank, name in asked]
+    assert len(asked) > 20
+    assert [status for status in states if status is not None and status.phase not in ENDED] == []
+    assert all(rank.guard.desk.results[Phase.FAILED] == 0 for rank in world.ranks)
+    world.end()
+    assert {rank.final for rank in world.ranks} == {world.steps_on_disk()[0]}
