@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -30,13 +31,8 @@ MEMORY = Path("/dev/shm")
 @pytest.fixture
 def scratch(tmp_path: Path) -> Iterator[Path]:
     """A folder in memory, where there is one: thousands of states are laid down here."""
-    if not MEMORY.is_dir():
-        yield tmp_path
-        return
-    folder = MEMORY / f"powerguard-{tmp_path.parent.name}-{tmp_path.name}"
-    folder.mkdir()
-    yield folder
-    shutil.rmtree(folder)
+    with TemporaryDirectory(prefix="powerguard-", dir=MEMORY if MEMORY.is_dir() else tmp_path) as folder:
+        yield Path(folder)
 
 
 def items(step: int, rank: int) -> list[Buffer]:
