@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from powerguard.core import plan
+from powerguard.core import feeds, plan
 from powerguard.core.events import (
     Action,
     CheckpointProgress,
@@ -204,9 +204,10 @@ def mark_of(t_s: float, told: Note | Action) -> Mark | None:
 
 @dataclass(slots=True)
 class _Poll:
-    """A poll that was ordered and is to be answered at at_s, unless the recording does."""
+    """A poll of one UPS that was ordered and is to be answered at at_s, unless the recording does."""
 
     at_s: float
+    ups: str
 
 
 @dataclass(order=True, slots=True)
@@ -362,7 +363,7 @@ class _Player:
 
     def _carry_out(self, action: Action, at_s: float) -> None:
         if isinstance(action, PollNow):
-            self._later(at_s + POLL_TAKES_S, _Poll(at_s + POLL_TAKES_S))
+            self._later(at_s + POLL_TAKES_S, _Poll(at_s + POLL_TAKES_S, action.ups))
             return
         self._open[action.id] = action
         if action.id not in self._given:
@@ -422,14 +423,15 @@ class _Player:
 
     def _poll(self, poll: _Poll) -> None:
         """Answer with a reading between the last and the next one, where they agree and neither is near."""
-        ups = self._policy.ups
-        last = self._state.feed.reading
-        if last is None or self._state.feed.lost_since_s is not None or poll.at_s <= last.at_s:
+        known = feeds.of(self._state, poll.ups)
+        feed = self._state.feed if known is None else known.feed
+        last = feed.reading
+        if last is None or feed.lost_since_s is not None or poll.at_s <= last.at_s:
             return
-        after = next((each for each in self._ahead if isinstance(each, Reading) and each.ups == ups), None)
+        after = next((each for each in self._ahead if isinstance(each, Reading) and each.ups == poll.ups), None)
         if after is not None and after.source != last.source:
             # Of several sources, the one that tells next is asked: of what it told itself, not of all together.
-            last = next((each.reading for each in self._state.feed.heard if each.source == after.source), None)
+            last = next((each.reading for each in feed.heard if each.source == after.source), None)
         if (
             after is None
             or last is None

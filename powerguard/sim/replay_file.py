@@ -99,11 +99,29 @@ def _load_table(path: str, lines: Iterator[tuple[int, str]], wanted: Wanted) -> 
         raise ReplayFileError(path, "a header and no readings", number)
     told = list(table.told)
     policy = wanted.change(wanted.default if wanted.policy is None else wanted.policy)
-    policy = replace(policy, ups=_whose(path, events, wanted.ups or policy.ups, told))
-    policy, heard = _coarse(policy, events, told)
+    policy, heard = _of_those_heard(path, policy, events, wanted.ups, told)
     first_s = events[0].at_s
     leg = Leg(at_s=first_s, policy=policy, events=heard)
     return (Recording(name=Path(path).name, legs=(leg,), zero_s=table.shift_s, told=tuple(told)),)
+
+
+def _of_those_heard(
+    path: str, policy: Policy, events: tuple[Reading, ...], ups: str, told: list[str]
+) -> tuple[Policy, tuple[Event, ...]]:
+    """Return the policy for the UPSes that a table tells of, and its events with where sources would have been lost.
+
+    All of them, where the settings know them all as feeds of the host and no single one is asked for.
+    """
+    names = {event.ups for event in events}
+    if ups or not policy.feeds or not names <= {mine.policy.ups for mine in policy.feeds}:
+        alone = replace(policy, feeds=(), ups=_whose(path, events, ups or policy.ups, told))
+        return _coarse(alone, events, told)
+    heard: tuple[Event, ...] = events
+    feeds = []
+    for mine in policy.feeds:
+        own, heard = _coarse(mine.policy, heard, told, lose=mine.policy.ups in names)
+        feeds.append(replace(mine, policy=own))
+    return replace(policy, feeds=tuple(feeds), stale_s=max(mine.policy.stale_s for mine in feeds)), heard
 
 
 def _whose(path: str, events: tuple[Reading, ...], wanted: str, told: list[str]) -> str:
@@ -120,13 +138,18 @@ def _whose(path: str, events: tuple[Reading, ...], wanted: str, told: list[str])
     raise ReplayFileError(path, f"{found}, and none of {wanted!r}; say --ups NAME" if wanted else f"{found}; say --ups")
 
 
-def _coarse(policy: Policy, events: tuple[Event, ...], told: list[str]) -> tuple[Policy, tuple[Event, ...]]:
-    """A recording that is slower than a daemon polls: a reading stays fresh for three of its own steps."""
+def _coarse(
+    policy: Policy, events: tuple[Event, ...], told: list[str], *, lose: bool | None = None
+) -> tuple[Policy, tuple[Event, ...]]:
+    """A recording that is slower than a daemon polls: a reading stays fresh for three of its own steps.
+
+    lose: add where a source would have been lost; None: where the recording itself tells of no loss.
+    """
     every_s = coarseness_s(events, policy.ups)
     if every_s > _FINE_S:
         told.append(f"a reading every {every_s:g} s: what happens between them is not known to that second")
     stale_s = max(policy.stale_s, 3 * every_s)
-    if not any(isinstance(event, SourceFailed) for event in events):
+    if lose if lose is not None else not any(isinstance(event, SourceFailed) for event in events):
         events = with_losses(events, ups=policy.ups, every_s=policy.stale_s / 3)
     return replace(policy, stale_s=stale_s, sources=max(1, len(sources_of(events, policy.ups)))), events
 
@@ -265,7 +288,7 @@ class _Outage:
             self.told.append("the settings of then are not in the file: defaults and options stand in")
         policy = wanted.change(policy)
         readings = tuple(event for event in events if isinstance(event, Reading))
-        if readings:
+        if readings and not policy.feeds:
             names = {reading.ups for reading in readings}
             known = (
                 life.policy.ups if life.policy is not None and life.policy.ups in names else wanted.ups or policy.ups

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from powerguard.core.events import CheckpointProgress, OutputSource, Reading, SourceFailed, TrainerSeen
-from powerguard.core.model import Policy, TrainerPolicy
+from powerguard.core.model import FeedPolicy, Policy, TrainerPolicy
 from powerguard.sim.replay import Recording, replay
 from powerguard.sim.replay_file import MAX_LINE_BYTES, Wanted, load
 from powerguard.sim.replay_table import COLUMNS, MAX_SPAN_S, ReplayFileError
@@ -166,6 +166,43 @@ def test_a_zero_right_after_the_transfer_does_not_commit(tmp_path: Path) -> None
     wanted = Wanted(policy=None, default=replace(DEFAULT, runtime_table=((0.5, 540.0), (0.75, 360.0), (1.0, 240.0))))
     (recording,) = load(str(path), wanted)
     assert [mark.what for mark in replay(recording).marks if mark.kind == "phase"] == ["on_battery"]
+
+
+TWO_FEEDS = "t_s,ups,source,output_source,runtime_s,charge_pct,load_pct\n" + "".join(
+    f"{at_s},{ups},snmp,{'battery' if at_s >= cut_s else 'utility'},{600 - max(0, at_s - cut_s)},100,40\n"
+    for at_s in range(90)
+    for ups, cut_s in (("a", 20), ("b", 40))
+)
+
+
+def test_all_feeds_of_the_host_are_played(tmp_path: Path) -> None:
+    """With settings that name both: one UPS on battery is a loss of redundancy, both are an outage."""
+    path = tmp_path / "t.csv"
+    path.write_text(TWO_FEEDS, encoding="utf-8")
+    alone = replace(DEFAULT, ups="a", runtime_table=((0.4, 700.0), (0.8, 320.0)))
+    feeds = tuple(FeedPolicy(policy=replace(alone, ups=name)) for name in ("a", "b"))
+    (recording,) = load(str(path), Wanted(policy=replace(alone, feeds=feeds), default=DEFAULT))
+    assert {event.ups for event in recording.legs[0].events if isinstance(event, Reading)} == {"a", "b"}
+    played = replay(recording)
+    told = {line.note.event: line.t_s for line in played.lines if line.note is not None}
+    assert (told["redundancy_lost_raised"], told["outage_began"]) == (21.0, 41.0)
+    (one,) = load(str(path), Wanted(policy=replace(alone, feeds=feeds), default=DEFAULT, ups="a"))
+    told = {line.note.event: line.t_s for line in replay(one).lines if line.note is not None}
+    assert told["outage_began"] == 21.0, "of one that is asked for, the others are left aside"
+
+
+def test_a_feed_that_falls_silent_in_the_file_is_lost(tmp_path: Path) -> None:
+    """With the other's transfer: it counts as on battery, and that is an outage."""
+    path = tmp_path / "t.csv"
+    silent = "".join(
+        line for line in TWO_FEEDS.splitlines(keepends=True) if ",b," not in line or int(line.split(",")[0]) < 22
+    )
+    path.write_text(silent + "90,b,snmp,utility,600,100,40\n", encoding="utf-8")
+    alone = replace(DEFAULT, ups="a", runtime_table=((0.4, 700.0), (0.8, 320.0)))
+    feeds = tuple(FeedPolicy(policy=replace(alone, ups=name)) for name in ("a", "b"))
+    (recording,) = load(str(path), Wanted(policy=replace(alone, feeds=feeds), default=DEFAULT))
+    told = {line.note.event: line.t_s for line in replay(recording).lines if line.note is not None}
+    assert 22.0 < told["outage_began"] < 30.0
 
 
 def test_two_sources_of_one_ups_are_heard_together(tmp_path: Path) -> None:
