@@ -48,7 +48,9 @@ def register(subparsers: Subparsers) -> None:
         metavar="NAME:CONDUCT:S",
         help="a trainer: pause, exit or continue, and how long a checkpoint takes; may be repeated",
     )
-    parser.add_argument("--ups", metavar="NAME", default="", help="one of several UPSes; else all feeds of the settings")
+    parser.add_argument(
+        "--ups", metavar="NAME", default="", help="one of several UPSes; else all feeds of the settings"
+    )
     parser.add_argument("--outage", metavar="ID", default=None, help="only this one of the file's outages")
     parser.add_argument("--obedient", action="store_true", help="every order succeeds, whatever the recording says")
     parser.add_argument("--diff", action="store_true", help="set it against what was done")

@@ -53,10 +53,10 @@ def presumed(gone: tuple[Gone, ...], upses: tuple[Supplied, ...], each: Supplied
 
 def on_battery(gone: tuple[Gone, ...], feed: Feed) -> Feed:
     """Presume battery of the only UPS, where it fell silent with this host's network; else the same feed."""
-    went = gone_with(gone, feed)
-    if not went:
+    went, lost_s = gone_with(gone, feed), feed.lost_since_s
+    if not went or lost_s is None:
         return feed
-    since_s = min([each.at_s for each in went] + [feed.lost_since_s or went[0].at_s])
+    since_s = min(lost_s, *(each.at_s for each in went))
     if feed.reading is not None:
         since_s = max(since_s, feed.reading.at_s)  # It said utility then.
     return replace(feed, supply=Supply.BATTERY, since_s=since_s, proven_by=NETWORK)

@@ -92,6 +92,7 @@ class SnmpSource:
         self._told: set[str] = set()
         self._polls = 0
         self._too_slow = 0
+        self._device = ""
         self._spare: frozenset[str] = frozenset()
         self._fields: frozenset[str] = frozenset()
 
@@ -223,6 +224,13 @@ class SnmpSource:
             device=plan.identity.sys_descr,
             objects=len(plan.oids),
         )
+        device = f"{plan.profiles[0].name} {plan.identity.sys_object_id}"
+        if self._device not in ("", device):
+            because = "another card or UPS answers there; if its battery is another: `powerguard battery replaced`"
+            log.warning(
+                "device_changed", ups=self._ups, source=self.name, because=because, was=self._device, now=device
+            )
+        self._device = device
         self._refresh_at_s = self._clock() + _REFRESH_S
         self._too_slow = 0
         return plan

@@ -202,14 +202,18 @@ async def test_a_rebooted_card_is_looked_at_anew() -> None:
 
 
 async def test_another_card_takes_the_place() -> None:
-    """An address that suddenly belongs to another family of UPS."""
+    """An address that suddenly belongs to another family of UPS: found at once, and told, for its battery is another."""
     values = table("apc")
     async with card(values) as agent, listening(agent) as (_, heard):
         await until(heard, Reading)
         values.clear()
         values |= table("rfc1628")
-        assert "without upsBasicOutputStatus" in (await until(heard, SourceFailed)).reason
-        assert (await until(heard, Reading)).load_pct == 38
+        with capture_logs() as logs:
+            assert "without upsBasicOutputStatus" in (await until(heard, SourceFailed)).reason
+            assert (await until(heard, Reading)).load_pct == 38
+    (told,) = [entry for entry in logs if entry["event"] == "device_changed"]
+    assert told["was"].startswith("apc-powernet ")
+    assert told["now"].startswith("rfc1628 ")
 
 
 class Drowsy:
