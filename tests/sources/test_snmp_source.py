@@ -202,7 +202,7 @@ async def test_a_rebooted_card_is_looked_at_anew() -> None:
 
 
 async def test_another_card_takes_the_place() -> None:
-    """An address that suddenly belongs to another family of UPS: found at once, and told, for its battery is another."""
+    """An address that suddenly belongs to another family: found at once, and told, for its battery is another, too."""
     values = table("apc")
     async with card(values) as agent, listening(agent) as (_, heard):
         await until(heard, Reading)
