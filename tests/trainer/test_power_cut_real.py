@@ -43,8 +43,9 @@ def test_the_cuts_are_cuts(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("pattern", ["powerguard", "powerguard, no slots"])
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
 def test_a_thousand_cuts(folder: Path, kind: str, pattern: str, seed: int) -> None:
-    check(cut_power(folder, kind, pattern, cuts=125, seed=seed), 125)
+    """In twenty parts, each short enough for a busy machine."""
+    check(cut_power(folder, kind, pattern, cuts=50, seed=seed), 50)

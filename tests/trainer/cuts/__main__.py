@@ -5,6 +5,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.trainer.cuts.loops import has_mounts_of_its_own
 from tests.trainer.cuts.patterns import PATTERNS
 from tests.trainer.cuts.power import DISK_BYTES, HEAD, base, cut_power
 
@@ -16,6 +17,7 @@ def main() -> int:
     parser.add_argument("--cuts", type=int, default=20, help="cuts of each pattern on each file system")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
+    has_mounts_of_its_own()
     print(HEAD, flush=True)
     with tempfile.TemporaryDirectory(prefix="powerguard-cuts-") as scratch, base(Path(scratch)) as folder:
         for pattern in args.patterns or PATTERNS:

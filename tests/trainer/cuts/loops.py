@@ -1,9 +1,11 @@
 """Real file systems in files: made, mounted, frozen as a power cut leaves them, mounted again. Needs root."""
 
 import contextlib
+import ctypes
 import os
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -20,10 +22,22 @@ MAKERS: Final = {
 SMALLEST: Final = {"ext4": 64 << 20, "ext4-1k": 32 << 20, "xfs": 300 << 20, "btrfs": 512 << 20}
 
 
+_CLONE_NEWNS: Final = 0x00020000  # linux/sched.h
+
+
 def needs_loop_devices() -> None:
-    """Skip where no file system can be mounted from a file."""
-    if os.geteuid() != 0 or not Path("/dev/loop-control").exists():
+    """Skip where no file system can be mounted from a file. From here on this process's mounts are its own."""
+    if os.geteuid() != 0 or not Path("/dev/loop-control").exists() or not has_mounts_of_its_own():
         pytest.skip("needs root and loop devices, to mount file systems of its own")
+
+
+@cache
+def has_mounts_of_its_own() -> bool:
+    """Leave the mounts of the machine alone: what is mounted here goes with this process, also when it is killed."""
+    if ctypes.CDLL(None).unshare(_CLONE_NEWNS) != 0:
+        return False  # a container's root may not
+    run("mount", "--make-rprivate", "/")
+    return True
 
 
 def make(kind: str, image: Path, size_bytes: int) -> None:
