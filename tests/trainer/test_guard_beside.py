@@ -16,7 +16,8 @@ from powerguard.trainer.store import Store, StoreError
 from powerguard.wire import After, CheckpointStatus, Loop, Phase, Reason, TriggerRequest
 from tests.trainer.toy import short_folder
 
-SIZE = THREADS * CHUNK_BYTES + (1 << 20)  # a chunk for each thread, and one that is still to come
+SIZE = 1 << 20
+LARGE = THREADS * CHUNK_BYTES + SIZE  # a chunk for each thread, and one that is still to come
 
 
 class GatedDisk(Disk):
@@ -39,43 +40,41 @@ class GatedDisk(Disk):
 
 
 class State:
-    """Some megabytes that say which step they are of."""
+    """Much that says which step it is of."""
 
-    def __init__(self) -> None:
+    def __init__(self, size_bytes: int = SIZE) -> None:
         self.step = 0
         self.fail_with: Exception | None = None
+        self._size_bytes = size_bytes
 
     def items(self) -> Iterator[Item]:
         """The step, and much of it."""
         if self.fail_with is not None:
             raise self.fail_with
-        yield Buffer("state", bytes([self.step % 256]) * SIZE)
+        yield Buffer("state", bytes([self.step % 256]) * self._size_bytes)
         yield Buffer.json("step", self.step)
 
     def load(self, items: Mapping[str, Loaded]) -> None:
         """Check that it is of one step throughout."""
         self.step = items["step"].value()
-        assert bytes(items["state"].data) == bytes([self.step % 256]) * SIZE
+        assert bytes(items["state"].data) == bytes([self.step % 256]) * self._size_bytes
 
 
 class Job:
     """A training in the test's own thread: it steps when it is told to."""
 
-    def __init__(
-        self, folder: Path, *, every_s: float | None = None, conduct: str = "exit", signals: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, *, every_s: float | None = None, size_bytes: int = SIZE) -> None:
         self.now_s = 1000.0
         self.folder = folder / "ck"
         self.disk = GatedDisk()
-        self.state = State()
+        self.state = State(size_bytes)
         self.guard = Guard(
             self.state,
             self.folder,
             job="job",
-            conduct=conduct,
+            conduct="exit",
             every_s=every_s,
             socket=None,
-            signals=signals,
             disk=self.disk,
             clock=lambda: self.now_s,
         )
@@ -148,6 +147,13 @@ def job(folder: Path) -> Iterator[Job]:
     running.close()
 
 
+@pytest.fixture
+def large(folder: Path) -> Iterator[Job]:
+    running = Job(folder, every_s=300, size_bytes=LARGE)
+    yield running
+    running.close()
+
+
 def periodic(job: Job) -> int:
     """Let a periodic checkpoint begin, and leave it in the middle of its write."""
     job.slow()
@@ -201,10 +207,11 @@ def test_an_emergency_of_the_same_step_joins_the_write(job: Job) -> None:
     [(None, 2), (1000.0, 2), (2.0, 1)],
     ids=["no deadline: both", "time for both: both", "time for one: the newer one"],
 )
-def test_the_deadline_decides_whose_bytes_go_first(job: Job, deadline_s: float | None, left: int) -> None:
+def test_the_deadline_decides_whose_bytes_go_first(large: Job, deadline_s: float | None, left: int) -> None:
     """An emergency during a background write of an older state; both snapshots are in memory."""
+    job = large
     for _ in range(4):
-        job.desk.pace.written(SIZE, 1.0)  # as long as this disk is known to take
+        job.desk.pace.written(LARGE, 1.0)  # as long as this disk is known to take
     older = periodic(job)
     job.trigger("e", deadline_s=deadline_s)
     standing = job.standing()
@@ -220,10 +227,11 @@ def test_the_deadline_decides_whose_bytes_go_first(job: Job, deadline_s: float |
     assert not standing.is_alive()
 
 
-def test_asked_again_for_a_newer_state_an_older_asker_gets_the_newer_one(job: Job) -> None:
+def test_asked_again_for_a_newer_state_an_older_asker_gets_the_newer_one(large: Job) -> None:
     """A precautionary checkpoint beside training, then the emergency: who asked first gets an answer, too."""
+    job = large
     for _ in range(4):
-        job.desk.pace.written(SIZE, 1.0)
+        job.desk.pace.written(LARGE, 1.0)
     job.slow()
     job.trigger("early", "continue")
     early = job.step()

@@ -133,7 +133,7 @@ def test_exit_ends_the_process_after_its_checkpoint(folder: Path) -> None:
 @pytest.mark.parametrize("when", ["training", "paused", "writing"])
 def test_told_to_end_it_ends_at_once_and_cleans_up(folder: Path, when: str) -> None:
     """SIGTERM, as systemd sends it: no traceback, no socket, no half checkpoint left behind."""
-    with Toy(folder, "--step-ms", "2", "--mb", "60", "--mb-per-s", "400" if when == "paused" else "8") as toy:
+    with Toy(folder, "--step-ms", "2", "--mb", "150", "--mb-per-s", "600" if when == "paused" else "40") as toy:
         toy.until_step(2)
         if when != "training":
             toy.ask("POST", "/api/v1/trigger_checkpoint", {"id": "e1", "after": "pause"})
