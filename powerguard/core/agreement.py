@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from powerguard.core.events import ON_UTILITY, OutputSource, Reading, SourceFailed
 from powerguard.core.frozen import replace
-from powerguard.core.model import Feed, Heard, Measures, Policy
+from powerguard.core.heard import Heard, Measures
+from powerguard.core.model import Feed, Policy
 
 LAG_S = 30.0
 """Two that disagree for less may both be right: one of them lags (NUT snmp-ups 12 to 30 s, apcupsd 32 to 48 s)."""

@@ -10,7 +10,8 @@ One that has told nothing since the daemon began is not presumed to be anything:
 
 from powerguard.core.events import NetworkSeen
 from powerguard.core.frozen import replace
-from powerguard.core.model import Feed, Gone, State, Supplied, Supply
+from powerguard.core.heard import Gone
+from powerguard.core.model import Feed, State, Supplied, Supply
 
 PRESUMED_S = 30.0
 """What falls silent this close to something else that goes, went with it."""

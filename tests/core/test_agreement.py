@@ -12,7 +12,8 @@ from play import make_policy
 
 from powerguard.core import agreement, fusion
 from powerguard.core.events import OutputSource, Reading, SourceFailed
-from powerguard.core.model import Feed, Heard, Supply
+from powerguard.core.heard import Heard
+from powerguard.core.model import Feed, Supply
 from powerguard.core.plan import may_latch, outage_budget
 from powerguard.core.recovery import restore
 

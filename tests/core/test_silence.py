@@ -10,7 +10,8 @@ from play import play
 
 from powerguard.core import silence
 from powerguard.core.events import NetworkSeen, OutputSource, Reading
-from powerguard.core.model import Feed, Gone, State, Supplied, Supply
+from powerguard.core.heard import Gone
+from powerguard.core.model import Feed, State, Supplied, Supply
 
 CALM = ("policy table=50:540,100:240", "0..5 utility load=75 charge=100 runtime=360")
 

@@ -1,0 +1,53 @@
+"""What is kept of those who tell: each source of a UPS, and the host's own network. Part of the state (`model`)."""
+
+from dataclasses import dataclass, field
+
+from powerguard.core.events import Reading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measures:
+    """What a source has shown that it measures; before that, it is no witness against utility.
+
+    volts: it has told an input that is there. clock_s: the first seconds on battery that it told; None: none yet.
+    clock: those seconds have moved.
+    """
+
+    volts: bool = False
+    clock_s: float | None = None
+    clock: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """One of several sources of a UPS, as last heard. Kept only where there is more than one.
+
+    reading, previous: its newest two; None until it has told anything.
+    lost_since_s: since when it counts as lost; None while it answers.
+    utility_seen: it has said utility since first contact, so a battery that it tells is news.
+    battery_at_s: when the readings in a row that say battery began; None while it says anything else.
+    gauges: charge (percent) and runtime (seconds) that it told then.
+    measures: what it has shown that it measures.
+    back_at_s: when it said utility after a battery that two of its readings told; its return is news.
+    doubted: it says battery, and everything else says that this is not so.
+    """
+
+    source: str
+    reading: Reading | None = None
+    previous: Reading | None = None
+    lost_since_s: float | None = None
+    utility_seen: bool = False
+    battery_at_s: float | None = None
+    gauges: tuple[float | None, float | None] = (None, None)
+    measures: Measures = field(default_factory=Measures)
+    back_at_s: float | None = None
+    doubted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """A part of this host's own network that went: between heard_s and at_s. part: as in `events.NetworkSeen`."""
+
+    part: str
+    heard_s: float
+    at_s: float
