@@ -14,11 +14,15 @@ MAX_ANSWER_BYTES: Final = 65536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootHelper:
-    """A helper as the daemon reaches it. name: such as powerguard-signal. real: the socket of this machine's own."""
+    """A helper as the daemon reaches it.
+
+    name: such as powerguard-signal. real: the socket of this machine's own. hangs: who does so where nobody answers.
+    """
 
     name: str
     socket: str
     real: str
+    hangs: str = "it hangs"
 
     @property
     def not_listening(self) -> str:
@@ -33,7 +37,7 @@ class RootHelper:
             async with asyncio.timeout(limit_s):
                 answer = await _exchange(path, json.dumps(word, allow_nan=False).encode() + b"\n")
         except TimeoutError:
-            msg = f"{path}: no answer within {limit_s:g} s (systemctl status '{self.name}@*')"
+            msg = f"{path}: no answer within {limit_s:g} s: {self.hangs} (systemctl status '{self.name}@*'; dmesg)"
             raise EffectorError(msg) from None
         except OSError as error:
             raise EffectorError(self._cannot(error)) from error

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from powerguard.clock import boot_id, boottime_s
-from powerguard.effectors.gpu.limits import LEASE_S, RETRY_S, Folder, Kept, Limits, LimitsError
+from powerguard.effectors.gpu.limits import LEASE_S, RETRY_S, Folder, Kept, Limits
+from powerguard.effectors.root_helper import KeptError
 from tests.peers.nvml import HELPER, Gpus, until
 
 ROOT = Path(__file__).parents[2]
@@ -613,7 +614,7 @@ def test_the_file_tells_what_it_was_told(tmp_path: Path) -> None:
 @pytest.mark.root
 def test_a_lock_that_cannot_be_had_is_told(tmp_path: Path) -> None:
     (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(LimitsError, match="lock"), Folder(tmp_path).locked(boottime_s()):
+    with pytest.raises(KeptError, match="lock"), Folder(tmp_path).locked(boottime_s()):
         pass
 
 

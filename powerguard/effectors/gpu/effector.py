@@ -4,11 +4,7 @@ The daemon has no right to set a limit. It says one word to the root helper powe
 (docs/guides/gpu-power.md), and does not wait for it longer than LIMIT_S: a driver that is wedged hangs for ever.
 """
 
-import asyncio
-import errno
-import json
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +14,7 @@ import structlog
 from powerguard.core.events import Action, CapPower, Detail, RestorePower
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.gpu.options import GPU_SOCKET, GpuOptions
+from powerguard.effectors.root_client import RootHelper
 
 log = structlog.get_logger()
 
@@ -27,9 +24,6 @@ LIMIT_S: Final = 6.0
 HOLD_EVERY_S: Final = 30.0
 """How often we tell the helper that its cap is still wanted; it lifts the cap after 180 s without."""
 
-MAX_ANSWER_BYTES: Final = 65536
-NOT_LISTENING: Final = "powerguard-gpu.socket is not listening: systemctl enable --now powerguard-gpu.socket"
-
 
 class GpuEffector:
     """Carries out CapPower and RestorePower. Twice is as good as once: what was found first is what comes back."""
@@ -37,6 +31,8 @@ class GpuEffector:
     def __init__(self, options: GpuOptions, *, limit_s: float = LIMIT_S) -> None:
         """Set up, without touching anything. limit_s: for one word; a caller that cancels earlier is free to."""
         self._options = options
+        hangs = "powerguard-gpu or the NVIDIA driver hangs"
+        self._helper = RootHelper(name="powerguard-gpu", socket=options.socket, real=GPU_SOCKET, hangs=hangs)
         self._limit_s = limit_s
 
     async def carry_out(self, action: Action) -> Detail:
@@ -80,56 +76,11 @@ class GpuEffector:
 
     async def ask(self, word: dict[str, object]) -> dict[str, Any]:
         """Say one word to the helper and return its answer. Raises EffectorError, also where it says no."""
-        path = self._options.socket
-        _refuse_under_test(path)
-        try:
-            async with asyncio.timeout(self._limit_s):
-                answer = await _exchange(path, json.dumps(word, allow_nan=False).encode() + b"\n")
-        except TimeoutError:
-            msg = (
-                f"{path}: no answer within {self._limit_s:g} s: powerguard-gpu or the NVIDIA driver hangs "
-                "(systemctl status 'powerguard-gpu@*'; dmesg)"
-            )
-            raise EffectorError(msg) from None
-        except OSError as error:
-            raise EffectorError(_cannot(path, error)) from error
-        except (ValueError, RecursionError):  # the line is too long, or holds no JSON, or NaN was to be sent
-            answer = None
-        if not isinstance(answer, dict) or not isinstance(answer.get("ok"), bool):
-            msg = f"{path}: what answers is not powerguard-gpu, or it broke (journalctl -t powerguard-gpu)"
-            raise EffectorError(msg)
-        if not answer["ok"]:
-            msg = f"powerguard-gpu: {str(answer.get('error', ''))[:1000]}"
-            raise EffectorError(msg)
-        return answer
-
-
-async def _exchange(path: str, line: bytes) -> object:
-    reader, writer = await asyncio.open_unix_connection(path, limit=MAX_ANSWER_BYTES)
-    try:
-        writer.write(line)
-        await writer.drain()
-        return json.loads(await reader.readline())
-    finally:
-        writer.close()
+        return await self._helper.ask(word, limit_s=self._limit_s)
 
 
 def _is_there(path: str) -> bool:
     return Path(path).exists()
-
-
-def _refuse_under_test(path: str) -> None:
-    if os.environ.get("POWERGUARD_UNDER_TEST") and os.path.realpath(path) == os.path.realpath(GPU_SOCKET):
-        msg = f"gpu: refused under test: {path} changes the GPUs of this machine; set gpu.socket to a test's own"
-        raise EffectorError(msg)
-
-
-def _cannot(path: str, error: OSError) -> str:
-    if error.errno in {errno.ENOENT, errno.ECONNREFUSED}:
-        return f"{path}: {NOT_LISTENING}"
-    if error.errno in {errno.EACCES, errno.EPERM}:
-        return f"{path}: user {os.geteuid()} may not say anything here: only powerguard and root may"
-    return f"{path}: {error.strerror or error}; {NOT_LISTENING}"
 
 
 def _detail(answer: dict[str, Any], good: set[str]) -> Detail:

@@ -13,10 +13,8 @@ imported. What NVML does not answer in time is told, and not waited for: this pr
 """
 
 import argparse
-import json
 import math
 import os
-import select
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,14 +23,11 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from powerguard.clock import boottime_s
-from powerguard.effectors.gpu.limits import LEASE_S, REMEMBERED, Folder, Kept, Limits, LimitsError
+from powerguard.effectors.gpu.limits import LEASE_S, REMEMBERED, Folder, Kept, Limits
 from powerguard.effectors.gpu.nvml import Gpu, Nvml, NvmlError, may_set_limits
+from powerguard.effectors.root_helper import EX_USAGE, Answer, KeptError, RefusedError, say, serve, tell
 
 FOLDER: Final = "/run/powerguard-gpu"
-MAX_LINE_BYTES: Final = 4096
-LINE_S: Final = 2.0
-"""For the line to come: whoever connects says his word at once."""
-
 WITHIN_S: Final = 4.0
 """For an answer. Somebody waits, for 5 s at most; NVML takes 0.1 s, more where the driver must wake its GPUs first."""
 
@@ -46,14 +41,6 @@ LOOK_SHARE: Final = 0.7
 WATCH_S: Final = 5.0
 BROKEN_S: Final = 600.0
 """Between two complaints about a file that cannot be read."""
-
-EX_USAGE: Final = 64
-
-Answer = dict[str, Any]
-
-
-class RefusedError(Exception):
-    """Not a word of ours: what was wrong, and what would be right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,18 +254,6 @@ def _watts(milliwatts: int) -> float:
 # --- Understanding ---------------------------------------------------------------------------------------------------
 
 
-def understand(line: bytes) -> Word:
-    """Return the word of a JSON line. Raises RefusedError."""
-    try:
-        told = json.loads(line, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict):
-        msg = 'not a word: one JSON object on one line is expected, such as {"word": "list"}'
-        raise RefusedError(msg)
-    return checked(told)
-
-
 def checked(told: Mapping[str, object]) -> Word:
     """Return the word that was told, if it is one. Raises RefusedError."""
     word = told.get("word")
@@ -292,10 +267,6 @@ def checked(told: Mapping[str, object]) -> Word:
     return Word(word=word, share=_share(told["share"])) if word == "cap" else Word(word=word)
 
 
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(name)
-
-
 def _share(told: object) -> float:
     if isinstance(told, bool) or not isinstance(told, int | float) or not (math.isfinite(told) and 0 < told <= 1):
         msg = "share must be a number above 0, at most 1, such as 0.6"
@@ -303,35 +274,20 @@ def _share(told: object) -> float:
     return float(told)
 
 
-def read_line(descriptor: int, by_s: float) -> bytes | None:
-    """Read one line of at most MAX_LINE_BYTES by by_s. None when nothing was said at all. Raises RefusedError."""
-    line = b""
-    while b"\n" not in line:
-        ready, _, _ = select.select([descriptor], [], [], max(by_s - boottime_s(), 0.0))
-        if not ready:
-            msg = f"no whole line within {LINE_S:g} s"
-            raise RefusedError(msg)
-        more = os.read(descriptor, MAX_LINE_BYTES + 1 - len(line))
-        if not more:
-            if line:
-                msg = "the line has no end"
-                raise RefusedError(msg)
-            return None
-        line += more
-        if len(line) > MAX_LINE_BYTES:
-            msg = f"the line is longer than {MAX_LINE_BYTES} bytes"
-            raise RefusedError(msg)
-    return line.partition(b"\n")[0]
-
-
 def carry_out(folder: Folder, word: Word) -> Answer:
     """Do what is asked, and answer whatever happens."""
     try:
         _refuse_under_test(folder)
         answer = WORDS[word.word](folder, word)
-    except (NvmlError, LimitsError, RefusedError) as error:
+    except (NvmlError, KeptError, RefusedError) as error:
         answer = {"ok": False, "error": str(error)}
     return {"schema_version": 1, "word": word.word, **answer}
+
+
+def _said(folder: Folder, told: Mapping[str, object]) -> Answer:
+    answer = carry_out(folder, checked(told))
+    _log(answer)
+    return answer
 
 
 def _refuse_under_test(folder: Folder) -> None:
@@ -341,20 +297,6 @@ def _refuse_under_test(folder: Folder) -> None:
 
 
 # --- The ways in ----------------------------------------------------------------------------------------------------
-
-
-def serve(folder: Folder) -> int:
-    """Answer the one line that comes in on standard input."""
-    try:
-        line = read_line(sys.stdin.fileno(), boottime_s() + LINE_S)
-        if line is None:
-            return 0
-        answer = carry_out(folder, understand(line))
-    except RefusedError as error:
-        answer = {"schema_version": 1, "word": "", "ok": False, "error": str(error)}
-    _log(answer)
-    _say(answer)
-    return 0
 
 
 def watch(folder: Folder, lease_s: float) -> int:
@@ -367,8 +309,8 @@ def watch(folder: Folder, lease_s: float) -> int:
         try:
             kept = folder.read()
             held_s = folder.held_s()
-        except LimitsError as error:
-            _print(3, str(error))
+        except KeptError as error:
+            tell(3, str(error))
             time.sleep(BROKEN_S)
             return 1
         if kept is None:
@@ -378,7 +320,7 @@ def watch(folder: Folder, lease_s: float) -> int:
             break
         time.sleep(min(left_s, WATCH_S))
     if not kept.ordered_s:
-        _print(4, f"the daemon has not asked for the cap for {lease_s:g} s: putting the limits back")
+        tell(4, f"the daemon has not asked for the cap for {lease_s:g} s: putting the limits back")
     answer = carry_out(folder, Word(word="restore", within_s=UNASKED_S, unasked=True))
     _log(answer)
     return 0 if answer["ok"] else 1
@@ -389,28 +331,12 @@ def _log(answer: Answer) -> None:
     gpus = answer.get("gpus", [])
     for gpu in gpus:
         if gpu.get("did") in {"failed", "gone", "left_alone"}:
-            _print(4, f"{answer['word']}: GPU {gpu['index']}: {gpu['did']}: {gpu['because']}")
+            tell(4, f"{answer['word']}: GPU {gpu['index']}: {gpu['did']}: {gpu['because']}")
     changed = [gpu for gpu in gpus if gpu.get("did") in {"capped", "restored"}]
     for gpu in changed:
-        _print(5, f"GPU {gpu['index']} {gpu['uuid']}: {gpu['watts_before']:g} W -> {gpu['watts_after']:g} W")
+        tell(5, f"GPU {gpu['index']} {gpu['uuid']}: {gpu['watts_before']:g} W -> {gpu['watts_after']:g} W")
     if not answer["ok"]:
-        _print(3, f"{answer['word'] or 'refused'}: {answer['error']}")
-
-
-def _print(severity: int, text: str) -> None:
-    try:
-        sys.stderr.write(f"<{severity}>{text}\n")
-        sys.stderr.flush()
-    except OSError:
-        return  # a log that is gone must not keep limits from being put back
-
-
-def _say(answer: Answer) -> None:
-    try:
-        sys.stdout.write(json.dumps(answer, separators=(",", ":")) + "\n")
-        sys.stdout.flush()
-    except OSError:
-        return  # whoever asked has gone; what was asked is done all the same
+        tell(3, f"{answer['word'] or 'refused'}: {answer['error']}")
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -427,7 +353,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return EX_USAGE if end.code else 0
     folder = Folder(args.folder)
     if args.word == "serve":
-        return serve(folder)
+        return serve(lambda told: _said(folder, told))
     if args.word == "watch":
         return watch(folder, args.lease_s)
     asked: dict[str, object] = {"word": args.word} if args.share is None else {"word": args.word, "share": args.share}
@@ -437,7 +363,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"powerguard-gpu: {error}\n")
         return EX_USAGE
     answer = carry_out(folder, replace(word, within_s=min(max(args.within_s, 1.0), 600.0)))
-    _say(answer)
+    say(answer)
     return 0 if answer["ok"] else 1
 
 

@@ -6,17 +6,14 @@ lines of ours, one of these is what the GPU reads, unless somebody else has set 
 """
 
 import contextlib
-import fcntl
 import json
-import os
-import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from powerguard.clock import boot_id, boottime_s
+from powerguard.clock import boot_id
 from powerguard.effectors.gpu.nvml import SAME_MW
+from powerguard.effectors.root_helper import KeptError, KeptFolder
 
 LEASE_S: Final = 180.0
 """A cap holds this long after the daemon last said so: longer than its restart (20 s to stop, 60 s to start)."""
@@ -28,12 +25,6 @@ REMEMBERED: Final = 8
 """Limits of ours that are remembered for each GPU, the newest: one for each share that was asked for."""
 
 LIMITS: Final = "limits.json"
-_HELD: Final = "held"
-_LOCK: Final = "lock"
-
-
-class LimitsError(Exception):
-    """The file cannot be read or written, or another powerguard-gpu is at work: what, and what would be right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,21 +68,21 @@ class Limits:
         return max(self.capped_s, held_s) + lease_s
 
 
-class Folder:
-    """The helper's own folder: /run/powerguard-gpu, or a test's. Only root can write there."""
+class Folder(KeptFolder):
+    """The helper's own folder: /run/powerguard-gpu, or a test's."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path, helper="powerguard-gpu")
 
     def read(self) -> Limits | None:
-        """What is kept; None where nothing is. What another boot has left is removed. Raises LimitsError."""
+        """What is kept; None where nothing is. What another boot has left is removed. Raises KeptError."""
         path = self.path / LIMITS
         try:
             told = json.loads(path.read_bytes())
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise _cannot(path, "read", error) from None
+            raise self.cannot(path, "read", error) from None
         except (ValueError, RecursionError):
             raise _nonsense(path) from None
         if isinstance(told, dict) and isinstance(told.get("boot_id"), str) and told["boot_id"] != boot_id():
@@ -104,64 +95,12 @@ class Folder:
 
     def write(self, limits: Limits) -> None:
         """Keep it, durably and whole: a kill at any instruction leaves the old file or the new one."""
-        self._put(LIMITS, json.dumps({"schema_version": 1, "boot_id": boot_id(), **asdict(limits)}))
+        self.put(LIMITS, json.dumps({"schema_version": 1, "boot_id": boot_id(), **asdict(limits)}))
 
     def forget(self) -> None:
         """All limits are back."""
         with contextlib.suppress(FileNotFoundError):
             (self.path / LIMITS).unlink()
-
-    def hold(self) -> None:
-        """Note that the daemon is there and wants the cap."""
-        self._put(_HELD, f"{boottime_s():.3f}")
-
-    def held_s(self) -> float:
-        """When the daemon last said so; 0 where it never did."""
-        try:
-            held_s = float((self.path / _HELD).read_text(encoding="ascii"))
-        except (OSError, ValueError):
-            return 0.0
-        return held_s if 0.0 <= held_s <= boottime_s() else 0.0
-
-    @contextlib.contextmanager
-    def locked(self, by_s: float) -> Iterator[None]:
-        """Keep others of our kind out. Let go at the end even where a thread of ours hangs in the driver for ever."""
-        try:
-            descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
-            raise _cannot(self.path / _LOCK, "write", error) from None
-        try:
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if boottime_s() >= by_s:
-                        msg = "another powerguard-gpu is still at work (systemctl status 'powerguard-gpu*'): try again"
-                        raise LimitsError(msg) from None
-                    time.sleep(0.02)
-            yield
-        finally:
-            os.close(descriptor)
-
-    def _put(self, name: str, text: str) -> None:
-        path, fresh = self.path / name, self.path / f"{name}.new"
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-            descriptor = os.open(fresh, flags, 0o644)
-            try:
-                os.write(descriptor, text.encode() + b"\n")
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            fresh.replace(path)
-            folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-        except OSError as error:
-            raise _cannot(path, "write", error) from None
 
 
 def _limits(told: dict[str, Any]) -> Limits:
@@ -185,11 +124,7 @@ def _limits(told: dict[str, Any]) -> Limits:
     return Limits(**times, tries=int(told["tries"]), gpus=gpus)
 
 
-def _cannot(path: Path, verb: str, error: OSError) -> LimitsError:
-    return LimitsError(f"{path}: cannot {verb}: {error.strerror or error} (powerguard-gpu runs as root and owns it)")
-
-
-def _nonsense(path: Path) -> LimitsError:
-    return LimitsError(
+def _nonsense(path: Path) -> KeptError:
+    return KeptError(
         f"{path}: is not what powerguard-gpu wrote: set the limits by hand (nvidia-smi --power-limit), then remove it"
     )
