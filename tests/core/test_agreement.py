@@ -12,7 +12,7 @@ from play import make_policy
 
 from powerguard.core import agreement, fusion
 from powerguard.core.events import OutputSource, Reading, SourceFailed
-from powerguard.core.heard import Heard
+from powerguard.core.heard import Heard, Measures
 from powerguard.core.model import Feed, Supply
 from powerguard.core.plan import may_latch, outage_budget
 from powerguard.core.recovery import restore
@@ -467,3 +467,38 @@ def test_one_witness_against_the_word_is_not_enough(told: dict[str, Any]) -> Non
     for at_s in (1.0, 2.0, 3.0):
         feed = fusion.observe(policy, feed, says(at_s, "snmp", "utility", told))
     assert feed.supply is UTILITY
+
+
+# --- Found by changing the code ---------------------------------------------------------------------------------------
+
+
+def test_seconds_on_battery_of_nought_are_none() -> None:
+    """0 is what a UPS on utility says: no witness, and nothing that stands still."""
+    assert agreement.supports_battery(says(1.0, "snmp", "battery", {"on_battery_s": 0.0})) == ""
+    assert agreement.supports_battery(says(1.0, "snmp", "battery", {"on_battery_s": 0.1})) == "on_battery_s"
+    told = agreement.measured(says(1.0, "snmp", "utility", {"on_battery_s": 0.0}), Measures(), utility_seen=True)
+    assert told.on_battery_s == 0.0
+
+
+@pytest.mark.parametrize("gauge", ["charge_pct", "runtime_s"])
+def test_one_gauge_that_is_not_told_any_more_does_not_find_it_out_by_itself(gauge: str) -> None:
+    """Doubt needs a gauge that was told when the battery began and is told now: of neither, nothing is known."""
+    fields = {"charge_pct": 90.0} if gauge == "charge_pct" else {"runtime_s": 900.0}
+    lying: Told = (2.0, "snmp", "battery", fields)
+    there = {"input_present": True}
+    feed = after(lying, (2.1, "nut", "utility", there), feed=CALM)
+    for at_s in range(3, 400):
+        feed = after((float(at_s), "snmp", "battery", {}), (at_s + 0.1, "nut", "utility", there), feed=feed)
+    assert not any(heard.doubted for heard in feed.heard)
+    for at_s in range(400, 405):
+        feed = after((float(at_s), "snmp", "battery", fields), (at_s + 0.1, "nut", "utility", there), feed=feed)
+    assert [heard.source for heard in feed.heard if heard.doubted] == ["snmp"]
+
+
+def test_a_test_flag_of_who_is_proven_counts() -> None:
+    """Seconds that run in a calibration are its own: they prove no outage, and the flag stays."""
+    clock = {"on_battery_s": 4.0, "calibrating": True}
+    calm = after((1.0, "snmp", "utility", {"on_battery_s": 0.0}), (1.1, "nut", "utility"))
+    feed = after((2.0, "snmp", "battery", clock), (2.1, "nut", "utility"), (3.0, "snmp", "battery", clock), feed=calm)
+    assert feed.reading is not None
+    assert feed.reading.calibrating
