@@ -23,6 +23,7 @@ from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Policy, 
 from powerguard.core.turn import Turn
 
 MAX_TRIES = 3
+TRY_AGAIN_S = 1.0
 RESUME_AGAIN_S = 5.0
 CHEAP_STALL = 0.05
 """A checkpoint beside training is taken when it holds training up for less than this share of the work at risk."""
@@ -345,7 +346,8 @@ def tend(turn: Turn, *, hold: bool, repeat_s: float) -> None:
     for trainer in turn.state.trainers:
         if not trainer.alive or trainer.order is not None or trainer.failed:
             continue
-        owes = not trainer.durable
+        # Three tries within a moment would be one: whatever refused the last one has a second or two to mend.
+        owes = not trainer.durable and turn.now_s - trainer.ordered_at_s >= trainer.tries * TRY_AGAIN_S
         at_risk = (
             hold
             and trainer.conduct is Conduct.CONTINUE

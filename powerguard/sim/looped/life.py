@@ -11,7 +11,16 @@ from typing import Any
 
 import structlog
 
-from powerguard.core.events import Abort, Action, CheckpointNow, Conduct, Event, SetMaintenance, TrainerSeen
+from powerguard.core.events import (
+    Abort,
+    Action,
+    CheckpointNow,
+    Conduct,
+    Event,
+    ResumeTrainer,
+    SetMaintenance,
+    TrainerSeen,
+)
 from powerguard.core.model import Online, Shutdown, State
 from powerguard.daemon.assemble import Hands, assemble
 from powerguard.daemon.attempt import rest
@@ -302,6 +311,12 @@ class Life:
         await rest(_TERMINATED_S)
         daemon.stop_for_signal(host_stopping=True)
 
+    def _is_busy(self, daemon: Loop) -> bool:
+        """Something is under way that will have an end: who answers nobody is told to go on for ever."""
+        under_way = [action for _, action in daemon._in_flight.values()]  # noqa: SLF001 - nobody else knows
+        mute = self.world.scene.trainer.mute
+        return any(not (mute and isinstance(action, ResumeTrainer)) for action in under_way)
+
     async def _story(self, daemon: Loop, until_s: float) -> str:
         """Wait for the end of the story, or of this process."""
         world, quiet_s = self.world, 0.0
@@ -313,7 +328,7 @@ class Life:
             state = daemon.state
             calm = world.now_s > last_s and isinstance(state.phase, Online) and state.cap is None
             calm = calm and not state.signalled
-            calm = calm and not daemon._in_flight  # noqa: SLF001 - nothing under way
+            calm = calm and not self._is_busy(daemon)
             health = daemon.journal.health
             calm = calm and health.durable and not health.waiting
             quiet_s = quiet_s + 1.0 if calm else 0.0

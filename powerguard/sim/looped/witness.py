@@ -326,6 +326,11 @@ class Witness:
             self.broke("left_stopped", "utility is back, and a trainer is still stopped by our signal")
         if open_outage:
             self.broke("outage_left_open", f"{open_outage} has no end in the journal")
-        left = [type(action).__name__ for action in in_flight if action.id in self._ids]
+        mute = self._world.scene.trainer.mute
+        left = [
+            type(action).__name__
+            for action in in_flight
+            if action.id in self._ids and not (mute and isinstance(action, ResumeTrainer))
+        ]
         if left:
             self.broke("left_running", f"without an outcome: {', '.join(left)}")
