@@ -1,0 +1,39 @@
+"""Whether the host's own network is watched: where a source is on another host, and nobody has said no."""
+
+from pathlib import Path
+
+import pytest
+
+from powerguard.clock import boottime_s
+from powerguard.daemon.assemble import Hands, build
+from powerguard.daemon.network import network_watch
+from powerguard.settings.load import load
+from powerguard.settings.schema import Settings
+
+
+def settings(folder: Path, *hosts: str, more: str = "") -> Settings:
+    sources = ", ".join(f"{{kind: snmp, host: '{host}'}}" for host in hosts)
+    path = folder / "powerguard.yaml"
+    path.write_text(f"mode: dry-run\nups:\n  rack-a: {{sources: [{sources}]}}\n{more}", encoding="utf-8")
+    return load(path)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "more", "watched"),
+    [
+        (("10.0.0.5",), "", True),
+        (("ups.example", "127.0.0.1"), "", True),
+        (("127.0.0.1", "::1", "localhost"), "", False),
+        (("10.0.0.5",), "network_witness: false\n", False),
+    ],
+)
+def test_the_way_to_others_is_watched(hosts: tuple[str, ...], more: str, watched: bool, tmp_path: Path) -> None:
+    asked = settings(tmp_path, *hosts, more=more)
+    assert (network_watch(asked, publish=lambda _: None, clock=boottime_s) is not None) is watched
+    assert ("network" in build(asked, Hands(), lambda _: None).watchers) is watched
+
+
+def test_the_simulator_brings_its_own_world(tmp_path: Path) -> None:
+    """Whose sources are not on this machine's network at all."""
+    parts = build(settings(tmp_path, "10.0.0.5"), Hands(sources=lambda *_: []), lambda _: None)
+    assert "network" not in parts.watchers
