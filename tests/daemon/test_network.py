@@ -23,7 +23,9 @@ def settings(folder: Path, *hosts: str, more: str = "") -> Settings:
     [
         (("10.0.0.5",), "", True),
         (("ups.example", "127.0.0.1"), "", True),
-        (("127.0.0.1", "::1", "localhost"), "", False),
+        (("127.0.0.1",), "", False),
+        (("::1",), "", False),
+        (("localhost",), "", False),
         (("10.0.0.5",), "network_witness: false\n", False),
     ],
 )
