@@ -102,7 +102,9 @@ def test_one_unbelievable_phase_makes_the_sum_unknown() -> None:
     rows = "534.6.6.7.3.3.1.4.0.1.1=3000 534.6.6.7.3.3.1.4.0.1.2=-7 534.6.6.7.3.3.1.4.0.1.3=2000"
     _, decoded = told(rows)
     assert decoded.amps is None
-    assert [rejected.why for rejected in decoded.rejected][-1] == "one line is not believed, so all of them together are not"
+    assert [rejected.why for rejected in decoded.rejected][
+        -1
+    ] == "one line is not believed, so all of them together are not"
     assert told(rows.replace("=-7", "=-1"))[1].amps == 5.0, "not measured is not unbelievable"
 
 
