@@ -341,9 +341,10 @@ class Settings(Options):
         examples=[{"supplies": ["rack-a"], "minimum_supplies": 1}],
     )
     network_witness: bool = Field(
-        default=True,
+        default=False,
         description="A UPS that falls silent within 30 s of this host's own link or gateway is presumed to be on "
-        "battery: its switch may have gone with the power. false where the switches fail more often than utility.",
+        "battery: for sites whose switches are on no UPS, and only for them; a switch that fails alone then ends in a "
+        "power-off.",
         examples=[True],
     )
     traps: TrapOptions | None = Field(

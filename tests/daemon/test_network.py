@@ -1,4 +1,4 @@
-"""Whether the host's own network is watched: where a source is on another host, and nobody has said no."""
+"""Whether the host's own network is watched: where a source is on another host, and somebody asked for it."""
 
 from pathlib import Path
 
@@ -9,6 +9,8 @@ from powerguard.daemon.assemble import Hands, build
 from powerguard.daemon.network import network_watch
 from powerguard.settings.load import load
 from powerguard.settings.schema import Settings
+
+WITNESS = "network_witness: true\n"
 
 
 def settings(folder: Path, *hosts: str, more: str = "") -> Settings:
@@ -21,12 +23,12 @@ def settings(folder: Path, *hosts: str, more: str = "") -> Settings:
 @pytest.mark.parametrize(
     ("hosts", "more", "watched"),
     [
-        (("10.0.0.5",), "", True),
-        (("ups.example", "127.0.0.1"), "", True),
-        (("127.0.0.1",), "", False),
-        (("::1",), "", False),
-        (("localhost",), "", False),
-        (("10.0.0.5",), "network_witness: false\n", False),
+        (("10.0.0.5",), WITNESS, True),
+        (("ups.example", "127.0.0.1"), WITNESS, True),
+        (("127.0.0.1",), WITNESS, False),
+        (("::1",), WITNESS, False),
+        (("localhost",), WITNESS, False),
+        (("10.0.0.5",), "", False),
     ],
 )
 def test_the_way_to_others_is_watched(hosts: tuple[str, ...], more: str, watched: bool, tmp_path: Path) -> None:
@@ -37,5 +39,5 @@ def test_the_way_to_others_is_watched(hosts: tuple[str, ...], more: str, watched
 
 def test_the_simulator_brings_its_own_world(tmp_path: Path) -> None:
     """Whose sources are not on this machine's network at all."""
-    parts = build(settings(tmp_path, "10.0.0.5"), Hands(sources=lambda *_: []), lambda _: None)
+    parts = build(settings(tmp_path, "10.0.0.5", more=WITNESS), Hands(sources=lambda *_: []), lambda _: None)
     assert "network" not in parts.watchers

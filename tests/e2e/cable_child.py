@@ -63,13 +63,14 @@ def cable(*, whole: bool) -> None:
 
 
 @contextlib.asynccontextmanager
-async def world() -> AsyncIterator[Rig]:
+async def world(*, witness: bool = True) -> AsyncIterator[Rig]:
     """The usual host, whose card is at the other end of the cable."""
     async with rig(Trainer(), runtime=ROOMY, card=False) as made, contextlib.AsyncExitStack() as stack:
         agent = SnmpAgent(made.ups.apc_table, host=CARD)
         with there():
             await stack.enter_async_context(agent)
         made.add_snmp(agent.port, host=CARD)
+        made.settings["network_witness"] = witness
         await made.start()
         yield made
         made.no_traceback()
@@ -111,6 +112,15 @@ async def somebody() -> None:
         assert not host.outages()
 
 
+async def unasked() -> None:
+    """Nobody has said that the switches are on no UPS: one that fails is an alarm, and no reason to power off."""
+    async with world(witness=False) as host:
+        cable(whole=False)
+        await host.note("ups_silent_raised", 30.0)
+        assert not host.notes("battery_presumed")
+        assert not host.outages()
+
+
 if __name__ == "__main__":
     lay_cable()
-    asyncio.run({"outage": outage, "switch": switch, "somebody": somebody}[sys.argv[1]]())
+    asyncio.run({"outage": outage, "switch": switch, "somebody": somebody, "unasked": unasked}[sys.argv[1]]())

@@ -11,9 +11,9 @@ from tests.peers import require
 pytestmark = [pytest.mark.root, pytest.mark.xdist_group("network")]
 
 
-@pytest.mark.parametrize("play", ["outage", "switch", "somebody"])
+@pytest.mark.parametrize("play", ["outage", "switch", "somebody", "unasked"])
 def test_the_cable_and_the_ups(play: str) -> None:
-    """outage: saved and powered off unseen. switch: presumed, and over. somebody: an alarm (cable_child.py)."""
+    """outage: saved and powered off unseen. switch: presumed, and over. somebody, unasked: alarms (cable_child)."""
     for program in ("unshare", "ip"):
         require(program)
     veth = ["unshare", "-n", "ip", "link", "add", "near", "type", "veth", "peer", "name", "far"]
