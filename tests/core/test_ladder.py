@@ -17,6 +17,7 @@ from powerguard.core.events import (
     Action,
     ContinueTrainer,
     Done,
+    Failed,
     ResumeTrainer,
     ResumeTraining,
     StopTrainer,
@@ -116,6 +117,18 @@ def test_each_rung_has_fifteen_seconds_from_when_it_was_carried_out() -> None:
     assert at(played(high(25, 90))) == ["25 StopTrainer llm", "41 TerminateTrainer llm"], "and then there is no more"
 
 
+def test_one_that_is_not_stopped_is_asked_once_more() -> None:
+    """It does not pause, and its checkpoint is of an older step: only a stop makes a second one pointless."""
+    none, older = ALL.replace(" checkpoint=5", ""), f"{high(25, 26)}\n27 durable llm older"
+    assert len(played(older, none).ordered(TriggerCheckpoint)) == 1
+    unsignalled = played(older, none, words=WORDS.replace("signals=1", "signals=0"))
+    assert len(unsignalled.ordered(TriggerCheckpoint)) == 2
+    early = played("24.5 durable llm older", none)
+    assert len(early.ordered(TriggerCheckpoint)) == 2, "the load may still fall"
+    fallen = played(f"{high(25, 60, load=40)}\n61 durable llm older", none)
+    assert len(fallen.ordered(TriggerCheckpoint)) == 2, "it stands"
+
+
 # --- To whom --------------------------------------------------------------------------------------------------------
 
 
@@ -137,6 +150,20 @@ def test_nobody_whose_checkpoint_is_on_its_way() -> None:
     assert at(played(f"{high(25, 30)}\n31 failed llm timeout\n{high(32, 33)}", none)) == ["31 StopTrainer llm"]
 
 
+def test_nobody_who_is_about_to_be_asked_again() -> None:
+    """Refused twice at once, it is asked again two seconds later; stopped meanwhile, it could not answer."""
+    refused = f"{high(25, 26)}\n26.5 failed llm busy\n26.75 failed llm busy\n{high(27, 28)}"
+    told = played(refused, ALL.replace(" checkpoint=5", ""))
+    assert (len(told.ordered(TriggerCheckpoint)), at(told)) == (2, [])
+    told = played(f"{refused}\n{high(29, 40)}", ALL.replace(" checkpoint=5", ""))
+    assert (len(told.ordered(TriggerCheckpoint)), at(told)) == (3, [])
+
+
+def test_nobody_who_says_meanwhile_that_he_goes_on() -> None:
+    """A trainer may be told another conduct while it runs: nobody who is to train on is stopped."""
+    assert at(played(f"24.5 trainer llm conduct=continue\n{high(25, 60)}")) == []
+
+
 def test_nobody_who_is_gone() -> None:
     assert at(played(f"24.5 trainer llm alive=false\n{high(25, 60)}")) == []
 
@@ -156,6 +183,20 @@ def test_those_first_who_do_not_even_say_that_they_stand() -> None:
 def test_two_of_a_kind_go_together() -> None:
     told = played(high(25, 26), words=f"{WORDS} trainer=small:pause:5")
     assert at(told) == ["25 StopTrainer llm", "25 StopTrainer small"]
+
+
+def test_what_is_done_is_told_with_the_load_that_asks_for_it() -> None:
+    """And the order bears the outage, by which the helper and the journal know it again."""
+    told = played(high(25, 50))
+    said = [(note.level, dict(note.numbers)) for note in told.notes if note.event == "trainer_signalled"]
+    assert said == [
+        ("warning", {"trainer": "llm", "word": "stop", "load_pct": 75}),
+        ("warning", {"trainer": "llm", "word": "terminate", "load_pct": 75}),
+    ]
+    orders = [action for action in told.actions if isinstance(action, StopTrainer | TerminateTrainer)]
+    (outage,) = {action.outage for action in told.ordered(TriggerCheckpoint)}  # type: ignore[attr-defined]
+    assert outage
+    assert [action.outage for action in orders] == [outage, outage]
 
 
 # --- What comes of it -----------------------------------------------------------------------------------------------
@@ -227,6 +268,43 @@ def test_going_on_is_tried_for_ever_and_told_once() -> None:
     assert told.state.signalled == ()
 
 
+def test_one_that_does_not_answer_keeps_nobody_else_stopped() -> None:
+    """Two were stopped, and both are let go on. The first word has no outcome yet; the second is tried again."""
+    player = Player()
+    words, answers = f"{WORDS} trainer=small:pause:5", ALL.replace(" continue", "")
+    story = f"{high(25, 30)}\n31..41 utility load=40 charge=60"
+    told = played(story, answers, words=words, player=player)
+    assert at(told)[-2:] == ["41 ContinueTrainer llm", "41 ContinueTrainer small"]
+    second = told.ordered(ContinueTrainer)[-1]
+    player.send(Failed(at_s=42.0, action=second, took_s=0.1, reason="busy"))
+    assert at(player.play("43..51 utility load=40 charge=60"))[-1] == "51 ContinueTrainer small"
+
+
+def test_the_alarm_stands_until_the_last_one_goes_on() -> None:
+    player = Player()
+    words, answers = f"{WORDS} trainer=small:pause:5", ALL.replace(" continue", "")
+    told = played(f"{high(25, 30)}\n31..41 utility load=40 charge=60", answers, words=words, player=player)
+    first, second = told.ordered(ContinueTrainer)
+    player.send(Failed(at_s=42.0, action=second, took_s=0.1, reason="busy"))
+    player.send(Done(at_s=42.5, action=first, took_s=0.1))
+    assert "trainer_left_stopped" in told.state.told
+    again = player.play("43..51 utility load=40 charge=60").ordered(ContinueTrainer)[-1]
+    player.send(Done(at_s=51.5, action=again, took_s=0.1))
+    assert "trainer_left_stopped" not in told.state.told
+
+
+def test_what_was_only_recorded_is_not_told_as_done() -> None:
+    """In dry-run nobody is signalled: whoever reads the story must not think so. Done or recorded, it is no alarm."""
+    player = Player()
+    told = played(high(25, 26), ALL.replace(" stop", ""), player=player)
+    (stop,) = told.ordered(StopTrainer)
+    player.send(Done(at_s=26.5, action=stop, took_s=0.1, detail=(("dry_run", True),)))
+    (recorded,) = [note for note in told.notes if note.event == "trainer_stopped"]
+    (done,) = [note for note in played(high(25, 26)).notes if note.event == "trainer_stopped"]
+    assert (recorded.level, recorded.because) == ("info", "dry-run: nobody was signalled, it is only recorded")
+    assert (done.level, done.because) == ("info", "told by the helper")
+
+
 def test_going_on_is_tried_through_the_next_outage() -> None:
     """A trainer that is still stopped could not save then, either."""
     player = Player()
@@ -277,6 +355,12 @@ def test_a_signal_on_its_way_is_not_repeated_by_the_new_daemon() -> None:
     assert at(told) == ["25 StopTrainer llm"]
     (each,) = told.state.signalled
     assert (each.word, each.order, each.carried_out) == ("stop", None, "")
+
+
+def test_one_that_is_stopped_is_not_stopped_again_by_the_new_daemon() -> None:
+    """The word to end it may have been lost with the old daemon; that it stands has not."""
+    told = played(f"{high(25, 41)}\n42 restart\n{high(43, 60)}", ALL.replace(" terminate", ""))
+    assert at(told) == ["25 StopTrainer llm", "41 TerminateTrainer llm", "56 TerminateTrainer llm"]
 
 
 def test_a_word_to_go_on_on_its_way_is_repeated() -> None:
