@@ -159,6 +159,35 @@ def test_time_away_recharges_only_as_far_as_the_charge_says() -> None:
     assert on_battery.used == near(0.6 + 1.0 / 360.0)
 
 
+@pytest.mark.parametrize(
+    ("charges", "fell"),
+    [
+        ((40.0, 40.0), 0.4),
+        ((50.0, 40.0), 0.3),  # one odd charge is a glitch: the better one of two counts
+        ((40.0, 50.0), 0.3),
+        ((90.0, 90.0), 0.0),
+    ],
+)
+def test_what_the_ups_used_while_the_host_was_off_counts_by_the_fall(charges: tuple[float, float], fell: float) -> None:
+    """80 % was told when the host went off. A gauge that shows too much shows by how much it fell all the same."""
+    away = replace(KNOWN, used=0.5, away_charge=0.8)
+    first, second = (reading(100.0 + 0.5 * place, charge_pct=charge) for place, charge in enumerate(charges))
+    one = entered(away, first)
+    assert (one.used, one.away_charge) == (near(0.5), 0.8), "one reading alone proves nothing"
+    two = entered(one, second, first)
+    drawn = 0.5 / 360.0
+    assert (two.used, two.away_charge) == (near(0.5 + drawn + fell), None)
+    assert entered(replace(away, used=0.9), second, first).used == near(min(1.0, 0.9 + drawn + fell))
+
+
+def test_what_was_used_while_off_is_not_known_until_a_charge_is_told() -> None:
+    away = replace(KNOWN, used=0.5, away_charge=0.8)
+    silent = entered(away, reading(100.0), reading(99.5, charge_pct=40.0))
+    assert (silent.used, silent.away_charge) == (near(0.5), 0.8)
+    nothing = entered(replace(away, away_charge=None), reading(100.0, charge_pct=40.0), reading(99.5, charge_pct=40.0))
+    assert (nothing.used, nothing.away_charge) == (near(0.5), None)
+
+
 def test_on_utility_a_silent_term_is_not_known() -> None:
     battery = entered(KNOWN, reading(101.0, on_battery=False))
     assert (battery.gauge, battery.charged) == (None, None)
