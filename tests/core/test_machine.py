@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy
 
 from powerguard.core.events import (
+    BatteryReplaced,
     Conduct,
     Done,
     Event,
@@ -19,14 +20,18 @@ from powerguard.core.events import (
     PollNow,
     PowerOff,
     Reading,
+    RestorePower,
     SetMaintenance,
+    SourceFailed,
     SyncFilesystems,
     Tick,
     TriggerCheckpoint,
 )
+from powerguard.core.heard import Gone
 from powerguard.core.machine import LATEST_S, step
 from powerguard.core.model import (
     Battery,
+    Cap,
     EmergencyCheckpoint,
     Feed,
     OnBattery,
@@ -34,6 +39,7 @@ from powerguard.core.model import (
     Outage,
     Policy,
     Shutdown,
+    Signalled,
     State,
     Step,
     Supply,
@@ -77,6 +83,75 @@ def test_a_self_test_takes_from_the_account_at_every_reading() -> None:
     assert answer.state.battery.at_s == 6.0
     # What lies between a utility and a battery reading counts as battery: 5 s of 1000.
     assert answer.state.battery.used == pytest.approx(0.005)
+
+
+PENDING = {
+    "cap": Cap(outage="o", ordered_at_s=0.0, order="c-1", lifting=True),
+    "signalled": (Signalled(trainer="t", outage="o", word="continue", at_s=0.0, order="s-1", carried_out="stop"),),
+    "gone": (Gone(part="link eth0", heard_s=0.0, at_s=0.0),),
+}
+
+
+@pytest.mark.parametrize("field", PENDING)
+def test_what_is_not_over_outlives_utility_as_ever(field: str) -> None:
+    """The short way keeps only what is always there: power that is still capped must not be forgotten on it."""
+    calm = after(says(1.0), says(2.0)).state
+    told = after(says(3.0), says(4.0), state=replace(calm, **{field: PENDING[field]}))  # type: ignore[arg-type]
+    assert getattr(told.state, field) == PENDING[field]
+
+
+def test_an_account_of_which_nothing_is_known_begins_with_the_next_reading() -> None:
+    calm = after(says(1.0), says(2.0)).state
+    told = after(says(3.0), state=replace(calm, battery=replace(calm.battery, used=None)))
+    assert told.state.battery.used == 0.0
+
+
+def test_power_that_could_not_be_restored_is_tried_again_by_time_alone() -> None:
+    """Also while no reading comes."""
+    calm = replace(after(says(1.0), says(2.0)).state, cap=Cap(outage="o", ordered_at_s=0.0, lifting=True))
+    assert not any(isinstance(order, RestorePower) for order in after(Tick(at_s=9.9), state=calm).actions)
+    assert [order.by_s for order in after(Tick(at_s=10.0), state=calm).actions if isinstance(order, RestorePower)] == [
+        15.0
+    ]
+
+
+def lost(at_s: float, ups: str = "ups", source: str = "snmp") -> SourceFailed:
+    return SourceFailed(at_s=at_s, ups=ups, source=source, reason="no answer", lost=True)
+
+
+def test_silence_on_battery_is_no_transfer() -> None:
+    """Three of those would be flapping, and training would wait three times as long for utility."""
+    on = [says(1.0), says(2.0, "battery"), says(3.0, "battery")]
+    assert after(*on).state.transfers == after(*on, lost(4.0)).state.transfers != ()
+
+
+def test_of_several_ups_it_is_told_which_one() -> None:
+    """Lost, answering again, and with a new battery; where there is one alone its name would be noise."""
+    two = make_policy(["table=50:2000,100:1000", "feed=a", "feed=b"])
+    calm = after(replace(says(1.0), ups="a"), replace(says(1.2), ups="b"), policy=two, state=State()).state
+    gone = after(lost(2.0, "b"), state=calm, policy=two)
+    back = after(replace(says(3.0), ups="b"), state=gone.state, policy=two)
+    new = after(BatteryReplaced(at_s=4.0, who="alice", ups="b"), state=back.state, policy=two)
+    told = {note.event: dict(note.numbers).get("ups") for note in (*gone.notes, *back.notes, *new.notes)}
+    assert {event: told[event] for event in ("source_lost", "source_recovered", "battery_replaced")} == {
+        "source_lost": "b",
+        "source_recovered": "b",
+        "battery_replaced": "b",
+    }
+    alone = after(says(1.0), lost(2.0))
+    assert "ups" not in dict(alone.notes[0].numbers)
+
+
+def test_one_of_two_sources_that_is_lost_is_an_alarm_and_no_more() -> None:
+    """Whoever reads it must not think that powerguard is blind."""
+    two = replace(POLICY, sources=2)
+    calm = after(says(1.0), replace(says(1.2), source="nut"), policy=two).state
+    one = after(lost(2.0), state=calm, policy=two)
+    both = after(lost(2.5, source="nut"), state=one.state, policy=two)
+    said = [
+        [dict(note.numbers)["conduct"] for note in told.notes if note.event == "source_lost"] for told in (one, both)
+    ]
+    assert said == [["alarm; the other sources go on"], ["alarm; no action on utility"]]
 
 
 def test_as_long_as_a_battery_is_in_doubt_it_is_asked_again() -> None:

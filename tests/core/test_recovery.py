@@ -9,6 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy
 
+from powerguard.core import needs
 from powerguard.core.events import (
     Action,
     EnsurePolicy,
@@ -35,10 +36,11 @@ from powerguard.core.model import (
     Recovery,
     Shutdown,
     State,
+    Supplied,
     Supply,
     Trainer,
 )
-from powerguard.core.recovery import Stored, restore
+from powerguard.core.recovery import Stored, reloaded, restore
 
 POLICY = make_policy(["boot_id=boot-one-of-many", "trainer=a:pause:20:x"])
 OUTAGE = Outage(id="o", since_s=1000.0, grade=Grade.SHORT, load_at_start=0.8, policy_verified=True, aborted_by="who")
@@ -101,6 +103,37 @@ def test_an_order_out_of_time_is_not_repeated_and_is_owed_again() -> None:
     answer = restore(POLICY, stored(None, flying), 2002.5)
     assert answer.actions == ()
     assert answer.state.trainers[0].order is None
+
+
+def test_what_cannot_be_true_is_told_and_the_outage_goes_on() -> None:
+    """One bad number is an error that a person sees; what was on its way is on its way all the same."""
+    flying = TriggerCheckpoint(id="o-7", by_s=2003.0, trainer="a", reason="on_battery", after="pause", outage="o")  # type: ignore[arg-type]
+    wrong = replace(SAVED, battery=replace(SAVED.battery, used=7.0, load=-1.0))
+    answer = restore(POLICY, stored(None, flying, state=wrong), 2002.5)
+    assert (answer.state.battery.used, answer.actions) == (None, (flying,))
+    told = answer.notes[0]
+    assert (told.event, told.level) == ("history_dropped", Level.ERROR)
+    assert told.because.endswith(": battery.used, battery.load")
+
+
+def test_one_unconfirmed_reading_of_any_feed_is_forgotten() -> None:
+    """Of one that was suspect when the daemon stopped, the second word is waited for anew."""
+    two = make_policy(["boot_id=boot-one-of-many", "feed=a", "feed=b"])
+    feed = replace(SAVED.feed, supply=Supply.UTILITY)
+    upses = tuple(Supplied(ups=ups, feed=feed, battery=SAVED.battery) for ups in "ab")
+    answer = restore(two, stored(state=replace(SAVED, upses=upses)), 2002.5)
+    assert [each.feed for each in answer.state.upses] == [replace(feed, suspect=False)] * 2
+
+
+def test_settings_that_are_read_anew_bring_a_trainer_with_what_is_known_of_it() -> None:
+    """No outage needs to be over: it is there at once, with the time that its checkpoints are known to take."""
+    more = replace(POLICY, trainers=(*POLICY.trainers, replace(POLICY.trainers[0], name="n")))
+    learned = needs.add(SAVED.learned, "checkpoint", 70.0, "n")
+    begun = reloaded(POLICY, more, replace(SAVED, learned=learned), 2000.0).trainers
+    assert [each.name for each in begun] == ["a", "n"]
+    assert begun[0] == SAVED.trainers[0]
+    assert begun[1].checkpoint_s == needs.checkpoint_s(learned, "n", 20.0) > 20.0
+    assert reloaded(more, POLICY, replace(SAVED, trainers=begun), 2000.0).trainers == begun[:1]
 
 
 def test_online_nothing_is_told() -> None:

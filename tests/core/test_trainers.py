@@ -18,6 +18,7 @@ from powerguard.core.events import (
     Failed,
     Grade,
     Level,
+    PauseTrainer,
     ResumeTrainer,
     ResumeTraining,
     TrainerSeen,
@@ -32,6 +33,7 @@ from powerguard.core.model import (
     OnBattery,
     Online,
     Outage,
+    Signalled,
     State,
     Supply,
     Trainer,
@@ -328,6 +330,46 @@ def test_what_is_owed_is_tended(changes: dict[str, object], *, hold: bool, order
     at = turn(replace(A, **changes), phase=HOLD if hold else EMERGENCY)  # type: ignore[arg-type]
     trainers.tend(at, hold=hold, repeat_s=60.0)
     assert bool(at.actions) is ordered
+
+
+STOPPED = Signalled(trainer="a", outage="o", word="stop", at_s=50.0, carried_out="stop")
+
+
+def test_one_that_is_stopped_is_passed_over_and_the_next_is_not() -> None:
+    """It cannot hear us: a precaution is for those who can, and so is a checkpoint that a person asks for."""
+    at = turn(A, B, phase=OnBattery(outage=OUTAGE))
+    at.update(
+        signalled=(STOPPED,),
+        trainers=tuple(replace(each, durable_at_s=-9000.0, stall_s=0.0, ordered_at_s=-9000.0) for each in (A, B)),
+    )
+    trainers.take_precautions(at, since_s=0.0)
+    assert [o.trainer for o in at.actions if isinstance(o, TriggerCheckpoint)] == ["b"]
+    at = turn(A, B)
+    at.update(signalled=(STOPPED,))
+    trainers.order_all(at, reason="operator", by_s=150.0)
+    assert [o.trainer for o in at.actions if isinstance(o, TriggerCheckpoint)] == ["b"]
+
+
+@pytest.mark.parametrize("signalled", [(), (STOPPED,)])
+def test_what_a_signal_brought_is_no_pause(signalled: tuple[Signalled, ...]) -> None:
+    """The load fell since it was stopped: its own pause may bring nothing at all."""
+    hold = replace(HOLD, outage=replace(OUTAGE, load_at_start=2.0), paused_load=1.0, settle_by_s=99.0)
+    at = turn(replace(A, told_pause=True, paused=True), phase=hold)
+    at.update(signalled=signalled)
+    trainers.learn_drop(at, hold)
+    assert [name for name, _ in at.state.learned.pauses] == ([] if signalled else ["a"])
+
+
+def test_one_that_hears_late_that_it_may_go_on_is_told_to_pause_again() -> None:
+    """The word was on its way when the next outage said pause: to this one, in this outage, and to nobody else."""
+    word = ResumeTrainer(id="r-1", by_s=110.0, trainer="a", outage="earlier")
+    at = turn(replace(A, told_pause=True), replace(B, told_pause=True))
+    trainers.take_in(at, Done(at_s=100.0, action=word, took_s=0.1))
+    assert [(o.trainer, o.outage) for o in at.actions if isinstance(o, PauseTrainer)] == [("a", "o")]
+    for changes in ({"told_pause": False}, {"told_pause": True, "alive": False}):
+        at = turn(replace(A, **changes))  # type: ignore[arg-type]
+        trainers.take_in(at, Done(at_s=100.0, action=word, took_s=0.1))
+        assert at.actions == []
 
 
 # --- Settled, writing, resumed ------------------------------------------------------------------------------------
