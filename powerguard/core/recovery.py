@@ -144,9 +144,12 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
         maintenance = replace(maintenance, until_s=until_s) if until_s > now_s else None
 
     def carried(battery: Battery) -> Battery:
+        charge = None
+        if battery.charged is not None and battery.health > 0.0:  # A battery that is worn out holds nothing to compare.
+            charge = min(1.0, battery.charged / battery.health)
         return Battery(
             away_s=gap_s,
-            away_charge=None if battery.charged is None else battery.charged / battery.health,
+            away_charge=charge,
             at_s=now_s,
             used=battery.used,
             health=battery.health,

@@ -52,6 +52,7 @@ def _battery(battery: Battery, where: str, latest_s: float, dropped: Drops) -> B
         "load": (0.0, _MOST_LOAD),
         "low_load": (0.0, _MOST_LOAD),
         "suspect": (0.0, 1.0),
+        "away_charge": (0.0, 1.0),
     }
     wrong = [name for name, (least, most) in bounds.items() if not _within(getattr(battery, name), least, most)]
     changes: dict[str, object] = dict.fromkeys(wrong)

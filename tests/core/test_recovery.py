@@ -222,6 +222,19 @@ def test_another_boot_is_a_return(phase: Phase, because: str, *, clean: bool) ->
     assert dict(note.numbers)["away_s"] == 600.0
 
 
+@pytest.mark.parametrize(
+    ("charged", "health", "away_charge"),
+    [(0.6, 0.75, 0.8), (0.6, 0.5, 1.0), (0.0, 0.75, 0.0), (0.0, 0.0, None), (None, 0.75, None)],
+)
+def test_the_charge_before_the_return_is_kept_to_be_compared(
+    charged: float | None, health: float, away_charge: float | None
+) -> None:
+    """Also of a battery that has been measured as worn out: the daemon must start with it."""
+    saved = replace(SAVED, battery=replace(SAVED.battery, charged=charged, health=health))
+    answer = restore(POLICY, stored(boot="boot-zero", gap_s=600.0, state=saved), 30.0)
+    assert answer.state.battery.away_charge == (None if away_charge is None else pytest.approx(away_charge))
+
+
 def test_a_return_that_is_interrupted_goes_on_as_a_return() -> None:
     phase = Recovery(outage=OUTAGE, began_s=1990.0, clean=True, due_at_s=1.0, asked="r-1", tries=2, retry_at_s=1999.0)
     answer = restore(POLICY, stored(phase, boot="boot-zero", gap_s=600.0), 30.0)

@@ -54,10 +54,17 @@ def test_a_true_state_stays_as_it_is() -> None:
         ("suspect", -1.0, None),
         ("health", 50.0, 0.75),
         ("health", -1.0, 0.75),
+        ("health", 1.01, 0.75),
+        ("away_charge", -0.1, None),
+        ("away_charge", 1e9, None),
+        ("low_load", 2.01, None),
+        ("suspect", 1.01, None),
         ("tau_point", (0.5, 0.0), None),
         ("tau_point", (9.0, 500.0), None),
         ("composed", ((0.5, -1.0),), ()),
         ("composed", ((0.0, 100.0),), ()),
+        ("composed", ((4.01, 100.0),), ()),
+        ("composed", ((0.5, 0.0),), ()),
     ],
 )
 def test_an_account_that_cannot_be(field: str, value: object, after: object) -> None:
@@ -72,6 +79,8 @@ def test_an_account_that_cannot_be(field: str, value: object, after: object) -> 
     [
         ("health", replace(HEALTH, share=50.0), None),
         ("health", replace(HEALTH, share=0.0), None),
+        ("health", replace(HEALTH, share=1.01), None),
+        ("health", replace(HEALTH, error=1.01), None),
         ("health", replace(HEALTH, error=-1.0), None),
         ("health", replace(HEALTH, depth=2.0), None),
         ("health", replace(HEALTH, at_s=AT_S + 61.0), None),
@@ -81,8 +90,12 @@ def test_an_account_that_cannot_be(field: str, value: object, after: object) -> 
         ("recharge_s", 1e12, None),
         ("discharge", Discharge(since_s=0.0, used=7.0, charge=None), None),
         ("discharge", Discharge(since_s=0.0, used=0.1, charge=7.0), None),
+        ("discharge", Discharge(since_s=0.0, used=1.01, charge=None), None),
+        ("discharge", Discharge(since_s=0.0, used=0.1, charge=1.01), None),
+        ("discharge", Discharge(since_s=0.0, used=0.1, charge=0.9, charge_now=1.01), None),
         ("discharge", Discharge(since_s=AT_S + 61.0, used=0.1, charge=None), None),
         ("recharge", Recharge(since_s=0.0, charge=-1.0), None),
+        ("recharge", Recharge(since_s=0.0, charge=1.01), None),
         ("recharge", Recharge(since_s=AT_S + 61.0, charge=0.5), None),
         ("replaced_at_s", 1e12, None),
     ],
@@ -96,9 +109,54 @@ def test_a_model_that_cannot_be(field: str, value: object, after: object) -> Non
     assert dropped == (f"battery.{field}", f"a.battery.{field}")
 
 
-def test_a_minute_ahead_is_no_lie() -> None:
-    ahead = replace(MODEL, health=replace(HEALTH, at_s=AT_S + 60.0))
-    assert sane(replace(STATE, battery=replace(BATTERY, model=ahead)), AT_S)[1] == ()
+LATEST_S = AT_S + 60.0
+"""A minute ahead is no lie: entries are a little late."""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"used": 0.0, "gauge": 0.0, "charged": 0.0, "left": 0.0, "load": 0.0, "low_load": 0.0, "suspect": 0.0},
+        {"used": 1.0, "gauge": 1e4, "charged": 1.0, "left": 1.0, "load": 2.0, "low_load": 2.0, "suspect": 1.0},
+        {"health": 0.0, "away_charge": 0.0, "tau_point": (0.0, 1.0), "composed": ((0.01, 0.1),)},
+        {"health": 1.0, "away_charge": 1.0, "tau_point": (2.0, 7 * 86400.0), "composed": ((4.0, 1e9),)},
+    ],
+)
+def test_an_account_that_is_only_just_possible_stays(changes: dict[str, Any]) -> None:
+    """A battery that is as good as empty is the one whose account must not be lost."""
+    state = replace(STATE, battery=replace(BATTERY, **changes))
+    assert sane(state, AT_S) == (state, ())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"health": replace(HEALTH, share=1.0, error=0.0, depth=0.0, at_s=LATEST_S)},
+        {"health": replace(HEALTH, share=0.01, error=1.0, depth=1.0)},
+        {"points": (TauPoint(load=2.0, tau_s=1.0, at_s=0.0), TauPoint(load=0.01, tau_s=7 * 86400.0, at_s=0.0))},
+        {"recharge_s": 600.0},
+        {"recharge_s": 30 * 86400.0},
+        {"discharge": Discharge(since_s=LATEST_S, used=0.0, charge=0.0, charge_now=0.0)},
+        {"discharge": Discharge(since_s=0.0, used=1.0, charge=1.0, charge_now=1.0)},
+        {"recharge": Recharge(since_s=LATEST_S, charge=0.0)},
+        {"recharge": Recharge(since_s=0.0, charge=1.0)},
+        {"replaced_at_s": LATEST_S},
+    ],
+)
+def test_a_model_that_is_only_just_possible_stays(changes: dict[str, Any]) -> None:
+    state = replace(STATE, battery=replace(BATTERY, model=replace(MODEL, **changes)))
+    assert sane(state, AT_S) == (state, ())
+
+
+def test_what_was_learned_stays_to_its_edges() -> None:
+    """A pause may bring all of a load or nothing of it."""
+    all_of_it = Drop(before=2.0, after=0.0, at_s=LATEST_S, speed=2.0)
+    nothing = Drop(before=0.5, after=0.5, at_s=0.0, speed=0.0)
+    longest = Need(of="stop", name="", seconds=(needs.LONGEST_S,))
+    state = replace(
+        STATE, learned=Learned(needs=(longest,), pauses=(("llm", all_of_it), ("vit", nothing)), cap=nothing)
+    )
+    assert sane(state, AT_S) == (state, ())
 
 
 @pytest.mark.parametrize(
