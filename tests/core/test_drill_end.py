@@ -319,6 +319,15 @@ def test_a_restart_undoes_and_repeats_nothing_of_the_drill() -> None:
     assert [type(action).__name__ for _, action in player.open] == ["ResumeTrainer"]
 
 
+@pytest.mark.parametrize("back", [True, False])
+def test_a_restart_lets_go_on_who_may_have_heard_the_pause_after_all(*, back: bool) -> None:
+    """It could not be reached, and was given up; now it is there again, and perhaps stands. One that is gone is not."""
+    player = Player()
+    played(f"{PAUSING}\n28.5 trainer llm alive=false", player=player)
+    told = player.play(f"28.7 trainer llm alive={str(back).lower()}\n29 restart")
+    assert [order.what for order in running(told).waiting] == ["resume"] * back
+
+
 def test_a_restart_forgets_the_drill_s_checkpoint_with_its_expected_end() -> None:
     player = Player()
     played("16 drill scope=checkpoint\n17 progress llm eta=30", player=player)

@@ -135,6 +135,20 @@ def test_in_a_hold_who_goes_on_gets_a_checkpoint_every_minute() -> None:
     assert checkpoints(step(POLICY, at_100(HOLD, stands), Tick(at_s=101.0))) == []
 
 
+@pytest.mark.parametrize(
+    ("silent_s", "saves"), [(14.9, False), (15.0, True), (3000.0, True), (3600.0, True), (3600.1, False)]
+)
+def test_who_can_save_cheaply_does_so_for_an_hour_of_silence(silent_s: float, *, saves: bool) -> None:
+    """Nobody sees an outage that begins now. After an hour it is none: no UPS of a GPU host lasts so long."""
+    calm = at_100(Online(), replace(GOES_ON, stall_s=0.0, ordered_at_s=-5000.0), supply=Supply.UTILITY)
+    silent = replace(calm, feed=replace(calm.feed, lost_since_s=5000.0))
+    answer = step(
+        POLICY, replace(silent, trainers=(replace(silent.trainers[0], durable_at_s=0.0),)), Tick(at_s=5000.0 + silent_s)
+    )
+    assert checkpoints(answer) == (["a"] if saves else [])
+    assert ("ups_silent_raised" in notes(answer)) is (silent_s >= 15.0)
+
+
 WRITING = replace(GOES_ON, checkpoint_s=500.0, order="o-1", ordered_at_s=99.0)
 
 

@@ -133,3 +133,10 @@ def test_the_battery_is_counted_from_the_last_reading_on() -> None:
     calm = play(*CALM).state.battery.left
     assert calm is not None
     assert calm - drained == pytest.approx(51.0 / tau_s, rel=0.1)
+
+
+def test_what_is_presumed_is_told_with_how_long_the_ups_has_been_silent() -> None:
+    """Found out late that the gateway went: what was drawn until then counts, and is said."""
+    told = play(*CALM, "9.25 lost no answer", "55 network gateway 10.0.0.1 gone heard=2")
+    (note,) = [note for note in told.notes if note.event == "battery_presumed"]
+    assert dict(note.numbers) == {"silent_s": 45.75}
