@@ -244,7 +244,7 @@ async def test_the_port_is_taken_and_the_admin_socket_cannot_be() -> None:
         async with squatter:
             await world.start(wait=False)
             told = await world.until(lambda: world.logged("socket_unavailable"), "the sockets to be missed")
-            await world.until(lambda: len(world.logged("socket_unavailable")) == 2, "both to be missed")
+            await world.until(lambda: len(world.logged("socket_unavailable")) == 3, "all three to be missed")
             because = " ".join(line["because"] for line in world.logged("socket_unavailable"))
             assert {line["level"] for line in told} == {"error"}
             assert f"port {world.http_port}: " in because
@@ -254,4 +254,4 @@ async def test_the_port_is_taken_and_the_admin_socket_cannot_be() -> None:
         await world.until(lambda: world.logged("admin_listening"), "the admin socket to be made once it can be")
         await cut(world)
         await ends_right(world)
-        assert len(world.logged("socket_unavailable")) == 2
+        assert len(world.logged("socket_unavailable")) == 3
