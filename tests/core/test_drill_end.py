@@ -256,6 +256,30 @@ def test_a_word_to_go_on_that_comes_after_the_rule_says_pause_is_undone() -> Non
     assert len(told.ordered(PauseTrainer)) == 2
 
 
+def test_what_is_heard_while_the_rule_says_pause_settles_nothing() -> None:
+    """Every word of the drill has been heard, and then the outage's own pause: after it he is told again."""
+    player = Player()
+    played(f"{PAUSING}\n28.5 done pause\n29..30 utility load=40\n31..33 battery load=40 charge=99", player=player)
+    told = player.play("34..35 battery load=40 charge=20 low_battery\n35.5 done trainer_resume")
+    assert told.phase == "emergency_checkpoint"
+    assert running(told).paused == ("llm",)
+
+
+def test_one_that_dies_in_the_outage_is_owed_nothing() -> None:
+    player = Player()
+    played(f"{PAUSING}\n28.5 done pause\n29..30 utility load=40\n31..33 battery load=40 charge=99", player=player)
+    told = player.play("33.5 trainer llm alive=false\n33.7 failed trainer_resume\n34 battery load=40 charge=99")
+    assert (told.phase, told.state.drill) == ("on_battery", None)
+
+
+def test_one_that_nobody_knows_any_more_keeps_no_daemon_from_starting() -> None:
+    """It was found by its socket, took part in the drill, and went: the settings do not know it."""
+    player = Player()
+    played(f"{PAUSING}\n28.5 trainer llm alive=false", words=WORDS.replace(" trainer=llm:pause:20", ""), player=player)
+    told = player.play("29 restart")
+    assert (told.state.trainers, running(told).waiting) == ((), ())
+
+
 def test_a_policy_order_on_its_way_into_an_outage_is_not_waited_for() -> None:
     """Only what may still make a trainer stand still is; nothing is owed for the rest."""
     player = Player()

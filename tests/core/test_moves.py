@@ -177,6 +177,40 @@ def test_a_power_off_that_has_been_ordered_waits_for_nothing_more() -> None:
     assert answer.state.phase.waiting == ()
 
 
+@pytest.mark.parametrize("supply", [Supply.BATTERY, Supply.UTILITY])
+def test_with_utility_back_no_battery_hastens_the_power_off(supply: Supply) -> None:
+    """What is left would not outlive the stop; but nothing is taken from it any more, so the stop may be orderly."""
+    latched = Shutdown(
+        outage=OUTAGE,
+        boot_id=POLICY.boot_id,
+        latched_s=95.0,
+        because="budget",
+        prepare_by_s=96.0,
+        ordered=True,
+        force_at_s=200.0,
+        again_at_s=500.0,
+    )
+    source = "battery" if supply is Supply.BATTERY else "utility"
+    state = at_100(latched, left=0.02, supply=supply)
+    spent = replace(state, battery=replace(state.battery, used=0.73))
+    answer = step(POLICY, spent, says(101.0, source))
+    assert ("power_off_hastened" in notes(answer)) is (supply is Supply.BATTERY)
+
+
+@pytest.mark.parametrize(
+    ("at_s", "because"),
+    [(101.0, "the UPS has not said for long whether utility is there"), (500.0, "the UPS has not answered for long")],
+)
+def test_a_gate_that_is_forced_says_whether_the_ups_is_silent_or_does_not_say(at_s: float, because: str) -> None:
+    """A person looks for a cable in the one case, and at the UPS itself in the other."""
+    waits = Recovery(outage=OUTAGE, began_s=-90000.0, clean=True)
+    unknown = replace(
+        at_100(waits, supply=Supply.UNKNOWN), feed=Feed(supply=Supply.UNKNOWN, reading=says(100.0, "unknown"))
+    )
+    (forced,) = [note for note in step(POLICY, unknown, Tick(at_s=at_s)).notes if note.event == "gate_forced"]
+    assert forced.because.startswith(f"{because};")
+
+
 # --- Trainers -----------------------------------------------------------------------------------------------------
 
 
