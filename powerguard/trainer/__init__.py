@@ -5,7 +5,6 @@
 Needs the standard library and xxhash, and knows nothing of UPSes.
 """
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,9 +25,6 @@ _WHERE = {
 }
 
 __all__ = ["Buffer", "Guard", "Item", "Loaded", "Parts", "SavedCheckpoint", "State", "StopTraining", "StoreError"]
-
-
-logging.getLogger(__name__).addHandler(logging.NullHandler())  # quiet, unless the training sets up its logging
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever stands under that name

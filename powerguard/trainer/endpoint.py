@@ -48,6 +48,7 @@ SOCKETS = Path("/run/powerguard-trainers")
 MAX_WAIT_S = 30.0
 _REQUEST_S = 5.0
 _CONNECTIONS = 16
+_BACKLOG = 128  # a full one refuses whoever does not wait, without a word of ours
 _MAX_DISCARD = 1 << 20
 _LINGER_S = 1.0
 _POLL_S = 0.2  # how soon the server's thread notices that it is to end
@@ -226,11 +227,11 @@ class _Bounded(socketserver.ThreadingMixIn, socketserver.BaseServer):
 
 
 class _UnixServer(_Bounded, socketserver.UnixStreamServer):
-    request_queue_size = 32
+    request_queue_size = _BACKLOG
 
 
 class _TcpServer(_Bounded, socketserver.TCPServer):
-    request_queue_size = 32
+    request_queue_size = _BACKLOG
     allow_reuse_address = True
 
 

@@ -95,7 +95,12 @@ class Buffer:
     @classmethod
     def json(cls, name: str, value: object) -> "Buffer":
         """Keep a small plain value: what JSON can say, and NaN and the infinities. Raises TypeError for all else."""
-        return cls(name, json.dumps(value, separators=(",", ":")).encode(), JSON, ())
+        try:
+            text = json.dumps(value, separators=(",", ":"))
+        except (TypeError, ValueError) as error:
+            msg = f"{name}: is neither a buffer nor a plain value (leave it out, or give it as such): {error}"
+            raise TypeError(msg) from error
+        return cls(name, text.encode(), JSON, ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,10 @@ def _opened_file(path: Path) -> int:
     except OSError as error:
         if error.errno != errno.EROFS:
             raise
-        return os.open(path, os.O_RDONLY | _SAFELY)
+        try:
+            return os.open(path, os.O_RDONLY | _SAFELY)
+        except FileNotFoundError:
+            raise error from None  # that it is read-only is what keeps it from being there
 
 
 def _let_go() -> None:

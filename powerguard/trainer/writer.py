@@ -150,6 +150,10 @@ class Writer:
         """Have a state written: next, or instead of what is being written now. reason: "": the operation's."""
         reason = reason or (PERIODIC if operation is None else operation.reason.value)
         write = Write(taken, operation, others or Nobody(), reason)
+        if self._over:  # nobody writes any more, and whoever waited for it would wait for ever
+            write.outcome = GivenUp("the guard is closed (save before close(), and before the end of its `with`)")
+            write.others.failed(write.outcome)
+            return write
         for older in self._queue:
             if operation is not None and not older.given_up and not self._finish_first(older, write):
                 self._give_up(older, operation)
