@@ -47,6 +47,7 @@ def test_a_true_state_stays_as_it_is() -> None:
         ("used", 1.1, None),
         ("left", 2.0, None),
         ("gauge", -1.0, None),
+        ("gauge", 10000.5, None),
         ("charged", 1.5, None),
         ("load", 2.1, None),
         ("load", -0.1, None),
@@ -56,7 +57,7 @@ def test_a_true_state_stays_as_it_is() -> None:
         ("health", -1.0, 0.75),
         ("health", 1.01, 0.75),
         ("away_charge", -0.1, None),
-        ("away_charge", 1e9, None),
+        ("away_charge", 1.01, None),
         ("low_load", 2.01, None),
         ("suspect", 1.01, None),
         ("tau_point", (0.5, 0.0), None),
@@ -152,7 +153,7 @@ def test_what_was_learned_stays_to_its_edges() -> None:
     """A pause may bring all of a load or nothing of it."""
     all_of_it = Drop(before=2.0, after=0.0, at_s=LATEST_S, speed=2.0)
     nothing = Drop(before=0.5, after=0.5, at_s=0.0, speed=0.0)
-    longest = Need(of="stop", name="", seconds=(needs.LONGEST_S,))
+    longest = Need(of="stop", name="", seconds=(0.5, needs.LONGEST_S))
     state = replace(
         STATE, learned=Learned(needs=(longest,), pauses=(("llm", all_of_it), ("vit", nothing)), cap=nothing)
     )
@@ -172,6 +173,7 @@ def test_what_was_learned_stays_to_its_edges() -> None:
 def test_a_need_that_cannot_be(changes: dict[str, Any], after: tuple[float, ...], name: str) -> None:
     kept, dropped = sane(replace(STATE, learned=replace(LEARNED, **changes)), AT_S)
     assert (needs.samples(kept.learned, "stop"), dropped) == (after, (name,))
+    assert {need.of for need in kept.learned.needs} <= set(needs.NEEDS)
 
 
 @pytest.mark.parametrize(
