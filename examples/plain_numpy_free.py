@@ -67,6 +67,7 @@ def main() -> None:
             if step % 100 == 0:
                 print(f"step {step}: off by {abs(error):.3f}", flush=True)
             guard.step(step)
+        guard.save(step)  # what the last minutes brought, too
     print(f"step {step}: done, a={line.weights[0].hex()} b={line.weights[1].hex()}", flush=True)
 
 

@@ -122,6 +122,7 @@ def main() -> None:
                 guard.step(step)  # <--
                 if step == args.steps:
                     break
+        guard.save(step)  # <-- what the last minutes brought, too
         if rank == 0:
             print(f"step {step}: done, loss {loss.item().hex()}", flush=True)
     if ranks > 1:

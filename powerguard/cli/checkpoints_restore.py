@@ -9,6 +9,7 @@ import argparse
 import json
 import logging
 import secrets
+import shutil
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -152,8 +153,7 @@ class Native:
         found = self._found
         with Store(self._target, job=found.manifest.job, ranks=found.manifest.ranks, slots=0) as store:
             if self._is_new:
-                saved, names = self._write(store, found, None, bar)
-                return self._told(saved.path, names, "")
+                return self._made(store, found, bar)
             base = next(iter(store.found()), None)
             if self._only and base is not None and base.digest != found.digest:
                 self._check_alike(base)
@@ -163,6 +163,15 @@ class Native:
                 msg = f"{self._target}: its newest checkpoint is the one to restore from (name an older one: --step N)"
                 raise RestoreError(msg)
             return self._roll_back(store, bar)
+
+    def _made(self, store: Store, found: Found, bar: Bar) -> dict[str, object]:
+        """Fill a folder that was not there; where that fails it is not there again."""
+        try:
+            saved, names = self._write(store, found, None, bar)
+        except BaseException:
+            shutil.rmtree(self._target, ignore_errors=True)
+            raise
+        return self._told(saved.path, names, "")
 
     def _roll_back(self, store: Store, bar: Bar) -> dict[str, object]:
         """Make this checkpoint the newest of the root: what is newer is set aside, and can be brought back."""

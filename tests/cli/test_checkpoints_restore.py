@@ -57,6 +57,14 @@ def test_items_go_into_a_new_root(job: Path, tmp_path: Path) -> None:
     assert main(["checkpoints", "verify", str(tmp_path / "new")]) == 0
 
 
+def test_a_rotten_checkpoint_leaves_no_new_root_behind(job: Path, tmp_path: Path) -> None:
+    """Refused, nothing was changed: the next try, from a good one, finds the place free."""
+    flip(at(job, 20) / "shard-00001")
+    assert main(["checkpoints", "restore", str(at(job, 20)), "--to", str(tmp_path / "new")]) == 1
+    assert not (tmp_path / "new").exists()
+    assert main(["checkpoints", "restore", str(at(job, 10)), "--to", str(tmp_path / "new")]) == 0
+
+
 def test_items_are_rolled_back_and_the_rest_stays(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = tree(job)
     words = ["checkpoints", "restore", str(job), "--step", "10", "--into", str(job), "--only", "optim.*", "--yes"]
