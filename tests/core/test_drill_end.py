@@ -12,6 +12,7 @@ from play import Player, Told
 from powerguard.core.events import CapPower, Level, Note, PauseTrainer, RestorePower, ResumeTrainer
 from powerguard.core.learned import DrillReport
 from powerguard.core.model import Drill
+from powerguard.core.recovery import reloaded
 
 WORDS = "table=50:540,75:360,100:240 trainer=llm:pause:20 rating_w=4000"
 CAP = f"{WORDS} cap_share=0.7"
@@ -270,6 +271,30 @@ def test_one_that_dies_in_the_outage_is_owed_nothing() -> None:
     played(f"{PAUSING}\n28.5 done pause\n29..30 utility load=40\n31..33 battery load=40 charge=99", player=player)
     told = player.play("33.5 trainer llm alive=false\n33.7 failed trainer_resume\n34 battery load=40 charge=99")
     assert (told.phase, told.state.drill) == ("on_battery", None)
+
+
+def test_one_that_dies_after_he_could_not_be_told_ends_the_drill_at_once() -> None:
+    player = Player()
+    played(f"{PAUSING}\n28.5 done pause\n29..30 utility load=40\n31..33 battery load=40 charge=99", player=player)
+    told = player.play("33.3 failed trainer_resume\n33.5 trainer llm alive=false")
+    assert (told.phase, told.state.drill) == ("on_battery", None)
+
+
+def test_two_events_of_one_moment_tell_it_once() -> None:
+    """The outage is certain, and in the same moment the trainer is seen: the word is on its way already."""
+    player = Player()
+    played(f"{PAUSING}\n28.5 done pause\n29..30 utility load=40\n31..32 battery load=40 charge=99", player=player)
+    told = player.play("32 trainer llm paused=true")
+    assert (told.phase, len(told.ordered(ResumeTrainer))) == ("on_battery", 1)
+
+
+def test_one_that_the_settings_let_go_in_the_outage_is_owed_nothing() -> None:
+    player = Player()
+    story = f"{PAUSING}\n28.5 done pause\n29..30 utility load=40\n31..33 battery load=40 charge=99"
+    told = played(f"{story}\n33.3 failed trainer_resume", player=player)
+    told.state = reloaded(player.policy, replace(player.policy, trainers=()), told.state, 33.4)
+    player.policy = replace(player.policy, trainers=())
+    assert player.play("34 battery load=40 charge=99").state.drill is None
 
 
 def test_one_that_nobody_knows_any_more_keeps_no_daemon_from_starting() -> None:
