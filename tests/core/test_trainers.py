@@ -360,6 +360,19 @@ def test_what_a_signal_brought_is_no_pause(signalled: tuple[Signalled, ...]) -> 
     assert [name for name, _ in at.state.learned.pauses] == ([] if signalled else ["a"])
 
 
+def test_a_pause_counts_when_it_was_heard() -> None:
+    """One that failed leaves the trainer as it was: it trains on, and draws."""
+    pause = PauseTrainer(id="p-1", by_s=110.0, trainer="a", outage="o")
+    for outcome, paused in (
+        (Done(at_s=100.0, action=pause, took_s=0.1), True),
+        (Failed(at_s=100.0, action=pause, took_s=0.1, reason="no answer"), False),
+    ):
+        at = turn(replace(A, told_pause=True))
+        trainers.take_in(at, outcome)
+        assert only(at).paused is paused
+    trainers.take_in(turn(B), Done(at_s=100.0, action=pause, took_s=0.1))
+
+
 def test_one_that_hears_late_that_it_may_go_on_is_told_to_pause_again() -> None:
     """The word was on its way when the next outage said pause: to this one, in this outage, and to nobody else."""
     word = ResumeTrainer(id="r-1", by_s=110.0, trainer="a", outage="earlier")
