@@ -332,6 +332,17 @@ def test_what_is_owed_is_tended(changes: dict[str, object], *, hold: bool, order
     assert bool(at.actions) is ordered
 
 
+def test_one_that_must_wait_is_told_to_pause_and_holds_nobody_up() -> None:
+    """Both write to one disk, and there is no time for both: the one of higher priority comes first, also when late."""
+    first = replace(A, name="c", priority=5, checkpoint_s=900.0)
+    at = turn(replace(A, checkpoint_s=900.0), first)
+    trainers.tend(at, hold=False, repeat_s=60.0)
+    assert [(type(o), o.trainer) for o in at.actions if isinstance(o, PauseTrainer | TriggerCheckpoint)] == [
+        (PauseTrainer, "a"),
+        (TriggerCheckpoint, "c"),
+    ]
+
+
 STOPPED = Signalled(trainer="a", outage="o", word="stop", at_s=50.0, carried_out="stop")
 
 
