@@ -131,7 +131,8 @@ def test_four_processes_agree_again_and_again(store: str, tmp_path: Path) -> Non
             answer = it.agreed(number, [0, 1, 2, 3])
             assert answer["ok"], answer
             it.tell((number + 1) % 4, resume=1)
-        assert len(it.manifests()) == 8
+        # One that is opened before anybody went on stands where the last one stood: another folder of the same step.
+        assert len(list(it.folder.glob("step-*/manifest"))) == 8
         leftovers = len(list((tmp_path / "ranks").rglob("*")))
         assert leftovers < 200
 

@@ -1,6 +1,7 @@
 """What a user does wrong is answered at once, and with a sentence."""
 
-import logging
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -39,4 +40,9 @@ def test_what_cannot_be_kept_is_named() -> None:
 
 def test_failures_are_heard_where_no_logging_is_set_up() -> None:
     """No handler of ours keeps Python from showing warnings on stderr, which is all that a plain script has."""
-    assert not logging.getLogger("powerguard.trainer").handlers
+    script = (
+        "import logging, powerguard.trainer.guard\n"
+        "logging.getLogger('powerguard.trainer').warning('checkpoint of step 7 failed')\n"
+    )
+    told = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=30)
+    assert told.stderr == "checkpoint of step 7 failed\n"
