@@ -61,7 +61,7 @@ def test_slurm_asks_for_a_checkpoint_and_requeues(folder: Path) -> None:
     require("curl")
     programs = folder / "bin"
     programs.mkdir()
-    (programs / "torchrun").write_text(f'#!/bin/sh\nshift 3\nexec {sys.executable} "$@" --text LICENSE --quiet\n')
+    (programs / "torchrun").write_text(f'#!/bin/sh\nshift 3\nexec "{sys.executable}" "$@" --text LICENSE --quiet\n')
     (programs / "scontrol").write_text(f'#!/bin/sh\necho "$@" >"{folder}/requeued"\n')
     for program in programs.iterdir():
         program.chmod(0o755)
