@@ -8,14 +8,14 @@ from powerguard.core import budget as sums
 from powerguard.core import fusion
 from powerguard.core.events import CapPower, Done, Failed, Level, RestorePower
 from powerguard.core.frozen import replace
-from powerguard.core.ladder import CAP_FAILED
 from powerguard.core.model import Cap, EmergencyCheckpoint, Holding, OnBattery, Online, Policy, Shutdown, State, Supply
 from powerguard.core.turn import Turn
 
 LEAST_GAIN = 1.05
 LIMIT_S = 5.0
 AGAIN_S = 10.0
-_FAILED = CAP_FAILED
+FAILED = "gpu_cap_failed"
+"""Alarm: GPU power could not be capped in this outage; what comes after a cap waits for none."""
 _STUCK = "gpu_power_stuck"
 
 
@@ -43,9 +43,9 @@ def _begin(turn: Turn) -> None:
     if policy.cap_share is None:
         return
     if isinstance(state.phase, Online):
-        turn.tell_once(_FAILED, "another outage may try again", holds=False)
+        turn.tell_once(FAILED, "another outage may try again", holds=False)
         return
-    if _FAILED in state.told or state.feed.supply is not Supply.BATTERY:
+    if FAILED in state.told or state.feed.supply is not Supply.BATTERY:
         return
     because = ""
     if isinstance(state.phase, OnBattery):
@@ -103,7 +103,7 @@ def take_in(turn: Turn, outcome: Done | Failed) -> None:
         turn.note("gpu_power_capped", "told by the helper", **dict(outcome.detail))
     else:
         # An error of the helper may have left some of them capped: what was found is put back, then it is over.
-        turn.tell_once(_FAILED, outcome.reason, holds=True)
+        turn.tell_once(FAILED, outcome.reason, holds=True)
         _lift(turn, cap)
 
 

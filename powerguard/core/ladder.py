@@ -10,6 +10,7 @@ been confirmed; nobody in any other phase stays stopped.
 from typing import Final
 
 from powerguard.core import budget as sums
+from powerguard.core import cap
 from powerguard.core.events import (
     Conduct,
     ContinueTrainer,
@@ -40,7 +41,6 @@ CAP_SETTLE_S: Final = 10.0
 SETTLE_S: Final = 15.0
 """From a rung that was carried out until the load must show it: a UPS tells its load some seconds late."""
 
-CAP_FAILED: Final = "gpu_cap_failed"
 _FAILED: Final = "signal_failed"
 _STUCK: Final = "trainer_left_stopped"
 _RUNGS: Final = (STOP, TERMINATE)
@@ -137,10 +137,10 @@ def _must_show(turn: Turn, phase: EmergencyCheckpoint | Holding) -> bool:
 
 def _is_capped_in_vain(turn: Turn) -> bool:
     """GPU power is capped and the load has had time to show it; or it cannot be."""
-    cap = turn.state.cap
-    if turn.policy.cap_share is None or CAP_FAILED in turn.state.told:
+    if turn.policy.cap_share is None or cap.FAILED in turn.state.told:
         return True
-    return cap is not None and cap.order is None and turn.now_s - cap.ordered_at_s >= CAP_SETTLE_S
+    capped = turn.state.cap
+    return capped is not None and capped.order is None and turn.now_s - capped.ordered_at_s >= CAP_SETTLE_S
 
 
 def _next_rung(turn: Turn, trainer: Trainer) -> str:
