@@ -223,15 +223,15 @@ class _Choice:
         candidates = []
         for step, _, digest in sorted(set.intersection(*sets), reverse=True):
             job, size = worlds[digest]
-            error = ""
+            error, where = "", self._copies[step, digest][0][1].path
             if job != self._job:
                 error = (
-                    f"the checkpoint of step {step} belongs to the job {clean_text(job, 128)!r}, not to {self._job!r}"
-                    " (give each job its own folder)"
+                    f"{where}: the checkpoint of step {step} belongs to the job {clean_text(job, 128)!r}, not to "
+                    f"{self._job!r} (give each job its own folder)"
                 )
             elif size != self._ranks.size:
                 error = (
-                    f"the checkpoint of step {step} was made by {size} ranks, and this training has"
+                    f"{where}: the checkpoint of step {step} was made by {size} ranks, and this training has"
                     f" {self._ranks.size} (start it with {size}, or from a format that can be resharded)"
                 )
             candidates.append(_Candidate(step, digest, error))
