@@ -11,7 +11,8 @@ import logging
 import secrets
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -45,9 +46,9 @@ class RestoreError(Exception):
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
-    logging.getLogger("powerguard.trainer").addHandler(logging.NullHandler())  # what it did is told below, once
     try:
-        told = _undo(Path(args.undo)) if args.undo else _restore(args)
+        with _unheard("powerguard.trainer"):
+            told = _undo(Path(args.undo)) if args.undo else _restore(args)
     except (RestoreError, PlaceError, StoreError, SealError, TierError, files.FilesError) as error:
         return fail(args, _VERB, str(error), 1)
     except OSError as error:
@@ -60,6 +61,17 @@ def run(args: argparse.Namespace) -> int:
         what = f"{', '.join(names[:_TOLD])}{more} restored from {told['from']}" if told["from"] else "undone"
         print(f"{clean(told['path'])}: {clean(what)}{clean(told['note'])}")
     return 0
+
+
+@contextmanager
+def _unheard(name: str) -> Iterator[None]:
+    """Keep what a logger says off stderr, where nobody else listens: what was done is told below, once."""
+    handler = logging.NullHandler()
+    logging.getLogger(name).addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger(name).removeHandler(handler)
 
 
 def _restore(args: argparse.Namespace) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """`powerguard checkpoints restore`: what was chosen is rolled back, all else stays, and it can be undone."""
 
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -49,12 +50,14 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_items_go_into_a_new_root(job: Path, tmp_path: Path) -> None:
-    """A root of its own, that a training can resume from and that verifies."""
+    """A root of its own, that a training can resume from and that verifies. No log handler stays behind."""
+    handlers = list(logging.getLogger("powerguard.trainer").handlers)
     assert main(["checkpoints", "restore", str(at(job, 20)), "--to", str(tmp_path / "new"), "--only", "model.*"]) == 0
     path = newest(tmp_path / "new")
     for rank in range(2):
         assert items_of(path, rank) == {"model.w": content(20, "model.w", rank)}
     assert main(["checkpoints", "verify", str(tmp_path / "new")]) == 0
+    assert logging.getLogger("powerguard.trainer").handlers == handlers
 
 
 def test_a_rotten_checkpoint_leaves_no_new_root_behind(job: Path, tmp_path: Path) -> None:
