@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from powerguard.trainer.disk import Disk
+from powerguard.trainer.manifest import MANIFEST, step_of
 from powerguard.trainer.seal_manifest import (
     CHUNK_BYTES,
     DIGEST_DIGITS,
@@ -111,9 +112,7 @@ def seal(
     step; None: as the folder's name has it (checkpoint-1200). Raises SealError, OSError; then there is no new seal.
     """
     root, disk = Path(folder).resolve(), disk or Disk()
-    if not root.is_dir():
-        msg = f"{root}: no such folder"
-        raise SealError(msg)
+    _check_foreign(root)
     before = _read_old(root, again=again)
     tree = walk(root)
     if not tree.files:
@@ -167,6 +166,26 @@ def verify(folder: Path | str, *, progress: Progress | None = None, direct: bool
     for found in each_of(compare, there):
         findings += found
     return Verdict(path=str(root), seal=sealed, findings=tuple(findings), read_bytes=told.done)
+
+
+def _check_foreign(root: Path) -> None:
+    """Refuse what is no folder, and what needs no seal: a store of ours (it goes on being written) or a part of it."""
+    if not root.is_dir():
+        msg = f"{root}: {'is no folder (seal the folder that it lies in)' if root.exists() else 'no such folder'}"
+        raise SealError(msg)
+    ours = root if _is_ours(root) else None
+    with os.scandir(root) as entries:
+        ours = ours or next((root / each.name for each in entries if _is_ours(root / each.name)), None)
+    if ours is not None:
+        msg = (
+            f"{ours}: a checkpoint of powerguard's own, which needs no seal: its manifest holds the digests "
+            f"(`powerguard checkpoints verify {root}` reads it to the last byte)"
+        )
+        raise SealError(msg)
+
+
+def _is_ours(path: Path) -> bool:
+    return step_of(path.name) is not None and (path / MANIFEST).is_file()
 
 
 def _flush_and_digest(

@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from powerguard.trainer.disk import Disk
+from powerguard.trainer.items import Buffer
 from powerguard.trainer.seal import Finding, seal, verify
 from powerguard.trainer.seal_manifest import SEAL, UNBORN, Seal, SealedFile, SealError, read_seal, step_in
+from powerguard.trainer.store import Store
+from tests.trainer.checkpoints import save
 
 MIB = 1 << 20
 
@@ -218,6 +221,20 @@ def test_what_a_seal_cannot_cover_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SealError, match="pipe: neither file, folder nor link"):
         seal(folder)
     assert read_seal(folder) is None
+
+
+def test_what_needs_no_seal_is_refused(tmp_path: Path) -> None:
+    """A store of ours goes on being written, so a seal of it would be broken by the next save; and a file is a file."""
+    with Store(tmp_path / "ck", job="a") as store:
+        native = Path(save(store, 7, [Buffer("w", bytes(10))]).path)
+    for folder in (tmp_path / "ck", native):
+        with pytest.raises(
+            SealError, match=f"^{native}: a checkpoint of powerguard's own.*checkpoints verify {folder}`"
+        ):
+            seal(folder)
+        assert not (folder / SEAL).exists()
+    with pytest.raises(SealError, match=r"^/dev/null: is no folder"):
+        seal("/dev/null")
 
 
 def test_a_socket_is_refused() -> None:
