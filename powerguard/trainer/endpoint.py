@@ -90,7 +90,8 @@ class Endpoint:
                 self._servers.append(tcp)
         except OSError as error:
             self.close()
-            msg = f"{path}: the endpoint cannot listen: {error.strerror or error}"
+            told = error.strerror or error
+            msg = f"{path}: the endpoint cannot listen: {told if path.parent.is_dir() else no_folder(path.parent)}"
             raise EndpointError(msg) from error
         for server in self._servers:
             server.desk = desk
@@ -131,6 +132,13 @@ def socket_for(job: str, folder: Path = SOCKETS) -> Path | None:
         return None
     name = job if _JOB.fullmatch(job) else "x" + sha256(job.encode("utf-8", "replace")).hexdigest()[:32]
     return folder / f"{name}.sock"
+
+
+def no_folder(folder: Path) -> str:
+    """Say that the folder for sockets is missing, and how it comes into being."""
+    if folder == SOCKETS:
+        return f"no folder {folder} (`systemd-tmpfiles --create powerguard.conf` on the host, as its installation does)"
+    return f"no folder {folder} (make it, or name a socket in one that is there)"
 
 
 def read_token(path: Path) -> bytes:

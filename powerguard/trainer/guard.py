@@ -19,7 +19,7 @@ from powerguard.trainer.desk import Desk, boottime_s
 from powerguard.trainer.disk import Disk
 from powerguard.trainer.endpoint import Endpoint
 from powerguard.trainer.items import State
-from powerguard.trainer.keeper import GivenUp, Save, Taken, attempted
+from powerguard.trainer.keeper import CLOSED, GivenUp, Save, Taken, attempted
 from powerguard.trainer.opening import AUTO, Signals, endpoint_of, keeper_of, look_after
 from powerguard.trainer.operation import Operation
 from powerguard.trainer.pace import STEPS
@@ -150,7 +150,7 @@ class Guard:
         """Say that this step has ended and its state is whole. Saves, pauses or ends here when that was asked.
 
         step: how many steps have been done. Raises StopTraining, a SystemExit, when the asker wants the process to end
-        after its checkpoint.
+        after its checkpoint; GivenUp once the guard is closed.
         """
         now_s = self._clock()
         pace = self._pace
@@ -236,7 +236,7 @@ class Guard:
         """Say that training has ended. finish: what is being written becomes durable first; else it is given up."""
         if self._closed:
             return
-        self._closed = True
+        self._closed, self._pace.due_s = True, -_NEVER_S  # a step from now on is attended to, and refused
         if self._together is not None and not finish:
             self._together.close()  # nobody need wait for this rank any more
         self._writer.close(finish=finish)
@@ -263,7 +263,7 @@ class Guard:
     def _attend(self, step: int) -> None:
         """Do what is asked, and what is due by the clock; stand still for as long as somebody wants it."""
         desk = self.desk
-        began_s = self._clock()
+        began_s = self._began()
         with desk.changed:
             desk.boundary, desk.serving = step, True
             while True:
@@ -286,7 +286,7 @@ class Guard:
         desk, together = self.desk, self._together
         if together is None:
             return
-        began_s = self._clock()
+        began_s = self._began()
         with desk.changed:
             desk.boundary, desk.serving = step, True
         while (known := together.agreement.wait(step)) is not None:
@@ -294,9 +294,8 @@ class Guard:
                 self._take_part(known, step=step)
                 continue
             with desk.changed:  # durable, and whoever asked for it said exit
-                ending = together.last_of(known)
-                desk.ending = ending
-                self._end(ending)
+                desk.ending = together.last_of(known)
+                self._end(desk.ending)
         with desk.changed:
             desk.boundary, desk.serving = None, False
             desk.asked = False
@@ -308,6 +307,11 @@ class Guard:
             if began_s >= self._pace.due_s:
                 self._periodic(step, began_s)
         self._pace.rested(self._clock() - began_s)
+
+    def _began(self) -> float:
+        if self._closed:
+            raise GivenUp(CLOSED)
+        return self._clock()
 
     def _take_part(self, known: Generation, *, step: int, from_memory: bool = False) -> None:
         """Take this rank's state for a checkpoint of all ranks, and have it written."""
@@ -422,9 +426,8 @@ class Guard:
         if not self._measured:
             self._measured = True
             self._measure()
-            self._pace.due_s = now_s + (
-                self._every_s if self._every_s == _NEVER_S else min(self._every_s, _FIRST_SAVE_S)
-            )
+            first_s = _FIRST_SAVE_S if self._every_s < _NEVER_S else _NEVER_S
+            self._pace.due_s = now_s + min(self._every_s, first_s)
             return
         if self._together is not None and self._ranks.rank:
             self._pace.due_s = _NEVER_S  # rank 0's clock is everybody's
@@ -489,8 +492,7 @@ class Guard:
 
     def forsake(self) -> None:
         """In a child of fork (a data loader's worker): be nobody's guard, and hold nothing that is the parent's."""
-        self._closed = True
-        self.desk.asked = False
+        self._closed, self.desk.asked = True, False
         self._pace.due_s = _NEVER_S
         if self._endpoint is not None:
             self._endpoint.forsake()

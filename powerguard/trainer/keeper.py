@@ -17,6 +17,8 @@ Save = Callable[[int], SavedCheckpoint]
 Tell = Callable[[Phase, int | None, int | None], None]
 """Told (WRITING or COMMITTING, bytes done, bytes in all), from any thread."""
 
+CLOSED = "the guard is closed (step and save before close(), and before the end of its `with`)"
+
 _Value = TypeVar("_Value")
 _log = logging.getLogger("powerguard.trainer")
 

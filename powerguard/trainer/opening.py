@@ -14,7 +14,7 @@ from typing import Protocol
 
 from powerguard.trainer.desk import Desk
 from powerguard.trainer.disk import Disk
-from powerguard.trainer.endpoint import Endpoint, EndpointError, read_token, socket_for
+from powerguard.trainer.endpoint import SOCKETS, Endpoint, EndpointError, no_folder, read_token, socket_for
 from powerguard.trainer.items import State
 from powerguard.trainer.keeper import Keeper, Save, Saving
 from powerguard.trainer.ranks import Ranks, RanksError
@@ -88,6 +88,9 @@ def endpoint_of(
         if port is not None:
             msg = f"port {port}: needs a socket too (its folder may be any)"
             raise EndpointError(msg)
+        if socket == AUTO:
+            why = f"{SOCKETS}: may not be written to" if SOCKETS.is_dir() else no_folder(SOCKETS)
+            _log.warning("nobody can ask this training for a checkpoint: %s; socket=None if that is meant", why)
         return None
     token = None if token_file is None else read_token(Path(token_file))
     try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from powerguard.trainer.desk import Desk
-from powerguard.trainer.keeper import GivenUp, Keeper, Nobody, Order, Others, Taken, attempted
+from powerguard.trainer.keeper import CLOSED, GivenUp, Keeper, Nobody, Order, Others, Taken, attempted
 from powerguard.trainer.operation import Operation
 from powerguard.trainer.store import SavedCheckpoint
 from powerguard.wire import Phase
@@ -151,7 +151,7 @@ class Writer:
         reason = reason or (PERIODIC if operation is None else operation.reason.value)
         write = Write(taken, operation, others or Nobody(), reason)
         if self._over:  # nobody writes any more, and whoever waited for it would wait for ever
-            write.outcome = GivenUp("the guard is closed (save before close(), and before the end of its `with`)")
+            write.outcome = GivenUp(CLOSED)
             write.others.failed(write.outcome)
             return write
         for older in self._queue:

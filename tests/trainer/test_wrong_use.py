@@ -12,7 +12,7 @@ from powerguard.trainer.keeper import GivenUp
 
 
 def test_a_save_after_the_end_is_refused_at_once(tmp_path: Path) -> None:
-    """Whoever calls save() behind the `with` is told so: nobody writes any more, and to wait would be for ever."""
+    """Whoever calls save() or step() behind the `with` is told so: nobody writes any more, nor comes for it."""
     refused: list[BaseException] = []
     with Guard(Parts(lambda: {"w": bytes(100)}, lambda _: None), tmp_path / "root", job="a", socket=None) as guard:
         guard.step(1)
@@ -27,8 +27,10 @@ def test_a_save_after_the_end_is_refused_at_once(tmp_path: Path) -> None:
     thread.start()
     thread.join(30)
     assert [str(error) for error in refused] == [
-        "the guard is closed (save before close(), and before the end of its `with`)"
+        "the guard is closed (step and save before close(), and before the end of its `with`)"
     ]
+    with pytest.raises(GivenUp, match=r"^the guard is closed"):
+        guard.step(2)
 
 
 def test_what_cannot_be_kept_is_named() -> None:
