@@ -9,13 +9,14 @@ import fcntl
 import json
 import os
 import select
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from powerguard.clock import boottime_s
+from powerguard.clock import boot_id, boottime_s
 
 MAX_LINE_BYTES: Final = 4096
 LINE_S: Final = 2.0
@@ -111,13 +112,64 @@ def say(answer: Answer) -> None:
 # --- The folder -----------------------------------------------------------------------------------------------------
 
 
-class KeptFolder:
-    """A helper's own folder in /run, or a test's. Only root can write there."""
+def past_s(told: object) -> float:
+    """A moment of CLOCK_BOOTTIME that was kept; 0, long ago, where it never was. Raises TypeError or ValueError."""
+    at_s = float(told)  # type: ignore[arg-type]
+    return at_s if 0.0 <= at_s <= boottime_s() else 0.0
 
-    def __init__(self, path: Path, *, helper: str) -> None:
-        """helper: its name, for messages."""
+
+class KeptFolder:
+    """A helper's own folder in /run, or a test's, with one file that names the boot. Only root can write there."""
+
+    def __init__(self, path: Path, *, helper: str, file: str, by_hand: str) -> None:
+        """helper: its name, for messages. file: of what is kept. by_hand: what puts that right without us."""
         self.path = path
         self._helper = helper
+        self._file = path / file
+        self._by_hand = by_hand
+
+    def load(self) -> dict[str, Any] | None:
+        """What is kept; None where nothing is. What another boot has left is removed. Raises KeptError."""
+        try:
+            self._refuse_foreign()
+            told = json.loads(self._file.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self.cannot(self._file, "read", error) from None
+        except (ValueError, RecursionError):
+            raise self.nonsense() from None
+        if not isinstance(told, dict) or not isinstance(told.get("boot_id"), str):
+            raise self.nonsense()
+        if told["boot_id"] != boot_id():
+            self.forget()
+            return None
+        if told.get("schema_version") != 1:
+            raise self.nonsense()
+        return told
+
+    def keep(self, plain: Mapping[str, object]) -> None:
+        """Write what is to be known before anything is touched. Raises KeptError."""
+        self.put(self._file.name, json.dumps({"schema_version": 1, "boot_id": boot_id(), **plain}))
+
+    def forget(self) -> None:
+        """All is as it was found: the file is gone, and the watch with it. Raises KeptError."""
+        try:
+            self._file.unlink(missing_ok=True)
+        except OSError as error:
+            raise self.cannot(self._file, "remove", error) from None
+
+    def nonsense(self) -> KeptError:
+        """Return what to say of a file whose content makes no sense."""
+        return KeptError(f"{self._file}: is not what {self._helper} wrote: {self._by_hand}, then remove it")
+
+    def _refuse_foreign(self) -> None:
+        """What others could have written is not believed: it would make root do what they like."""
+        found = self.path.stat()
+        if found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            msg = f"{self.path}: others than root can write there, so nothing in it is believed"
+            msg += f" (chown root {self.path}; chmod 0755 {self.path})"
+            raise KeptError(msg)
 
     def put(self, name: str, text: str) -> None:
         """Write a file durably and whole: a kill at any instruction leaves the old one or the new one."""
@@ -126,7 +178,9 @@ class KeptFolder:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
             descriptor = os.open(fresh, flags, 0o644)
             try:
-                os.write(descriptor, text.encode() + b"\n")
+                left = memoryview(text.encode() + b"\n")
+                while left:  # a disk that is filling up takes a part, and says so only to the next write
+                    left = left[os.write(descriptor, left) :]
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -146,10 +200,9 @@ class KeptFolder:
     def held_s(self) -> float:
         """When the daemon last said so; 0 where it never did."""
         try:
-            held_s = float((self.path / _HELD).read_text(encoding="ascii"))
+            return past_s((self.path / _HELD).read_text(encoding="ascii"))
         except (OSError, ValueError):
             return 0.0
-        return held_s if 0.0 <= held_s <= boottime_s() else 0.0
 
     @contextlib.contextmanager
     def locked(self, by_s: float) -> Iterator[None]:
@@ -173,6 +226,6 @@ class KeptFolder:
             os.close(descriptor)
 
     def cannot(self, path: Path, verb: str, error: OSError) -> KeptError:
-        """Return what to say of a file that cannot be read or written."""
+        """Return what to say of a file that cannot be read, written or removed."""
         text = f"{path}: cannot {verb}: {error.strerror or error} ({self._helper} runs as root and owns it)"
         return KeptError(text)

@@ -5,15 +5,12 @@ the limit found, which is never overwritten, and every limit that we may have se
 lines of ours, one of these is what the GPU reads, unless somebody else has set another.
 """
 
-import contextlib
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from powerguard.clock import boot_id
 from powerguard.effectors.gpu.nvml import SAME_MW
-from powerguard.effectors.root_helper import KeptError, KeptFolder
+from powerguard.effectors.root_helper import KeptFolder, past_s
 
 LEASE_S: Final = 180.0
 """A cap holds this long after the daemon last said so: longer than its restart (20 s to stop, 60 s to start)."""
@@ -72,42 +69,25 @@ class Folder(KeptFolder):
     """The helper's own folder: /run/powerguard-gpu, or a test's."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, helper="powerguard-gpu")
+        by_hand = "set the limits by hand (nvidia-smi --power-limit)"
+        super().__init__(path, helper="powerguard-gpu", file=LIMITS, by_hand=by_hand)
 
     def read(self) -> Limits | None:
-        """What is kept; None where nothing is. What another boot has left is removed. Raises KeptError."""
-        path = self.path / LIMITS
+        """What is kept; None where nothing is. Raises KeptError."""
+        told = self.load()
         try:
-            told = json.loads(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise self.cannot(path, "read", error) from None
-        except (ValueError, RecursionError):
-            raise _nonsense(path) from None
-        if isinstance(told, dict) and isinstance(told.get("boot_id"), str) and told["boot_id"] != boot_id():
-            self.forget()
-            return None
-        try:
-            return _limits(told)
+            return None if told is None else _limits(told)
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise _nonsense(path) from None
+            raise self.nonsense() from None
 
     def write(self, limits: Limits) -> None:
         """Keep it, durably and whole: a kill at any instruction leaves the old file or the new one."""
-        self.put(LIMITS, json.dumps({"schema_version": 1, "boot_id": boot_id(), **asdict(limits)}))
-
-    def forget(self) -> None:
-        """All limits are back."""
-        with contextlib.suppress(FileNotFoundError):
-            (self.path / LIMITS).unlink()
+        self.keep(asdict(limits))
 
 
 def _limits(told: dict[str, Any]) -> Limits:
     """Read what was written, and believe nothing else. Raises ValueError, KeyError, TypeError or AttributeError."""
-    if told["schema_version"] != 1:
-        raise ValueError(told["schema_version"])
-    times = {name: float(told[name]) for name in ("capped_s", "ordered_s", "tried_s")}
+    times = {name: past_s(told[name]) for name in ("capped_s", "ordered_s", "tried_s")}
     gpus = tuple(
         Kept(
             uuid=str(gpu["uuid"]),
@@ -122,9 +102,3 @@ def _limits(told: dict[str, Any]) -> Limits:
     if any(gpu.found_mw <= 0 for gpu in gpus):
         raise ValueError(gpus)
     return Limits(**times, tries=int(told["tries"]), gpus=gpus)
-
-
-def _nonsense(path: Path) -> KeptError:
-    return KeptError(
-        f"{path}: is not what powerguard-gpu wrote: set the limits by hand (nvidia-smi --power-limit), then remove it"
-    )

@@ -1,0 +1,95 @@
+"""What powerguard-gpu and powerguard-signal both stand on: the file that is written before anything is touched.
+
+It is all that says what was changed, so it is never half, and never somebody else's.
+"""
+
+import json
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerguard.clock import boot_id, boottime_s
+from powerguard.effectors.root_helper import KeptError, KeptFolder
+
+WORDS = {"helper": "powerguard-x", "file": "kept.json", "by_hand": "mend it by hand"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> KeptFolder:
+    return KeptFolder(tmp_path, **WORDS)
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Let files grow to 100 bytes: a write takes that much, and only the next one fails, as where a disk is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_what_was_kept_comes_back(folder: KeptFolder) -> None:
+    assert folder.load() is None
+    folder.keep({"what": [1, 2]})
+    assert folder.load() == {"schema_version": 1, "boot_id": boot_id(), "what": [1, 2]}
+    assert [path.name for path in folder.path.iterdir()] == ["kept.json"]
+    folder.forget()
+    folder.forget()
+    assert folder.load() is None
+
+
+def test_a_disk_that_fills_up_leaves_what_was_kept_before(folder: KeptFolder) -> None:
+    """Half a file in its place, and nobody would ever be let go on: not by a word, not by the watch."""
+    folder.keep({})
+    with full_disk(), pytest.raises(KeptError, match=r"kept\.json: cannot write: File too large"):
+        folder.keep({"what": "x" * 200})
+    assert folder.load() == {"schema_version": 1, "boot_id": boot_id()}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 3000, '{"boot_id": 1}', '{"boot_id": "BOOT"}', "\xff"])
+def test_what_makes_no_sense_is_left_for_a_person(folder: KeptFolder, text: str) -> None:
+    (folder.path / "kept.json").write_bytes(text.replace("BOOT", boot_id()).encode("latin-1"))
+    with pytest.raises(KeptError, match="is not what powerguard-x wrote: mend it by hand, then remove it"):
+        folder.load()
+    assert (folder.path / "kept.json").exists()
+
+
+def test_what_another_boot_has_left_is_removed(folder: KeptFolder) -> None:
+    """Also where a newer powerguard wrote it."""
+    (folder.path / "kept.json").write_text(json.dumps({"schema_version": 9, "boot_id": "another"}), encoding="ascii")
+    assert folder.load() is None
+    assert list(folder.path.iterdir()) == []
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("how", [{"mode": 0o777}, {"mode": 0o775}, {"owner": 65534}])
+def test_a_folder_in_which_others_can_write_is_not_believed(folder: KeptFolder, how: dict[str, Any]) -> None:
+    """Whoever could write there could have root signal anybody: a process of root that was "stopped", say."""
+    folder.keep({})
+    folder.path.chmod(how.get("mode", 0o755))
+    os.chown(folder.path, how.get("owner", 0), -1)
+    with pytest.raises(KeptError, match="others than root can write there"):
+        folder.load()
+
+
+def test_a_hold_of_the_future_or_of_nonsense_holds_nothing(folder: KeptFolder) -> None:
+    assert folder.held_s() == 0.0
+    for text in ("garbage", "nan", "inf", "-1", str(boottime_s() + 1000)):
+        (folder.path / "held").write_text(text, encoding="ascii")
+        assert folder.held_s() == 0.0
+    folder.hold()
+    assert 0 <= boottime_s() - folder.held_s() < 60
+
+
+@pytest.mark.root
+def test_a_lock_that_cannot_be_had_is_told(folder: KeptFolder) -> None:
+    (folder.path / "lock").symlink_to(folder.path / "elsewhere")
+    with pytest.raises(KeptError, match="lock"), folder.locked(boottime_s()):
+        pass
