@@ -186,8 +186,8 @@ class Guard:
         that an emergency finds it; whatever happens to the model meanwhile (averaged weights swapped in, say) does not
         matter. Without it, the last durable checkpoint is what there is.
         """
-        before, self._pace.loop = self._pace.loop, Loop(loop)
-        began_s, stepped_at_s = self._clock(), self._pace.stepped_at_s
+        began_s, stepped_at_s, before = self._clock(), self._pace.stepped_at_s, self._pace.loop
+        self._pace.loop = Loop(loop)
         if step is not None:
             self._hold_state(step)
         try:
@@ -426,8 +426,7 @@ class Guard:
         if not self._measured:
             self._measured = True
             self._measure()
-            first_s = _FIRST_SAVE_S if self._every_s < _NEVER_S else _NEVER_S
-            self._pace.due_s = now_s + min(self._every_s, first_s)
+            self._pace.due_s = now_s + (min(self._every_s, _FIRST_SAVE_S) if self._every_s < _NEVER_S else _NEVER_S)
             return
         if self._together is not None and self._ranks.rank:
             self._pace.due_s = _NEVER_S  # rank 0's clock is everybody's

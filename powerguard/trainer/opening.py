@@ -36,7 +36,14 @@ def keeper_of(
             msg = "a state with items() needs a root: the folder for its checkpoints"
             raise StoreError(msg)
         store = Store(
-            root, job=job, rank=ranks.rank, ranks=ranks.size, leader=_leads(Path(root), ranks), keep=keep, disk=disk
+            root,
+            job=job,
+            rank=ranks.rank,
+            ranks=ranks.size,
+            leader=_leads(Path(root), ranks),
+            hosts=ranks.hosts,
+            keep=keep,
+            disk=disk,
         )
         return Stored(state, store, hosts=ranks.hosts)
     if remote:

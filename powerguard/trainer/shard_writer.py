@@ -51,7 +51,7 @@ def write_file(
     with DiskFile(disk, path) as file:
         in_place = file.size_bytes >= len(content)
         if not in_place:
-            file.allocate(max(room_bytes, len(content)))
+            _allocate(file, len(content), room_bytes)
 
         def work(index: int, start: int, end: int) -> None:
             nonlocal done, dirty
@@ -73,3 +73,12 @@ def write_file(
             raise FileNotFoundError(errno.ENOENT, "was taken away while it was written", str(path))
     took_s = time.perf_counter() - began_s
     return Written(digests=digests, direct=file.direct, in_place=in_place, took_s=took_s)
+
+
+def _allocate(file: DiskFile, size_bytes: int, room_bytes: int) -> None:
+    try:
+        file.allocate(max(room_bytes, size_bytes))
+    except OSError as error:
+        if error.errno != errno.ENOSPC or room_bytes <= size_bytes:
+            raise
+        file.allocate(size_bytes)  # room to grow would be good, and is not needed

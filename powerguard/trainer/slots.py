@@ -20,7 +20,8 @@ from typing import Final
 
 from powerguard.trainer.disk import Disk, DiskFile, shares_blocks
 from powerguard.trainer.locks import FolderLock
-from powerguard.trainer.manifest import MANIFEST, StoreError, shard_file
+from powerguard.trainer.manifest import MANIFEST, shard_file
+from powerguard.trainer.room import free_bytes, size_of
 from powerguard.trainer.snapshot import Snapshot
 
 UNBORN: Final = f"{MANIFEST}.tmp"
@@ -38,11 +39,15 @@ def roomy(size_bytes: int) -> int:
 
 
 class Slots:
-    """The slots of one root. Every rank prepares its own files in them; a lock keeps that out of a save's way."""
+    """The slots of one root. Every rank prepares its own files in them; a lock keeps that out of a save's way.
 
-    def __init__(self, root: Path, disk: Disk, count: int) -> None:
+    sharers: how many ranks write under this root, at least.
+    """
+
+    def __init__(self, root: Path, disk: Disk, count: int, *, sharers: int = 1) -> None:
         self._root = root
         self._disk = disk
+        self._sharers = sharers
         self._paths = [root / f".slot-{index}" for index in range(count)]
         self._lock = Lock()
 
@@ -59,12 +64,16 @@ class Slots:
     def prepare(
         self, rank: int, size_bytes: int, manifest_bytes: int, *, rate: float | None = None, stop: Event | None = None
     ) -> bool:
-        """Fill what is missing: see `Store.prepare`. manifest_bytes: 0 where this rank commits nothing."""
+        """Fill what is missing, as far as there is room: see `Store.prepare`.
+
+        manifest_bytes: 0 where this rank commits nothing.
+        """
         wanted = {shard_file(rank): roomy(size_bytes)}
         if manifest_bytes:
             wanted[UNBORN] = -(-manifest_bytes // MANIFEST_ROOM) * MANIFEST_ROOM
-        self._check_space(wanted)
         for path in self._paths:
+            if not self._fits(path, wanted):
+                continue  # half a slot helps nobody, and would fill the disk
             with contextlib.suppress(FileExistsError):
                 self._disk.make_folder(path)
             for name, size in wanted.items():
@@ -80,16 +89,16 @@ class Slots:
         """How many slots hold a shard of this rank and size."""
         return sum(size_of(path / shard_file(rank)) >= size_bytes for path in self._paths)
 
-    def _check_space(self, wanted: dict[str, int]) -> None:
-        short = sum(max(size - size_of(path / name), 0) for path in self._paths for name, size in wanted.items())
-        found = os.statvfs(self._root)
-        free = found.f_bavail * found.f_frsize
-        if short > free:
-            msg = (
-                f"{self._root}: the emergency slots need {short} bytes more, {free} are free "
-                f"(free some, or a full disk can lose an emergency checkpoint)"
-            )
-            raise StoreError(msg)
+    def could_take(self, rank: int, size_bytes: int) -> bool:
+        """Whether an emergency of this size finds a slot, or the room for one."""
+        return any(self._fits(path, {shard_file(rank): size_bytes}) for path in self._paths)
+
+    def _fits(self, path: Path, wanted: dict[str, int]) -> bool:
+        """Whether there is room for what a slot lacks; the other ranks' shards count as long as this one's."""
+        short = sum(max(size - size_of(path / name), 0) for name, size in wanted.items())
+        theirs = sum(size_of(file) for file in path.glob("shard-*") if file.name not in wanted)
+        short += max((self._sharers - 1) * max(wanted.values()) - theirs, 0)
+        return short == 0 or short <= free_bytes(self._root)
 
     def _fill(self, path: Path, size_bytes: int, rate: float | None, stop: Event | None) -> bool:
         """Lengthen a file to this size. False: told to stop, or the slot was taken meanwhile.
@@ -212,11 +221,3 @@ def _is_ours_alone(folder: Path) -> bool:
         found = [(Path(entry.path), entry.stat(follow_symlinks=False)) for entry in entries]
     is_alone = all(stat.S_ISREG(each.st_mode) and each.st_nlink == 1 for _, each in found)
     return bool(found) and is_alone and not any(shares_blocks(path) for path, _ in found)
-
-
-def size_of(path: Path) -> int:
-    """How long a file is; 0 where there is none."""
-    try:
-        return path.stat(follow_symlinks=False).st_size
-    except (FileNotFoundError, NotADirectoryError):
-        return 0

@@ -16,7 +16,6 @@ docs/reference/checkpoint-format.md.
 import contextlib
 import errno
 import logging
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -41,15 +40,18 @@ from powerguard.trainer.manifest import (
     step_of,
 )
 from powerguard.trainer.reader import CorruptError, read_shard
+from powerguard.trainer.room import FULL, Room, free_bytes, size_of
 from powerguard.trainer.scrub import Scrubbed, scrub
 from powerguard.trainer.shard_writer import Written, write_file
-from powerguard.trainer.slots import MANIFEST_ROOM, UNBORN, Slots, is_folder, remove, roomy, size_of
+from powerguard.trainer.slots import MANIFEST_ROOM, UNBORN, Slots, is_folder, remove, roomy
 from powerguard.trainer.snapshot import Progress, Snapshot
 
 __all__ = ["MANIFEST", "CorruptError", "Found", "Refused", "SavedCheckpoint", "Store", "StoreError", "newest_in"]
 
 _BAD: Final = "bad-"
 _KEPT_BAD: Final = 2
+_NO_TIME: Final = Event()
+_NO_TIME.set()
 _Result = TypeVar("_Result")
 _log = logging.getLogger("powerguard.trainer")
 
@@ -58,8 +60,9 @@ class Store:
     """The checkpoints of one job under one root.
 
     rank, ranks: who this is among how many; each has a Store of its own. leader: exactly one per root is; it holds the
-    root's lock for as long as it lives, commits, prunes and sets aside. keep: how many of the newest stay, at least 2,
-    so that a rotten one does not cost the training. slots: how many ready-made folders (see slots.py); 0 for none.
+    root's lock for as long as it lives, commits, prunes and sets aside. hosts: those of all ranks. keep: how many of
+    the newest stay, at least 2, so that a rotten one does not cost the training; fewer only where an emergency would
+    find no room. slots: how many ready-made folders (see slots.py); 0 for none.
 
     Methods raise StoreError or OSError, which say what and where. Threads: one save at a time; `prepare`, `scrub`,
     `found` and reading may run beside it.
@@ -73,6 +76,7 @@ class Store:
         rank: int = 0,
         ranks: int = 1,
         leader: bool = True,
+        hosts: int = 1,
         keep: int = 2,
         slots: int = 2,
         chunk_bytes: int = CHUNK_BYTES,
@@ -93,7 +97,9 @@ class Store:
         self._keep = keep
         self._chunk_bytes = chunk_bytes
         self._disk = disk or Disk()
-        self._slots = Slots(self.root, self._disk, slots)
+        self._sharers = -(-ranks // hosts)
+        self._slots = Slots(self.root, self._disk, slots, sharers=self._sharers)
+        self._room = Room(self.root, keep, slots)
         self._written: set[str] = set()
         self._read: set[str] = set()
         self._manifest_bytes = MANIFEST_ROOM
@@ -131,12 +137,26 @@ class Store:
         """Have the slots ready for this rank's shard of this size, and a little more. Cheap where they are.
 
         Early and in idle time: it writes the slots once, at most `rate` bytes a second (None: at full speed), until
-        `stop` is set. False: stopped, or a save took a slot meanwhile; call again. Raises StoreError when the disk is
-        too full: until it is not, the job has no protection against a full disk.
+        `stop` is set. False: stopped, or a save took a slot meanwhile; call again. Where there is room for one slot, or
+        for one when fewer checkpoints are kept, there is one. Raises StoreError afterwards, when the disk has no room
+        for all checkpoints and slots.
         """
-        return self._slots.prepare(
-            self.rank, size_bytes, self._manifest_bytes if self.leader else 0, rate=rate, stop=stop
-        )
+        self.leave_room(size_bytes, stop or Event())
+        manifest_bytes = self._manifest_bytes if self.leader else 0
+        is_done = self._slots.prepare(self.rank, size_bytes, manifest_bytes, rate=rate, stop=stop)
+        if is_done and (short := self._room.shortage(roomy(size_bytes) * self._sharers, self.slots_ready(size_bytes))):
+            raise StoreError(short)
+        return is_done
+
+    def leave_room(self, size_bytes: int, stop: Event = _NO_TIME) -> None:
+        """Keep fewer old checkpoints, where the next emergency would find neither a slot nor the room for one.
+
+        The newest good one stays, whatever comes. stop: as `prune` has it; without it nothing is read.
+        """
+        for keep in range(self._keep, 0, -1):
+            if not self.leader or not self._room.slots or self._slots.could_take(self.rank, size_bytes):
+                return
+            self.prune(stop, keep=keep)
 
     def slots_ready(self, size_bytes: int) -> int:
         """How many slots could take this rank's shard of this size right now."""
@@ -161,9 +181,24 @@ class Store:
 
         urgent: may take the last slot. Raises CancelledError once `cancel` is set; then call `abandon`.
         """
-        folder = self._folder(name, layout.size_bytes, urgent=urgent)
-        content = snapshot.buffer[: layout.size_bytes]
-        path = folder / shard_file(rank)
+        with self._room.told(layout.size_bytes * self._sharers):
+            folder = self._folder(name, layout.size_bytes, urgent=urgent)
+            written = self._write(folder / shard_file(rank), snapshot, layout, progress, cancel)
+            self._disk.sync_folder(folder)
+            self._disk.sync_folder(self.root)
+        self.last_write = written
+        return Shard(
+            rank=rank,
+            size_bytes=layout.size_bytes,
+            chunk_bytes=self._chunk_bytes,
+            digests=tuple(written.digests),
+            items=layout.items,
+        )
+
+    def _write(
+        self, path: Path, snapshot: Snapshot, layout: Layout, progress: Progress | None, cancel: Event | None
+    ) -> Written:
+        content, is_new = snapshot.buffer[: layout.size_bytes], not path.exists()
         write = partial(
             write_file,
             self._disk,
@@ -174,17 +209,13 @@ class Store:
             progress=progress,
             cancel=cancel,
         )
-        written = self._twice(path, write)
-        self._disk.sync_folder(folder)
-        self._disk.sync_folder(self.root)
-        self.last_write = written
-        return Shard(
-            rank=rank,
-            size_bytes=layout.size_bytes,
-            chunk_bytes=self._chunk_bytes,
-            digests=tuple(written.digests),
-            items=layout.items,
-        )
+        try:
+            return self._twice(path, write)
+        except OSError as error:
+            if is_new and error.errno in FULL:  # what was reserved of it would keep the disk full, for everybody
+                with contextlib.suppress(OSError):
+                    self._disk.unlink(path)
+            raise
 
     def commit(self, name: str, manifest: Manifest) -> SavedCheckpoint:
         """Make it a checkpoint, once every rank's shard is durable. Only the leader; durable when this returns."""
@@ -210,7 +241,8 @@ class Store:
         except ManifestError as error:
             msg = f"{folder}: nobody could read it again: its manifest {error}"
             raise StoreError(msg) from error
-        self._twice(folder / UNBORN, lambda: self._write_manifest(folder / UNBORN, content))
+        with self._room.told(manifest.size_bytes):
+            self._twice(folder / UNBORN, lambda: self._write_manifest(folder / UNBORN, content))
         self._disk.sync_folder(folder)
         self._disk.rename(folder / UNBORN, folder / MANIFEST)
         self._disk.sync_folder(folder)
@@ -231,7 +263,7 @@ class Store:
         """The folder of a checkpoint that is being written: a slot's under its new name, or a new one.
 
         The last slot is for who is in a hurry, and for a disk that has no room for a new one: then the slot comes back
-        with the next pruning, or when this save is given up.
+        with the next pruning, or when this save is given up. Where nothing could be pruned it is for emergencies alone.
         """
         if step_of(name) is None:
             msg = f"{name!r} is no name for a checkpoint"
@@ -240,9 +272,14 @@ class Store:
         if (folder / MANIFEST).exists():
             msg = f"{folder}: is committed already, and a name is never used twice"
             raise StoreError(msg)
-        space = os.statvfs(self.root)
-        is_tight = space.f_bavail * space.f_frsize < roomy(size_bytes) * self.ranks
-        if not self._slots.take(folder, leave=0 if urgent or is_tight else 1):
+        is_tight = free_bytes(self.root) < roomy(size_bytes) * self._sharers
+        if urgent:
+            self.leave_room(size_bytes)
+        comes_back = any((path / MANIFEST).exists() for path in folders(self.root))
+        if not self._slots.take(folder, leave=0 if urgent or (is_tight and comes_back) else 1):
+            if is_tight and not urgent and self._slots.free() and not is_folder(folder):
+                msg = "No space left on device beside the slot that is kept for an emergency"
+                raise OSError(errno.ENOSPC, msg, str(self.root))
             with contextlib.suppress(FileExistsError):
                 self._disk.make_folder(folder)
         return folder
@@ -319,12 +356,13 @@ class Store:
 
     # --- Housekeeping -----------------------------------------------------------------------------------------------
 
-    def prune(self, stop: Event | None = None) -> list[str]:
+    def prune(self, stop: Event | None = None, *, keep: int | None = None) -> list[str]:
         """Let go of what is older than the newest `keep` that are good, and of what was never committed.
 
         Only the leader, and while it saves nothing itself. Good: written or read whole by this process; what is not
         known to be is read now, before anything older goes, and set aside if it is rotten. stop: leave that reading,
-        and everything where it is. Returns the names of what went; what somebody reads stays until the next time.
+        and everything where it is. keep: another number. Returns the names of what went; what somebody reads stays
+        until the next time.
         """
         if not self.leader:
             return []
@@ -332,7 +370,7 @@ class Store:
         old: list[str] = []
         found = self.found()
         for number, each in enumerate(found):
-            if good >= self._keep:
+            if good >= (self._keep if keep is None else keep):
                 old.append(each.name)
             elif each.digest in self._written | self._read or number + 1 == len(found):
                 good += 1  # of the last one it does not matter: nothing is older

@@ -46,6 +46,7 @@ class Stored:
         self._layouts: list[Layout | None] = [None, None]
         # Held while a snapshot is written into: the training thread's copy, and the touching of its pages beforehand.
         self._locks = (threading.Lock(), threading.Lock())
+        self._is_short = False
         self._restores = 0
         self._aside = 0
         self._scrub_at_s = clock() + _SCRUB_EVERY_S
@@ -86,6 +87,7 @@ class Stored:
             )
             tell(Phase.COMMITTING, layout.size_bytes, layout.size_bytes)
             saved = self._commit(name, taken, others.gather(shard.to_json(), read=self._store.leader), order)
+            self._leave_room(taken.size_bytes)
         except Exception as error:
             with contextlib.suppress(OSError, StoreError):  # a disk that refused the write may refuse this, too
                 self._store.abandon(name)
@@ -111,6 +113,13 @@ class Stored:
         )
         return self._store.commit(name, manifest)
 
+    def _leave_room(self, size_bytes: int) -> None:
+        """Have a slot for the next emergency at once, where this one took the last: it may come before idle time."""
+        try:
+            self._store.leave_room(size_bytes)
+        except (OSError, StoreError) as error:  # what was committed is
+            _log.warning("%s: an emergency may find no room: %s", self._store.root, error)
+
     def prepare(self, size_bytes: int, stop: threading.Event) -> float | None:
         """Touch the snapshots, let old checkpoints go, and fill the emergency slots; see `Store.prepare`.
 
@@ -123,10 +132,16 @@ class Stored:
         if stop.is_set():
             return None
         self._store.prune(stop)
-        missing = 2 - self._store.slots_ready(size_bytes)
-        began_s = self._clock()
-        is_done = self._store.prepare(size_bytes, stop=stop)
-        return missing * size_bytes / max(self._clock() - began_s, 1e-6) if is_done and missing > 0 else None
+        ready, began_s = self._store.slots_ready(size_bytes), self._clock()
+        try:
+            is_done, short = self._store.prepare(size_bytes, stop=stop), ""
+        except StoreError as error:
+            is_done, short = True, str(error)
+        if short and not self._is_short:
+            _log.warning("%s", short)
+        self._is_short = bool(short)
+        made = self._store.slots_ready(size_bytes) - ready
+        return made * size_bytes / max(self._clock() - began_s, 1e-6) if is_done and made > 0 else None
 
     def _is_used(self, snapshot: Snapshot) -> bool:
         """Growing it would lose what it holds."""

@@ -249,7 +249,7 @@ class Writer:
         write.began_s = desk.clock()
         order = Order(
             reason=write.reason,
-            urgent=write.operation is not None,
+            urgent=write.operation is not None or write.reason == FINAL,
             cancel=write.cancel,
             others=write.others,
         )

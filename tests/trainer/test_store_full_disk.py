@@ -4,15 +4,19 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import pytest
 
+from powerguard.trainer import Guard, Parts
 from powerguard.trainer.items import Buffer
 from powerguard.trainer.store import Store, StoreError, newest_in
+from powerguard.wire import After, Phase, Reason, TriggerRequest
 from tests.trainer.checkpoints import save
 from tests.trainer.cuts.loops import SMALLEST, make, mounted, needs_loop_devices, run
+from tests.trainer.test_guard_process import until
 
 SIZE = 3 << 20
 FULL = {errno.ENOSPC, errno.EMLINK, errno.EDQUOT}
@@ -161,6 +165,47 @@ def test_a_disk_that_is_read_only(tmp_path: Path) -> None:
                 save(store, 2, items(2), urgent=True)
 
 
+@pytest.mark.parametrize(
+    ("mib", "periodic", "kept"), [(14, [2, 3, 4, 5], 2), (20, [2, 3, 4, 5], 1), (33, [], 1)], ids=["3", "2", "1"]
+)
+def test_a_small_disk_has_room_for_the_emergency_first(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mib: int, periodic: list[int], kept: int
+) -> None:
+    """Room for three, two, one: told as soon as the size is known; older checkpoints and periodic ones stand back."""
+    needs_loop_devices()
+    image = tmp_path / "disk.img"
+    make("ext4", image, SMALLEST["ext4"])
+    now = [0.0]
+    parts = Parts(lambda: {"weights": bytes(mib << 20)}, lambda _: None)
+    with (
+        mounted(image, tmp_path / "disk", "ext4") as disk,
+        Guard(parts, disk / "ck", job="job", every_s=300, socket=None, clock=lambda: now[0]) as guard,
+    ):
+        totals, desk = guard.desk.pace.totals, guard.desk
+        guard.step(1)
+        until(lambda: desk.pace.write_s(1) is not None)
+        until(lambda: any("kept checkpoints and 2 slots for emergencies" in each.message for each in caplog.records))
+        for step in range(2, 6):
+            now[0] += 400
+            tried = totals.writes + totals.failed
+            guard.step(step)
+            until(partial(lambda tried: totals.writes + totals.failed > tried, tried))
+            assert desk.last is None or desk.last.step == step
+        assert totals.writes == len(periodic)
+        desk.trigger(TriggerRequest(id="e", reason=Reason.ON_BATTERY, after=After.CONTINUE))
+        guard.step(6)
+        until(lambda: desk.results[Phase.COMMITTED])
+        assert desk.last is not None
+        assert desk.last.step == 6
+        with Store(disk / "ck", job="job", leader=False) as store:
+            until(lambda: len(store.found()) == kept)
+            assert store.read_shard(store.found()[0], 0)["weights"].data == bytes(mib << 20)
+        if not periodic:  # nothing is left for another one, and that is said
+            with pytest.raises(OSError, match=r"No space left on device: a checkpoint takes .* larger disk\)"):
+                guard.save(7)
+            assert newest_in(disk / "ck") == desk.last
+
+
 def test_slots_that_do_not_fit_take_nothing(tmp_path: Path) -> None:
     """Half a slot helps nobody, and would fill the disk."""
     needs_loop_devices()
@@ -168,6 +213,9 @@ def test_slots_that_do_not_fit_take_nothing(tmp_path: Path) -> None:
     make("ext4", image, SMALLEST["ext4"])
     with mounted(image, tmp_path / "disk", "ext4") as disk, Store(disk / "checkpoints", job="test") as store:
         free = os.statvfs(disk).f_bavail
-        with pytest.raises(StoreError, match="free some, or a full disk can lose an emergency"):
-            store.prepare(40 << 20)
+        with pytest.raises(StoreError, match="an emergency checkpoint may find no room"):
+            store.prepare(80 << 20)
+        with pytest.raises(OSError, match=r"No space left on device: .*\(free .* there, or name a folder on a larger"):
+            save(store, 1, [Buffer("weights", bytes(80 << 20))], urgent=True)
+        store.abandon(next(store.root.glob("step-*")).name)
         assert os.statvfs(disk).f_bavail == free
