@@ -191,7 +191,7 @@ def told_again(policy: Policy, feed: Feed, now_s: float) -> bool:
 
 
 def _of(feed: Feed, source: str) -> Heard:
-    return next((each for each in feed.heard if each.source == source), Heard(source=source))
+    return next((each for each in feed.heard if each.source == source), None) or Heard(source=source)
 
 
 def _of_these(heard: Iterable[Heard], source: str) -> Heard:

@@ -126,37 +126,43 @@ def learn_on_battery(
     steady: the load has made no step lately, so that the fall of the reported runtime means something. low: the UPS
     has called its battery low, twice.
     """
-    charge = charge_of(reading)
-    discharge = model.discharge
-    if discharge is None:
+    charge, old = charge_of(reading), model.discharge
+    if old is None:
         # The charge of this reading is the one to start from: the account starts from it as well.
-        started = Discharge(since_s=reading.at_s, used=used, charge=charge, charge_now=charge)
-        return replace(model, discharge=_marked(started, reading), recharge=None)
-    changes: dict[str, object] = {}
-    if charge is not None:
-        changes["charge_now"] = charge
-    if gap_s > _LONGEST_GAP_S or used >= 1.0:
-        changes["whole"] = False
-    if low and not discharge.low:
+        started = Discharge(
+            since_s=reading.at_s,
+            used=used,
+            charge=charge,
+            charge_now=charge,
+            mark_at_s=reading.at_s,
+            mark_runtime_s=reading.runtime_s,
+        )
+        return replace(model, discharge=started, recharge=None)
+    knee, mark_at_s, mark_runtime_s, slope = old.knee, old.mark_at_s, old.mark_runtime_s, old.slope
+    if low and not old.low:
         promised = reading.runtime_s is not None and reading.runtime_s > 2.0 * policy.low_battery_s
-        changes |= {"low": True, "knee": promised and used - discharge.used >= DEPTH}
-    discharge = replace(discharge, **changes)  # type: ignore[arg-type]
-    if not steady or reading.runtime_s is None or discharge.mark_runtime_s is None:
-        discharge = _marked(discharge, reading)
-    elif reading.at_s - discharge.mark_at_s >= _slope_window_s(discharge.mark_runtime_s, reading.runtime_s):
-        gone_s = discharge.mark_runtime_s - reading.runtime_s
-        slope = gone_s / (reading.at_s - discharge.mark_at_s)
-        discharge = _marked(replace(discharge, slope=slope), reading)
-    return model if discharge == model.discharge else replace(model, discharge=discharge)
+        knee = promised and used - old.used >= DEPTH
+    if not steady or reading.runtime_s is None or mark_runtime_s is None:
+        mark_at_s, mark_runtime_s = reading.at_s, reading.runtime_s
+    elif reading.at_s - mark_at_s >= _slope_window_s(mark_runtime_s, reading.runtime_s):
+        slope = (mark_runtime_s - reading.runtime_s) / (reading.at_s - mark_at_s)
+        mark_at_s, mark_runtime_s = reading.at_s, reading.runtime_s
+    discharge = replace(
+        old,
+        charge_now=old.charge_now if charge is None else charge,
+        whole=old.whole and gap_s <= _LONGEST_GAP_S and used < 1.0,
+        low=old.low or low,
+        knee=knee,
+        slope=slope,
+        mark_at_s=mark_at_s,
+        mark_runtime_s=mark_runtime_s,
+    )
+    return model if discharge == old else replace(model, discharge=discharge)
 
 
 def _slope_window_s(then_s: float, now_s: float) -> float:
     coarse = then_s % 60.0 == 0.0 and now_s % 60.0 == 0.0
     return SLOPE_WINDOW_S if coarse else _SHORT_WINDOW_S
-
-
-def _marked(discharge: Discharge, reading: Reading) -> Discharge:
-    return replace(discharge, mark_at_s=reading.at_s, mark_runtime_s=reading.runtime_s)
 
 
 def charge_of(reading: Reading | None) -> float | None:

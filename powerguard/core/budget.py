@@ -234,18 +234,17 @@ def _left(
         cap_s = max(0.0, policy.low_battery_s - (reading.at_s - feed.low_battery_at_s))
         if not _low_battery_is_doubted(battery, reading, cap_s, tau_now_s):
             cap = cap_s / tau_s(points, low_load)
-    battery = replace(battery, gauge=gauge, low_load=low_load)
     terms = [battery.health - (battery.used or 0.0)]
     terms += [term for term in (gauge, battery.charged) if term is not None]
-    left = max(0.0, min(terms))
-    if not draining or before.left is None or battery.left is None:
-        return replace(battery, left=min(left, cap), suspect=None)
-    # A fall faster than the load explains counts only when the next reading repeats it: gauges glitch.
-    allowed = before.left - _PHYSICS * (reading.at_s - before.at_s) / tau_now_s - _GRAIN
-    if left < allowed and (battery.suspect is None or left > battery.suspect + _GRAIN):
-        return replace(battery, left=min(battery.left, cap), suspect=left)
+    left, suspect = max(0.0, min(terms)), None
+    if draining and before.left is not None and battery.left is not None:
+        # A fall faster than the load explains counts only when the next reading repeats it: gauges glitch.
+        allowed = before.left - _PHYSICS * (reading.at_s - before.at_s) / tau_now_s - _GRAIN
+        if left < allowed and (battery.suspect is None or left > battery.suspect + _GRAIN):
+            left, suspect = battery.left, left
+        left = min(left, battery.left)
     # Low battery has been told by two readings already: what it caps needs no third.
-    return replace(battery, left=min(left, battery.left, cap), suspect=None)
+    return replace(battery, gauge=gauge, low_load=low_load, left=min(left, cap), suspect=suspect)
 
 
 def _low_battery_is_doubted(battery: Battery, reading: Reading, cap_s: float, tau_now_s: float) -> bool:
@@ -414,8 +413,9 @@ def _most_orderly(at_most: Grade, is_possible: Callable[[Grade], bool]) -> Grade
 
 def power_off_at_s(feed: Feed) -> float | None:
     """When the UPS cuts its output, by a countdown or a forced shutdown that has been confirmed."""
-    ends = [at_s for at_s in (feed.countdown_at_s, feed.fsd_at_s) if at_s is not None]
-    return min(ends, default=None)
+    if feed.countdown_at_s is None or feed.fsd_at_s is None:
+        return feed.fsd_at_s if feed.countdown_at_s is None else feed.countdown_at_s
+    return min(feed.countdown_at_s, feed.fsd_at_s)
 
 
 def budget(

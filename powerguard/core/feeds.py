@@ -411,10 +411,8 @@ def _battery(policy: Policy, before: Battery, upses: tuple[Supplied, ...], feed:
     usable = 0.0 if left is None else sums.usable(policy, left)
     composed = before.composed
     if usable > 0.0 and load is not None and load > 0.0:
-        lasts = [max(_LEAST_S, _lasts_s(policy, upses, feed, factor, now_s)) for factor in FACTORS]
-        composed = tuple(
-            (factor * load, lasts_s / usable) for factor, lasts_s in zip(FACTORS, stepped(lasts), strict=True)
-        )
+        lasts = stepped(_lasts_s(policy, upses, feed, now_s))
+        composed = tuple((factor * load, lasts_s / usable) for factor, lasts_s in zip(FACTORS, lasts, strict=True))
     steps = [each.battery.step_at_s for each in upses if each.battery.step_at_s is not None]
     return Battery(
         at_s=max(before.at_s, now_s),
@@ -427,20 +425,20 @@ def _battery(policy: Policy, before: Battery, upses: tuple[Supplied, ...], feed:
     )
 
 
-def _lasts_s(policy: Policy, upses: tuple[Supplied, ...], feed: Feed, factor: float, now_s: float) -> float:
-    """Seconds until too few power supplies live, at `factor` times the load of now: played to the end."""
+def _lasts_s(policy: Policy, upses: tuple[Supplied, ...], feed: Feed, now_s: float) -> list[float]:
+    """Seconds until too few power supplies live, at each of FACTORS times the load of now: played to the end."""
     legs: list[Leg] = []
     orphaned = 0.0
     for each in upses:
         mine, word = _policy_of(policy, each.ups), _word(upses, each)
-        points = () if mine is None else sums.table(mine.policy, each.battery)
         if mine is None or _is_off(each):
             continue
+        points = sums.table(mine.policy, each.battery)
         endless = word is Supply.UTILITY and feed.supply is Supply.BATTERY
         blind = not endless and (not points or each.battery.left is None)
         if word is Supply.UNKNOWN or blind:
             # Nobody knows how long, so it counts for nothing, but what it carries is there.
-            orphaned += factor * (each.battery.load or 0.0)
+            orphaned += each.battery.load or 0.0
             continue
         left = math.inf if endless else sums.usable(policy, each.battery.left or 0.0)
         cut_at_s = sums.power_off_at_s(each.feed)
@@ -448,7 +446,7 @@ def _lasts_s(policy: Policy, upses: tuple[Supplied, ...], feed: Feed, factor: fl
             Leg(
                 supplies=mine.supplies,
                 left=left,
-                load=factor * sums.load_of(each.battery),
+                load=sums.load_of(each.battery),
                 tau_s=_reader(points),
                 cut_at_s=math.inf if cut_at_s is None else cut_at_s,
             )
@@ -456,7 +454,13 @@ def _lasts_s(policy: Policy, upses: tuple[Supplied, ...], feed: Feed, factor: fl
     supplies = sum(leg.supplies for leg in legs)
     for leg in legs:
         leg.load += orphaned * leg.supplies / supplies
-    return play(legs, policy.minimum_supplies, now_s) - now_s
+    return [
+        max(
+            _LEAST_S,
+            play([replace(leg, load=factor * leg.load) for leg in legs], policy.minimum_supplies, now_s) - now_s,
+        )
+        for factor in FACTORS
+    ]
 
 
 def _reader(points: tuple[tuple[float, float], ...]) -> Callable[[float], float]:

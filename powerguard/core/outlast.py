@@ -22,11 +22,6 @@ class Leg:
     tau_s: Callable[[float], float]
     cut_at_s: float
 
-    def ends_s(self, now_s: float) -> float:
-        """When it ends, if its load stays."""
-        lasts_s = math.inf if math.isinf(self.left) else self.left * self.tau_s(self.load)
-        return min(now_s + lasts_s, self.cut_at_s)
-
 
 def stepped(lasts: list[float]) -> list[float]:
     """Lower the last endless one to the first that ends: between the two nobody knows where the rest is overloaded."""
@@ -41,15 +36,19 @@ def play(legs: list[Leg], minimum: int, now_s: float) -> float:
     """Let the legs end one after the other; return when fewer than `minimum` power supplies are left."""
     at_s = now_s
     while sum(leg.supplies for leg in legs) >= minimum:
-        first = min(legs, key=lambda leg: leg.ends_s(at_s))
-        ends_s = first.ends_s(at_s)
+        # A look at a table costs more than all else here, and this runs at every reading on battery: one look a leg.
+        taus_s = [math.inf if math.isinf(leg.left) else leg.tau_s(leg.load) for leg in legs]
+        ends = [
+            min(math.inf if math.isinf(leg.left) else at_s + leg.left * tau_s, leg.cut_at_s)
+            for leg, tau_s in zip(legs, taus_s, strict=True)
+        ]
+        ends_s = min(ends)
         if math.isinf(ends_s):
             return at_s + ENDLESS_S
-        for leg in legs:
-            if not math.isinf(leg.left):
-                leg.left = max(0.0, leg.left - (ends_s - at_s) / leg.tau_s(leg.load))
+        for leg, tau_s in zip(legs, taus_s, strict=True):
+            leg.left = max(0.0, leg.left - (ends_s - at_s) / tau_s)
         at_s = max(at_s, ends_s)
-        legs = _without(legs, first)
+        legs = _without(legs, legs[ends.index(ends_s)])
         while any(leg.load > OVERLOADED for leg in legs):
             legs = _without(legs, next(leg for leg in legs if leg.load > OVERLOADED))
     return at_s
