@@ -17,6 +17,8 @@ _LEAST_THREE_PHASE_W = 2000.0
 """The smallest UPS with a network card has some 300 W, the smallest three-phase one some 6 kW."""
 _MOST_RATING_W = 5e6
 _REAL_LOAD_PCT = 5.0
+_SOME_LOAD_PCT = 2.0
+"""Less than this on one line may be 0 W of a card that counts in tenths of kilowatts."""
 _LEAST_ALONE_W = 50.0
 """Where no load is told there is nothing to hold watts against: 0 (not measured) and 1 (kilowatts) must be refused."""
 
@@ -26,6 +28,7 @@ def cross_check(draft: Draft) -> None:
     _check_input(draft)
     _check_charge(draft)
     _check_runtime(draft)
+    _check_lines(draft)
     _check_watts(draft)
 
 
@@ -94,6 +97,19 @@ def _check_charge(draft: Draft) -> None:
         draft.next("charge_pct", "0 beside a runtime and no low battery: not measured")
 
 
+def _check_lines(draft: Draft) -> None:
+    """A line that carries nothing in percent, and watts that the others would call a load: their worst is not known."""
+    loads, watts = draft.lines.get("load_pct", ()), draft.lines.get("watts", ())
+    if len(loads) != len(watts) or "load_pct" not in draft.numbers:
+        return
+    a_watt_pct = max((load / power for load, power in zip(loads, watts, strict=True) if power > 0), default=0.0)
+    for line, (load, power) in enumerate(zip(loads, watts, strict=True), 1):
+        if load == 0 and power * a_watt_pct >= _SOME_LOAD_PCT:
+            draft.drop("load_pct", f"line {line} at {power:g} W and 0 %: not measured")
+            del draft.lines["load_pct"]
+            return
+
+
 def _check_watts(draft: Draft) -> None:
     """Watts that make the rating absurd: 0 at a real load (not measured), or 1 at 27 % (kilowatts, Huawei)."""
     load_pct = draft.numbers.get("load_pct")
@@ -105,11 +121,16 @@ def _check_watts(draft: Draft) -> None:
         if not why:
             return
         draft.next("watts", why)
+        draft.lines.pop("watts", None)
 
 
 def _why_no_watts(draft: Draft, watts: float, load_pct: float) -> str:
     if load_pct > 0 and watts == 0:
         return f"0 at a load of {load_pct:g} %: not measured"
+    loads, lines = draft.lines.get("load_pct", ()), draft.lines.get("watts", ())
+    for line, (load, power) in enumerate(zip(loads, lines, strict=False), 1):
+        if len(loads) == len(lines) and power == 0 and load >= _SOME_LOAD_PCT:
+            return f"line {line} at 0 W and {load:g} %: not measured"
     if load_pct < _REAL_LOAD_PCT:
         return ""
     rating_w = watts * 100 / load_pct

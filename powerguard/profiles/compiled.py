@@ -7,14 +7,14 @@ searched, and to which column an OID belongs is known from the first poll.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from powerguard.core.events import OutputSource
+from powerguard.profiles.lines import MOST_LINES, SATURATED, Beside, Line, lacking, line_of, said
 from powerguard.profiles.places import Condition, Number, OidText, Span
 from powerguard.profiles.schema import BatteryStatusSource, NumberSource, OutputSourceSource, Profile
 from powerguard.profiles.values import Answer, Missing, Oid, parts
-from powerguard.profiles.vocabulary import NUMBERS, UNITS, BatteryStatus, Combine, OutletState, State
+from powerguard.profiles.vocabulary import NUMBERS, OF_ALL_LINES, UNITS, BatteryStatus, Combine, OutletState, State
 
 Answers = Mapping[str, Answer]
 Rows = Mapping[str, Sequence[str]]
@@ -24,13 +24,11 @@ Word = TypeVar("Word", OutputSource, BatteryStatus)
 _DECIMAL = re.compile(rb"[+-]?[0-9]{1,18}(\.[0-9]{1,9})?")
 _THOUSANDS = re.compile(rb"[+-]?[0-9]{1,3}(,[0-9]{3})+")
 """1,234 is a thousand to some makers and little more than 1 to others: neither is believed."""
+_LEAST_VOLTS = 25
+"""Volts, or tenths of them, at an output that is there: less is the ghost of one."""
 _PADDING = b" \t\r\n\0"
 """What devices fill their strings up with."""
 _BIGGEST_RAW = 2**64
-_SATURATED = frozenset({32767, 65535, 2**31 - 1, 2**32 - 1, -(2**31), -32768})
-"""An unsigned -1 or a counter at its end, whatever the quantity: no measurement."""
-_MOST_LINES = 12
-"""Rows of a column that are believed: three phases, or the banks and groups of a large unit."""
 _MOST_KNOWN = 4096
 """OIDs whose column is remembered. Polls have some dozens; only a hostile device has more."""
 
@@ -69,7 +67,7 @@ class Enumeration(Generic[Word]):
         if self.when is not None and not self.when.holds(answers):
             return
         if self.is_column:
-            for oid in rows.get(self.oid, ())[:_MOST_LINES]:
+            for oid in rows.get(self.oid, ())[:MOST_LINES]:
                 yield oid, answers[oid]
         elif self.oid in answers:
             yield self.oid, answers[self.oid]
@@ -101,7 +99,7 @@ class NumberAt:
     count_oid: str | None
     rows_column: str | None
     rows_are: frozenset[Answer | None]
-    beside: tuple[str, ...]
+    beside: tuple[Beside, ...]
     when: Test | None
 
     def convert(self, raw: Answer) -> tuple[float | None, str]:
@@ -120,7 +118,7 @@ class NumberAt:
             number = float(text)
         else:
             return None, "text where a number belongs"
-        if number in self.none or number in _SATURATED:
+        if number in self.none or number in SATURATED:
             return None, "means: not measured"
         if self.none_spans and any(_within(number, span) for span in self.none_spans):
             return None, "means: not measured"
@@ -150,51 +148,58 @@ class NumberAt:
         found = [oid for oid in self.places(rows) if oid in answers]
         if self.rows_column is not None:
             found = [oid for oid in found if answers.get(self.rows_column + oid[len(self.oid) :]) in self.rows_are]
+        count = self.count(answers)
+        if count is None:
+            return found[:MOST_LINES]
+        first = self._first(found)
+        return [oid for oid in found if self._line(oid, first)[1] <= count]
+
+    def count(self, answers: Answers) -> int | None:
+        """Return how many lines the device says it has; None where it does not, or nothing believable."""
         count = None if self.count_oid is None else answers.get(self.count_oid)
-        if isinstance(count, int) and 1 <= count <= _MOST_LINES:
-            if self.is_column:
-                first = self._first(found)
-                return [oid for oid in found if _line(oid, len(self.oid)) - first < count]
-            there = self.scalars[:count]
-            return [oid for oid in found if oid in there]
-        return found[:_MOST_LINES]
+        return count if isinstance(count, int) and 1 <= count <= MOST_LINES else None
 
-    def lacks(self, answers: Answers, rows: Rows, counted: Sequence[str]) -> str:
-        """Say which line is not told though it is there: one that the device counts, or that another column tells.
-
-        "" where none is known to be. A sum, and the worst of all lines, are not what is left of them.
-        """
-        counted = [oid for oid in counted if answers[oid] not in _LEFT_OUT]
-        if self.line_1(counted) is None:
-            return "line 1 is not told"
-        count = None if self.count_oid is None else answers.get(self.count_oid)
-        if isinstance(count, int) and len(counted) < count <= _MOST_LINES:
-            return f"{len(counted)} of {count} lines are told"
-        if not self.is_column or self.rows_column is not None:
-            return ""
-        told = {oid[len(self.oid) :] for oid in counted}
-        for column in self.beside:
-            for oid in rows.get(column, ())[:_MOST_LINES]:
-                raw, end = answers[oid], oid[len(column) :]
-                if end not in told and isinstance(raw, int) and raw > 0 and self._counts(end, count):
-                    return f"line {end[1:]} is told by another column only"
-        return ""
-
-    def _counts(self, end: str, count: Answer | None) -> bool:
-        is_counted = isinstance(count, int) and 1 <= count <= _MOST_LINES
-        return not is_counted or _line(self.oid + end, len(self.oid)) <= count  # type: ignore[operator]
+    def lacks(self, answers: Answers, rows: Rows, told: Sequence[str]) -> str:
+        """Say which line is there and not among those that were believed (`lines.lacking`); "" where none is known."""
+        if self.rows_column is not None:
+            ends = [oid[len(self.rows_column) :] for oid in rows.get(self.rows_column, ())]
+            gone = [
+                end for end in ends if answers[self.rows_column + end] in self.rows_are and self.oid + end not in told
+            ]
+            return f"row {gone[0][1:]} is not told" if gone else ""
+        first = self._first(told)
+        what = said(
+            answers,
+            ((self._line(oid, first), oid) for oid in self.places(rows)),
+            (
+                (_numbered(oid, one, first), oid, one.least)
+                for one in self.beside
+                for oid in (one.scalars or rows.get(one.column, ())[:MOST_LINES])
+            ),
+        )
+        return lacking({self._line(oid, first) for oid in told}, self.count(answers), what)
 
     def line_1(self, counted: Sequence[str]) -> str | None:
         """Return the object of line 1; None where the rows that were answered lack it."""
+        first = self._first(counted)
+        return next((oid for oid in counted[:1] if self._line(oid, first)[1] == 1), None)
+
+    def _line(self, oid: str, first: int) -> Line:
         if not self.is_column:
-            return self.scalars[0] if self.scalars[0] in counted else None
-        if not counted or _line(counted[0], len(self.oid)) > self._first(counted):
-            return None
-        return counted[0]
+            return (), self.scalars.index(oid) + 1
+        group, number = line_of(oid[len(self.oid) :])
+        return group, number - first + 1
 
     def _first(self, found: Sequence[str]) -> int:
         """Return the number of line 1: some tables count from 0."""
-        return 0 if found and _line(found[0], len(self.oid)) == 0 else 1
+        return 0 if self.is_column and any(line_of(oid[len(self.oid) :])[1] == 0 for oid in found) else 1
+
+
+def _numbered(oid: str, one: Beside, first: int) -> Line:
+    if one.scalars:
+        return (), one.scalars.index(oid) + 1
+    group, number = line_of(oid[len(one.column) :])
+    return group, number - first + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +251,9 @@ class Compiled:
         self.battery_status = [_enumeration(one, source) for one in profiles for source in one.battery_status]
         self.numbers: dict[str, list[list[NumberAt]]] = {name: [] for name in NUMBERS}
         for profile in profiles:
-            tables = _tables(profile)
+            besides = _besides(profile)
             for name, sources in profile.numbers.items():
-                self.numbers[name].append([_number(profile, name, source, tables) for source in sources])
+                self.numbers[name].append([_number(profile, name, source, besides) for source in sources])
         self.states = [state for profile in profiles for state in _states(profile)]
         self.flags = [flags for profile in profiles for flags in _flags(profile)]
         self.alarms = [alarms for profile in profiles for alarms in _alarms(profile)]
@@ -293,8 +298,6 @@ class Compiled:
 
 _BUILT: dict[tuple[int, ...], Compiled] = {}
 _MOST_BUILT = 16
-_LEFT_OUT = frozenset(Missing) - {Missing.NULL}
-"""A card that knows the object and has no value for it has no such line; one that leaves it out may have."""
 
 
 def compiled(profiles: Sequence[Profile]) -> Compiled:
@@ -306,12 +309,6 @@ def compiled(profiles: Sequence[Profile]) -> Compiled:
             del _BUILT[next(iter(_BUILT))]
         ready = _BUILT[key] = Compiled(profiles)
     return ready
-
-
-@lru_cache(maxsize=_MOST_KNOWN)
-def _line(oid: str, stem: int) -> int:
-    """Return the line of a row from its index: the last number that is not 0 (1, 1.0, 0.1; after a unit's own: 7.1)."""
-    return next((part for part in reversed(parts(oid[stem + 1 :])) if part), 0)
 
 
 # --- Making ---------------------------------------------------------------------------------------------------------
@@ -345,18 +342,34 @@ def _enumeration(profile: Profile, source: OutputSourceSource | BatteryStatusSou
     )
 
 
-def _tables(profile: Profile) -> dict[str, tuple[str, ...]]:
-    """Return the columns of numbers that stand in one table, by what their OIDs have in common."""
-    tables: dict[str, list[str]] = {}
-    for sources in profile.numbers.values():
-        for source in sources:
-            if source.column is not None:
-                column = profile.absolute(source.column)
-                tables.setdefault(column.rpartition(".")[0], []).append(column)
-    return {table: tuple(dict.fromkeys(columns)) for table, columns in tables.items()}
+def _besides(profile: Profile) -> list[Beside]:
+    """Return what tells of lines: columns of numbers, scalars in a row, and the volts at the output."""
+    found = [
+        Beside("" if source.column is None else profile.absolute(source.column), _places(profile, source.oids), 1)
+        for name, sources in profile.numbers.items()
+        for source in sources
+        if source.column is not None or (source.oids and name in OF_ALL_LINES)
+    ]
+    volts = profile.lines.output_volts
+    if volts is not None:
+        column = "" if volts.column is None else profile.absolute(volts.column)
+        found.append(Beside(column, _places(profile, volts.oids), _LEAST_VOLTS))
+    return found
 
 
-def _number(profile: Profile, name: str, source: NumberSource, tables: Mapping[str, tuple[str, ...]]) -> NumberAt:
+def _places(profile: Profile, oids: Sequence[str]) -> tuple[str, ...]:
+    return tuple(map(profile.absolute, oids))
+
+
+def _beside(place: str, source: NumberSource, besides: Sequence[Beside]) -> tuple[Beside, ...]:
+    """Return those of the same table, or with a scalar for each line as it has; input and output are not mixed."""
+    if source.column is None:
+        return tuple(one for one in besides if one.scalars and place not in one.scalars and len(source.oids) > 1)
+    table = place.rpartition(".")[0]
+    return tuple(one for one in besides if one.column != place and one.column.rpartition(".")[0] == table)
+
+
+def _number(profile: Profile, name: str, source: NumberSource, besides: Sequence[Beside]) -> NumberAt:
     place = profile.absolute(source.place)
     window = NUMBERS[name]
     low, high = (None, None) if source.valid is None else source.valid
@@ -379,7 +392,7 @@ def _number(profile: Profile, name: str, source: NumberSource, tables: Mapping[s
         count_oid=None if counter is None else profile.absolute(counter.oid),
         rows_column=None if rows is None else profile.absolute(rows.column),
         rows_are=frozenset(() if rows is None else rows.is_),
-        beside=tuple(column for column in tables.get(place.rpartition(".")[0], ()) if column != place),
+        beside=_beside(place, source, besides),
         when=_condition(profile, source.when),
     )
 

@@ -18,6 +18,7 @@ from powerguard.profiles.vocabulary import (
     INPUT_GONE_V,
     INPUT_THERE_V,
     NUMBERS,
+    OF_ALL_LINES,
     REPLACE,
     STATE_OF_BATTERY,
     WITNESSES,
@@ -37,8 +38,6 @@ _COMBINED: Mapping[Combine, Callable[[list[float]], float]] = {
     Combine.MIN: min,
     Combine.FIRST: lambda lines: lines[0],
 }
-_OF_ALL_LINES = frozenset({"load_pct", "watts", "amps"})
-"""What is added up over the lines, or is the worst of them: less than all of them tell less than there is."""
 _MOST_OUTLETS = 256
 _ALIVE = {"input_v": INPUT_THERE_V, "load_pct": 0.1}
 """From where on a line is alive. Cards answer 0 for a single object of these where their lines stand in a table."""
@@ -256,6 +255,7 @@ def _number(source: NumberAt, answers: Answers, rows: Rows, draft: Draft) -> flo
     if (source.is_column and source.oid not in rows) or not source.applies(answers):
         return None
     lines: list[float] = []
+    told: list[str] = []
     whole = True
     counted = source.rows_of(answers, rows)
     if source.combine is Combine.FIRST and not _tells_line_1(source, answers, counted):
@@ -264,18 +264,19 @@ def _number(source: NumberAt, answers: Answers, rows: Rows, draft: Draft) -> flo
         value, why = source.convert(answers[oid])
         if value is not None:
             lines.append(value)
+            told.append(oid)
         elif why:
             draft.reject(source.field, oid, answers[oid], why)
             whole = whole and (isinstance(answers[oid], Missing) or why.startswith("means"))
     if not lines:
         return None
-    if source.field in _OF_ALL_LINES:
+    if source.field in OF_ALL_LINES:
         why = "one line is not believed, so all of them together are not"
-        why = source.lacks(answers, rows, counted) if whole else why
+        why = source.lacks(answers, rows, told) if whole else why
         if why:
             draft.reject(source.field, source.oid, f"{len(lines)} rows", why)
             return None
-    if source.field not in draft.lines:
+    if source.field not in draft.lines and not draft.candidates.get(source.field):
         draft.lines[source.field] = tuple(lines)
     return _COMBINED[source.combine](lines)
 

@@ -171,11 +171,30 @@ class AlarmTable(Part):
     values: dict[OidText, State] = Field(min_length=1)
 
 
+class LineVolts(Part):
+    """The volts of each line: rows of a `column`, or `oids`, one for each line, in order."""
+
+    object: str
+    column: OidText | None = None
+    oids: list[OidText] = Field(default_factory=list, max_length=12)
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.column is not None) + bool(self.oids) != 1:
+            msg = "must name exactly one of column and oids"
+            raise ValueError(msg)
+        return self
+
+
 class Lines(Part):
-    """Objects that say how many lines the UPS really has; cards answer three rows for one-phase units."""
+    """Objects that say how many lines the UPS really has; cards answer three rows for one-phase units.
+
+    output_volts: a line that has some at the output is there; most cards tell them, and few the number of lines.
+    """
 
     input: Scalar | None = None
     output: Scalar | None = None
+    output_volts: LineVolts | None = None
 
 
 class Match(Part):
@@ -267,6 +286,8 @@ class Profile(Options):
                 yield source.when.oid
         yield from (source.oid for source in self.flag_strings)
         yield from (scalar.oid for scalar in (self.lines.input, self.lines.output) if scalar is not None)
+        if self.lines.output_volts is not None:
+            yield from self.lines.output_volts.oids
         if self.alarm_table is not None:
             yield self.alarm_table.count.oid
 
@@ -277,6 +298,8 @@ class Profile(Options):
             if isinstance(source, NumberSource) and source.rows is not None:
                 yield source.rows.column
         yield from (table.column for table in self.outlets)
+        if self.lines.output_volts is not None and self.lines.output_volts.column is not None:
+            yield self.lines.output_volts.column
 
     def scalars(self) -> tuple[Oid, ...]:
         """Every object to GET, the output source first, each once."""

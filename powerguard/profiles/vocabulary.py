@@ -134,6 +134,9 @@ NUMBERS = {
     "amps": Field("current", 0, 10_000, Combine.SUM),
 }
 
+OF_ALL_LINES = frozenset({"load_pct", "watts", "amps"})
+"""What is added up over the lines, or is the worst of them: less than all of them tell less than there is."""
+
 UNITS = {
     "s": ("time", 1.0),
     "min": ("time", 60.0),

@@ -105,7 +105,8 @@ def test_one_unbelievable_phase_makes_the_sum_unknown() -> None:
     assert [rejected.why for rejected in decoded.rejected][
         -1
     ] == "one line is not believed, so all of them together are not"
-    assert told(rows.replace("=-7", "=-1"))[1].amps == 5.0, "not measured is not unbelievable"
+    assert told(rows.replace("=-7", "=-1"))[1].amps is None, "a phase before one that is told is there"
+    assert told(rows.replace(".3=2000", ".3=-1").replace("=-7", "=1500"))[1].amps == 4.5, "two phases"
 
 
 def test_a_ups_whose_card_has_outlets_is_a_ups() -> None:

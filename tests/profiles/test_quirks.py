@@ -172,8 +172,10 @@ def test_lines_of_three_phases() -> None:
     assert told(profile, rows).watts == 3000
     assert told(profile, {**rows, ".8.0": 2}).load_lines == (10, 20)
     assert told(profile, {**rows, ".8.0": 0}).load_lines == (10, 20, 30), "0 lines is no number of lines"
-    assert told(profile, {**rows, ".8.1.2": -1}).load_lines == (10, 30)
-    assert told(profile, {**rows, ".8.2.2": Missing.NULL}).watts == 2000
+    two = {**rows, ".8.1.3": -1, ".8.2.3": Missing.NULL}
+    assert (told(profile, two).load_lines, told(profile, two).watts) == ((10, 20), 2000), "nothing tells of line 3"
+    assert told(profile, {**two, ".8.2.3": 1000}).load_pct is None, "its watts do"
+    assert told(profile, {**rows, ".8.1.2": -1}).load_pct is None, "there is a line 3, so there is a line 2"
     negative = told(profile, {**rows, ".8.2.2": -13})
     assert (negative.watts, negative.load_pct) == (None, 30)
 
