@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,6 @@ from tests.peers.nvml import Gpus
 
 CAP = CapPower(id="cap-1", by_s=1e9, outage="outage-1", share=0.6)
 RESTORE = RestorePower(id="restore-1", by_s=1e9, outage="outage-1")
-
-
-@pytest.fixture
-def gpus(tmp_path: Path) -> Iterator[Gpus]:
-    made = Gpus(tmp_path)
-    yield made
-    made.close()
 
 
 def effector(path: Path | str, kind: Any = "nvml", limit_s: float = 30.0) -> GpuEffector:  # noqa: ANN401 - a Literal

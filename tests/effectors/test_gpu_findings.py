@@ -1,6 +1,6 @@
 """What doctor says of GPU power: each finding from a real helper with GPUs of ours, and never an exception."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,13 +26,6 @@ class Systemctl:
         if self._said is None:
             raise FileNotFoundError(2, "No such file or directory", argv[0])
         return Ended(returncode=0, stdout=self._said.encode(), stderr=b"")
-
-
-@pytest.fixture
-def gpus(tmp_path: Path) -> Iterator[Gpus]:
-    made = Gpus(tmp_path)
-    yield made
-    made.close()
 
 
 async def found(path: Path, systemctl: Systemctl | None = None, cap_share: float = 0.6) -> dict[str, Finding]:

@@ -6,7 +6,7 @@ It is all that says what was changed, so it is never half, and never somebody el
 import json
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from powerguard.clock import boot_id, boottime_s
-from powerguard.effectors.root_helper import KeptError, KeptFolder
+from powerguard.effectors.gpu import helper as gpu
+from powerguard.effectors.root_helper import KeptError, KeptFolder, RefusedError, read_line, told_object
+from powerguard.effectors.signals import helper as signals
 
 WORDS = {"helper": "powerguard-x", "file": "kept.json", "by_hand": "mend it by hand"}
 
@@ -93,3 +95,93 @@ def test_a_lock_that_cannot_be_had_is_told(folder: KeptFolder) -> None:
     (folder.path / "lock").symlink_to(folder.path / "elsewhere")
     with pytest.raises(KeptError, match="lock"), folder.locked(boottime_s()):
         pass
+
+
+# --- The line -------------------------------------------------------------------------------------------------------
+
+BOTH = [
+    (b"garbage\n", "not a word"),
+    (b"\n", "not a word"),
+    (b"\xff\xfe\x00\n", "not a word"),
+    (b"[" * 4000 + b"\n", "not a word"),
+    (b"x" * 5000, "longer than 4096 bytes"),
+    (b'{"word": "list"', "no end"),
+    (b'"list"\n', "not a word"),
+    (b'{"word": "off"}\n', "unknown word; the words are list, "),
+    (b'{"word": "watch"}\n', "unknown word; the words are list, "),
+    (b'{"word": ["list"]}\n', "unknown word"),
+    (b'{"word": "list", "folder": "/tmp"}\n', "list takes nothing else"),
+]
+GPU = [
+    (b'{"word": "cap"}\n', "cap takes share"),
+    (b'{"word": "restore", "share": 0.6}\n', "restore takes nothing else"),
+    (b'{"word": "cap", "share": 0.6, "folder": "/tmp"}\n', "cap takes share"),
+    (b'{"word": "cap", "share": NaN}\n', "not a word"),
+    (b'{"word": "cap", "share": 1e999}\n', "above 0, at most 1"),
+    (b'{"word": "cap", "share": 0}\n', "above 0, at most 1"),
+    (b'{"word": "cap", "share": 1.01}\n', "above 0, at most 1"),
+    (b'{"word": "cap", "share": -0.6}\n', "above 0, at most 1"),
+    (b'{"word": "cap", "share": true}\n', "above 0, at most 1"),
+    (b'{"word": "cap", "share": "0.6"}\n', "above 0, at most 1"),
+]
+SIGNALS = [
+    (b'{"word": "stop"}\n', "stop takes socket"),
+    (b'{"word": "stop", "socket": 7}\n', "as text"),
+    (b'{"word": "stop", "socket": "a.sock", "pid": 1}\n', "stop takes socket"),
+    (b'{"word": "checkpoint", "unit": "a.service", "signal": "KILL"}\n', "checkpoint takes a unit"),
+    (b'{"word": "checkpoint", "unit": "../a.service", "signal": "USR1"}\n', "checkpoint takes a unit"),
+    (b'{"word": "checkpoint", "unit": "\\ud800.service", "signal": "USR1"}\n', "checkpoint takes a unit"),
+    *(
+        (json.dumps({"word": "stop", "socket": name}).encode() + b"\n", "no slashes")
+        for name in (
+            "../llm.sock",
+            "/run/x.sock",
+            "llm",
+            ".sock",
+            "a/b.sock",
+            "",
+            "llm.sock\n",
+            "\ud800.sock",
+            "x" * 99,
+        )
+    ),
+]
+
+
+def heard(line: bytes) -> Mapping[str, object]:
+    """What a helper makes of this line, from whoever hangs up after it."""
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, line)
+        os.close(writing)
+        told = read_line(reading, boottime_s() + 5.0)
+    finally:
+        os.close(reading)
+    assert told is not None
+    return told_object(told)
+
+
+@pytest.mark.parametrize(
+    ("checked", "line", "words"),
+    [
+        *((gpu.checked, *each) for each in (*BOTH, *GPU)),
+        *((signals.checked, *each) for each in (*BOTH, *SIGNALS)),
+    ],
+)
+def test_what_is_not_a_word_is_refused(
+    checked: Callable[[Mapping[str, object]], object], line: bytes, words: str
+) -> None:
+    with pytest.raises(RefusedError, match=words):
+        checked(heard(line))
+
+
+def test_only_the_first_line_counts_and_silence_is_no_line() -> None:
+    assert heard(b'{"word": "list"}\n{"word": "cap", "share": 0.6}\n') == {"word": "list"}
+    reading, writing = os.pipe()
+    try:
+        with pytest.raises(RefusedError, match="no whole line within 2 s"):
+            read_line(reading, boottime_s())
+        os.close(writing)
+        assert read_line(reading, boottime_s() + 5.0) is None
+    finally:
+        os.close(reading)

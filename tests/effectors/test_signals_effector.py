@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,6 @@ from tests.peers.jobs import Jobs, state, until
 
 def order(kind: type[Action], trainer: str = "llm") -> Action:
     return kind(id="a-1", by_s=1e9, trainer=trainer, outage="outage-1")  # type: ignore[call-arg]
-
-
-@pytest.fixture
-def jobs() -> Iterator[Jobs]:
-    made = Jobs()
-    yield made
-    made.close()
 
 
 def effector(path: Path | str, jobs: Jobs | None = None, kind: Any = "helper", **sockets: str | None) -> SignalEffector:  # noqa: ANN401 - a Literal

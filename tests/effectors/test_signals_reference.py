@@ -1,7 +1,6 @@
 """The objects of docs/reference/signal-*.json are what powerguard-signal says: the same keys, the same kinds."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,6 @@ from tests.peers.jobs import Jobs
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
 pytestmark = pytest.mark.root
-
-
-@pytest.fixture
-def jobs() -> Iterator[Jobs]:
-    made = Jobs()
-    yield made
-    made.close()
 
 
 def shape(value: Any) -> Any:  # noqa: ANN401 - JSON

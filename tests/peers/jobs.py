@@ -4,6 +4,7 @@ A job is a launcher with ranks, a shell around a trainer, a unit: whatever it is
 """
 
 import contextlib
+import itertools
 import json
 import os
 import secrets
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -134,6 +135,11 @@ def state(pid: int) -> str:
         return ""
 
 
+def stands(pid: int) -> bool:
+    """Say whether a process is stopped by a signal."""
+    return state(pid) == "T"
+
+
 class Jobs:
     """Jobs of one test, the folder of their sockets, and the helper with its own."""
 
@@ -218,13 +224,18 @@ class Jobs:
             time.sleep(0.01)
         return False
 
-    def cgroup(self, name: str) -> Path:
-        """Make a control group of this name, as systemd would for a unit."""
+    def adopt(self, pids: Iterable[int]) -> None:
+        """Count these among what is ended at the end."""
+        self._children.update(pids)
+
+    def cgroup(self, *names: str) -> Path:
+        """Make a control group of this name, as systemd would for a unit; of several, each within the one before."""
         for root in ("/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"):
             if Path(root, "cgroup.procs").exists() and os.access(root, os.W_OK):
-                made = Path(root) / f"pg-test-{secrets.token_hex(4)}.slice" / name
+                top = Path(root) / f"pg-test-{secrets.token_hex(4)}.slice"
+                made = top.joinpath(*names)
                 made.mkdir(parents=True)
-                self._cgroups += [made, made.parent]
+                self._cgroups += [made, *itertools.takewhile(top.parent.__ne__, made.parents)]
                 return made
         return Path(require("a writable cgroup hierarchy"))
 

@@ -133,8 +133,10 @@ def _detail(answer: dict[str, Any]) -> Detail:
     """What the journal and people read of an answer."""
     told = answer.get("processes", [])
     processes = [each for each in told if isinstance(each, dict)] if isinstance(told, list) else []
+    # Of many only the first are named.
+    counts = [told for key in ("stopped", "terminated", "continued") if isinstance(told := answer.get(key), int)]
     return (
-        ("processes", len(processes)),
+        ("processes", max(len(processes), *counts, 0)),
         ("pending", sum(each.get("did") == "pending" for each in processes)),
         ("scope", str(answer.get("scope", ""))[:200]),
         ("because", str(answer.get("because", ""))[:500]),

@@ -34,8 +34,10 @@ async def findings(
             return [Finding("signals", "WARN", f"{error}: not checked", "run doctor as root or as powerguard")]
         return [Finding("signals", "FAIL", str(error), f"{_GUIDE}, or signals.kind: none")]
     trainers = {str(each.get("socket")): each for each in _objects(answer, "trainers")}
+    left_out = answer.get("left_out")
+    absent = f"not told ({left_out} sockets are left out: remove old ones)" if left_out else "no such socket now"
     wrong = [
-        f"{name}: {trainers[name].get('because') if name in trainers else 'no such socket now'}"
+        f"{name}: {trainers[name].get('because') if name in trainers else absent}"
         for name in sorted({*pausing, *trainers})
         if trainers.get(name, {}).get("reachable") is not True
     ]

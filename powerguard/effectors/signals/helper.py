@@ -17,9 +17,7 @@ whose that is. Root's processes are never stopped or ended. People call it as ro
 
 import argparse
 import os
-import re
 import signal
-import stat
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +27,7 @@ from typing import Final
 
 from powerguard.clock import boottime_s
 from powerguard.effectors.root_helper import EX_USAGE, Answer, KeptError, RefusedError, say, serve, tell
+from powerguard.effectors.signals.allowed import ALLOWED, SIGNALS, UNIT, allowed
 from powerguard.effectors.signals.kept import LEASE_S, Folder, Stopped
 from powerguard.effectors.signals.processes import (
     SOCKET_NAME,
@@ -37,6 +36,7 @@ from powerguard.effectors.signals.processes import (
     NotFoundError,
     Process,
     catches,
+    everybody,
     job_of,
     listener,
     look,
@@ -47,10 +47,6 @@ from powerguard.effectors.signals.processes import (
 
 FOLDER: Final = "/run/powerguard-signal"
 SOCKETS: Final = "/run/powerguard-trainers"
-ALLOWED: Final = "/etc/powerguard/signals"
-"""One `UNIT SIGNAL` a line: which units may be sent which signal for a checkpoint. Root's file."""
-
-SIGNALS: Final = {"USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2, "TERM": signal.SIGTERM}
 WITHIN_S: Final = 3.0
 """For an answer."""
 
@@ -61,8 +57,7 @@ _SETTLE_S: Final = 1.0
 _WATCH_S: Final = 5.0
 _BROKEN_S: Final = 600.0
 _MOST_LISTED: Final = 64
-_MOST_BYTES: Final = 65536
-_UNIT: Final = re.compile(r"[A-Za-z0-9:_.@\\-]{1,240}\.(?:service|scope)")
+"""Of each kind: an answer is one line of at most 64 KiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,23 +88,25 @@ def do_stop(places: Places, word: Word) -> Answer:
     by_s = boottime_s() + WITHIN_S
     with places.folder.locked(by_s):
         kept = places.folder.read()
-        entry = _entry(kept, word.socket)
-        job = _job(places, word.socket, entry)
-        known = Stopped(socket=word.socket, uid=job.listener.uid, at_s=boottime_s(), processes=())
-        if entry is not None and entry.uid == known.uid:
-            known = replace(known, processes=_alive(entry))
-        for _ in range(_ROUNDS):
-            # One that stands already was stopped by us, and is in the file, or by somebody else, who lets it go on.
-            fresh = [each for each in job.processes if each.key not in known.processes and each.state not in STOPPED]
-            if not fresh:
+        job = _job(places, word.socket, kept)
+        known, others = _parted(kept, word.socket, job.listener.uid)
+        sent: set[tuple[int, int]] = set()
+        refused: list[Process] = []
+        for turn in range(_ROUNDS + 1):
+            # One that stands already was stopped by us, and is in the file, or by somebody else, who lets it go on. One
+            # that a debugger holds (t) goes on as soon as that lets it.
+            fresh = [each for each in job.processes if each.key not in sent and each.state != "T"]
+            if not fresh or turn == _ROUNDS or boottime_s() > by_s:
                 break
-            known = replace(known, processes=(*known.processes, *(each.key for each in fresh)))
-            places.folder.write((*(other for other in kept if other.socket != word.socket), known))
-            for process in fresh:
-                send(process, signal.SIGSTOP)
+            sent |= {each.key for each in fresh}
+            keys = dict.fromkeys((*known.processes, *(each.key for each in fresh)))
+            known = replace(known, processes=tuple(keys))
+            places.folder.write((*others, known))
+            refused += _signal(fresh, signal.SIGSTOP)[1]
             job = _again(job)
         told = _settled(known, lambda process: process.state in STOPPED)
-        answer = _answer(word, job, told, "stopped")
+        told += [(process, "pending") for process in fresh]  # it starts others faster than we stop them
+        answer = _answer(word, job, told, "stopped") | _not_permitted(refused)
         if not known.processes and not any(each.state in STOPPED for each in job.processes):
             answer |= {"ok": False, "error": f"{word.socket}: nothing was left to stop"}
         return answer
@@ -120,67 +117,100 @@ def do_terminate(places: Places, word: Word) -> Answer:
     by_s = boottime_s() + WITHIN_S
     with places.folder.locked(by_s):
         kept = places.folder.read()
-        job = _job(places, word.socket, _entry(kept, word.socket))
-        ended = [process for process in job.processes if send(process, signal.SIGTERM)]
-        for process in ended:
-            send(process, signal.SIGCONT)
+        job = _job(places, word.socket, kept)
+        ended, refused = _signal(job.processes, signal.SIGTERM)
+        _signal(ended, signal.SIGCONT)
         _let_go(places, kept, word.socket)
-        told = [(process, "terminated") for process in ended]
-        answer = _answer(word, job, told, "terminated")
-        return answer if ended else answer | {"ok": False, "error": f"{word.socket}: nothing was left to end"}
+        answer = _answer(word, job, [(process, "terminated") for process in ended], "terminated")
+        if not ended:
+            answer |= {"ok": False, "error": f"{word.socket}: nothing was left to end"}
+        return answer | _not_permitted(refused)
 
 
 def do_continue(places: Places, word: Word) -> Answer:
     """Let go on what we have stopped, and forget it. Nothing kept: nothing to do."""
     with places.folder.locked(boottime_s() + WITHIN_S):
-        told = _let_go(places, places.folder.read(), word.socket)
+        told, refused = _let_go(places, places.folder.read(), word.socket)
+    answer: Answer = {"ok": True, "socket": word.socket, **_counted(told, "continued")}
     standing = [process.pid for process, did in told if did == "pending"]
-    answer: Answer = {"ok": True, "socket": word.socket, "processes": [_told(*each) for each in told]}
     if standing:
         # SIGCONT is never lost: one that stands all the same was stopped again, or is held by a debugger.
-        answer["because"] = f"stands all the same, by somebody else's doing: {', '.join(map(str, standing))}"
-    return answer
+        named = ", ".join(map(str, standing[:_MOST_LISTED]))
+        answer["because"] = f"stands all the same, by somebody else's doing: {named}"
+    return answer | _not_permitted(refused)
 
 
-def _let_go(places: Places, kept: tuple[Stopped, ...], name: str) -> list[tuple[Process, str]]:
-    """Send SIGCONT to what is kept under this name, or to all of it. Twice is as good as once."""
+def _let_go(places: Places, kept: tuple[Stopped, ...], name: str) -> tuple[list[tuple[Process, str]], list[Process]]:
+    """Send SIGCONT to what is kept under this name, or to all of it. Twice is as good as once.
+
+    Returns what became of each, and to whom it was not permitted: they stay in the file.
+    """
     going = [entry for entry in kept if name in ("", entry.socket)]
-    for entry in going:
-        for process in _processes(entry):
-            send(process, signal.SIGCONT)
-    told = [each for entry in going for each in _settled(entry, lambda process: process.state not in STOPPED)]
+    refused = [each for entry in going for each in _signal(_processes(entry), signal.SIGCONT)[1]]
+    keys = {process.key for process in refused}
+    told = [
+        (process, "failed" if process.key in keys else "continued" if did == "stopped" else did)
+        for entry in going
+        for process, did in _settled(entry, lambda process: process.key in keys or process.state not in STOPPED)
+    ]
     if going:
-        places.folder.write(tuple(entry for entry in kept if entry not in going))
-    return [(process, "continued" if did == "stopped" else did) for process, did in told]
+        left = (replace(entry, processes=tuple(key for key in entry.processes if key in keys)) for entry in going)
+        others = (entry for entry in kept if entry not in going)
+        places.folder.write((*others, *(entry for entry in left if entry.processes)))
+    return told, refused
 
 
-def _entry(kept: tuple[Stopped, ...], name: str) -> Stopped | None:
-    return next((entry for entry in kept if entry.socket == name), None)
+def _signal(processes: Sequence[Process], word: signal.Signals) -> tuple[list[Process], list[Process]]:
+    """Send a signal to each, whatever becomes of the others. Returns whom it reached, and whom we may not signal."""
+    reached, refused = [], []
+    for process in processes:
+        try:
+            if send(process, word):
+                reached.append(process)
+        except PermissionError:
+            refused.append(process)
+    return reached, refused
 
 
-def _job(places: Places, name: str, entry: Stopped | None) -> Job:
+def _not_permitted(refused: Sequence[Process]) -> Answer:
+    if not refused:
+        return {}
+    who = ", ".join(f"{_printable(process.name)} ({process.pid})" for process in refused[:8])
+    text = f"not permitted for {who}: powerguard-signal lacks CAP_KILL, or a security module says no (dmesg)"
+    return {"ok": False, "error": text}
+
+
+def _parted(kept: tuple[Stopped, ...], name: str, uid: int) -> tuple[Stopped, tuple[Stopped, ...]]:
+    """Part what is kept of this user under this name, as far as it lives, from all else.
+
+    The same name may be another user's by now: whom we have stopped before him is not forgotten for it.
+    """
+    mine = [entry for entry in kept if (entry.socket, entry.uid) == (name, uid)]
+    alive = tuple(process.key for entry in mine for process in _processes(entry))
+    known = Stopped(socket=name, uid=uid, at_s=boottime_s(), processes=alive)
+    return known, tuple(entry for entry in kept if entry not in mine)
+
+
+def _job(places: Places, name: str, kept: tuple[Stopped, ...]) -> Job:
     """Find the job by its socket. One that we have stopped cannot accept us any more: then it is what we stopped."""
     try:
-        return job_of(listener(places.sockets, name))
+        return job_of(listener(places.sockets, name), everybody())
     except NotFoundError as error:
-        standing = [] if entry is None else _processes(entry)
-        if not standing:
-            raise RefusedError(str(error)) from None
-        return Job(listener=standing[0], scope="what was stopped", processes=tuple(standing))
+        for entry in kept:
+            standing = _processes(entry) if entry.socket == name else []
+            if standing:
+                return Job(listener=standing[0], scope="what was stopped", processes=tuple(standing))
+        raise RefusedError(str(error)) from None
 
 
 def _again(job: Job) -> Job:
     process = look(job.listener.pid)
-    return job if process is None or process.key != job.listener.key else job_of(process)
+    return job if process is None or process.key != job.listener.key else job_of(process, everybody())
 
 
 def _processes(entry: Stopped) -> list[Process]:
     found = (look(pid) for pid, _ in entry.processes)
     return [each for each in found if each is not None and each.key in entry.processes and each.uid == entry.uid]
-
-
-def _alive(entry: Stopped) -> tuple[tuple[int, int], ...]:
-    return tuple(process.key for process in _processes(entry))
 
 
 def _settled(entry: Stopped, fits: Callable[[Process], bool]) -> list[tuple[Process, str]]:
@@ -200,9 +230,14 @@ def _answer(word: Word, job: Job, told: Sequence[tuple[Process, str]], did: str)
         "uid": job.listener.uid,
         "listener": job.listener.pid,
         "scope": job.scope,
-        did: sum(one == did for _, one in told),
-        "processes": [_told(*each) for each in told[:_MOST_LISTED]],
+        **_counted(told, did),
     }
+
+
+def _counted(told: Sequence[tuple[Process, str]], did: str) -> Answer:
+    """How many it was done to, and the first of them by name; those first to whom it was not done."""
+    ordered = sorted(told, key=lambda each: each[1] == did)
+    return {did: sum(one == did for _, one in told), "processes": [_told(*each) for each in ordered[:_MOST_LISTED]]}
 
 
 def _told(process: Process, did: str) -> Answer:
@@ -224,7 +259,10 @@ def do_list(places: Places, word: Word) -> Answer:
     except OSError as error:
         return {"ok": False, "error": f"{places.sockets}: {error.strerror or error}"}
     kept = places.folder.read()
-    trainers = [_listed(places, name) for name in names[:_MOST_LISTED]]
+    by_s, among = boottime_s() + WITHIN_S, everybody()
+    looked = [_listed(places, name, among) for name in names if boottime_s() < by_s]
+    # Whoever can put many sockets there shall not hide those that somebody listens on.
+    trainers = sorted(looked, key=lambda each: (not each["reachable"], each["socket"]))[:_MOST_LISTED]
     stopped = [
         {
             "socket": entry.socket,
@@ -232,14 +270,16 @@ def do_list(places: Places, word: Word) -> Answer:
             "since_s": round(boottime_s() - entry.at_s, 1),
             "processes": len(_processes(entry)),
         }
-        for entry in kept
+        for entry in kept[:_MOST_LISTED]
     ]
-    return {"ok": True, "trainers": trainers, "stopped": stopped, "units": _listed_units(places)}
+    left_out = len(names) - len(trainers)
+    units = _listed_units(places)[:_MOST_LISTED]
+    return {"ok": True, "trainers": trainers, "left_out": left_out, "stopped": stopped, "units": units}
 
 
-def _listed(places: Places, name: str) -> Answer:
+def _listed(places: Places, name: str, among: Mapping[int, Process]) -> Answer:
     try:
-        job = job_of(listener(places.sockets, name))
+        job = job_of(listener(places.sockets, name), among)
     except NotFoundError as error:
         return {"socket": name, "reachable": False, "because": str(error)}
     process = job.listener
@@ -257,7 +297,7 @@ def _listed(places: Places, name: str) -> Answer:
 
 def _listed_units(places: Places) -> list[Answer]:
     try:
-        return [{"unit": unit, "signal": name} for unit, name in sorted(allowed(places))]
+        return [{"unit": unit, "signal": name} for unit, name in sorted(allowed(places.allowed, places.owner))]
     except RefusedError:
         return []
 
@@ -276,7 +316,7 @@ def do_checkpoint(places: Places, word: Word) -> Answer:
 
     Without a handler the signal would end a process: a shell around a trainer, a program that only helps it.
     """
-    if (word.unit, word.signal) not in allowed(places):
+    if (word.unit, word.signal) not in allowed(places.allowed, places.owner):
         msg = f"{word.unit} {word.signal}: is not in {places.allowed} (one `UNIT SIGNAL` a line, root's to write)"
         raise RefusedError(msg)
     number = SIGNALS[word.signal]
@@ -290,36 +330,6 @@ def do_checkpoint(places: Places, word: Word) -> Answer:
         raise RefusedError(msg)
     processes = [_told(process, "signalled") for process in asked]
     return {"ok": True, "unit": word.unit, "signal": word.signal, "signalled": len(asked), "processes": processes}
-
-
-def allowed(places: Places) -> frozenset[tuple[str, str]]:
-    """Read which units may be sent which signal. Raises RefusedError for a file that others than root can change."""
-    path = places.allowed
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            for what, found in ((path, os.fstat(descriptor)), (path.parent, path.parent.stat())):
-                if found.st_uid not in (0, places.owner) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                    msg = f"{what}: others than root can change it, so it is not believed (chown root, chmod go-w)"
-                    raise RefusedError(msg)
-            text = os.read(descriptor, _MOST_BYTES).decode("utf-8", "replace")
-        finally:
-            os.close(descriptor)
-    except FileNotFoundError:
-        return frozenset()
-    except OSError as error:
-        msg = f"{path}: cannot be read: {error.strerror or error}"
-        raise RefusedError(msg) from None
-    pairs: set[tuple[str, str]] = set()
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].split()
-        if not words:
-            continue
-        if len(words) != 2 or not _UNIT.fullmatch(words[0]) or words[1].removeprefix("SIG") not in SIGNALS:
-            msg = f"{path}:{number}: expected UNIT and one of {', '.join(SIGNALS)}, such as: train.service USR1"
-            raise RefusedError(msg)
-        pairs.add((words[0], words[1].removeprefix("SIG")))
-    return frozenset(pairs)
 
 
 WORDS: Final[Mapping[str, Callable[[Places, Word], Answer]]] = {
@@ -357,7 +367,7 @@ def checked(told: Mapping[str, object]) -> Word:
     if "socket" in given and not SOCKET_NAME.fullmatch(word.socket):
         msg = f"{word.socket[:80]!r} is no name of a socket in {SOCKETS} (such as llm.sock; no slashes)"
         raise RefusedError(msg)
-    if name == "checkpoint" and (not _UNIT.fullmatch(word.unit) or word.signal not in SIGNALS):
+    if name == "checkpoint" and (not UNIT.fullmatch(word.unit) or word.signal not in SIGNALS):
         msg = f"checkpoint takes a unit (such as train.service) and one of {', '.join(SIGNALS)}"
         raise RefusedError(msg)
     return word
