@@ -262,7 +262,9 @@ class TrainerStatus:
     checkpoint: id of the checkpoint in flight; "" when there is none.
     snapshot_step: step of the newest whole state that lies in host memory, written or not; None: there is none.
     lease_s: seconds until training that stands still goes on by itself; None: it waits to be told, or does not stand.
-    uploads_held: copies to slower storage wait until the outage is over.
+    uploads_held: copies to slower storage wait until the outage is over. uploads_step: the newest that is whole there.
+    uploads_error, uploads_failing_s: what went wrong there last, and for how long; "" and None since the last success.
+    hosts_holding: of several hosts, how many want training to stand. trouble: what is wrong between the ranks, in words.
     """
 
     job: str
@@ -281,6 +283,11 @@ class TrainerStatus:
     snapshot_step: int | None = None
     lease_s: float | None = None
     uploads_held: bool = False
+    uploads_step: int | None = None
+    uploads_error: str = ""
+    uploads_failing_s: float | None = None
+    hosts_holding: int | None = None
+    trouble: str = ""
 
     def to_json(self) -> bytes:
         """Return the message as it goes over the wire."""
@@ -310,6 +317,11 @@ class TrainerStatus:
             snapshot_step=obj.whole("snapshot_step", MAX_STEP),
             lease_s=obj.number("lease_s", MAX_SECONDS),
             uploads_held=obj.flag("uploads_held"),
+            uploads_step=obj.whole("uploads_step", MAX_STEP),
+            uploads_error=obj.text("uploads_error", MAX_TEXT),
+            uploads_failing_s=obj.number("uploads_failing_s", MAX_SECONDS),
+            hosts_holding=obj.whole("hosts_holding", MAX_RANKS),
+            trouble=obj.text("trouble", MAX_TEXT),
         )
 
     @staticmethod

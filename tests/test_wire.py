@@ -116,6 +116,11 @@ statuses = st.builds(
     snapshot_step=steps,
     lease_s=seconds,
     uploads_held=st.booleans(),
+    uploads_step=steps,
+    uploads_error=texts,
+    uploads_failing_s=seconds,
+    hosts_holding=st.none() | st.integers(0, 1000),
+    trouble=texts,
 )
 leases = st.builds(LeaseRequest, lease_s=seconds)
 scalars = (

@@ -32,6 +32,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
+from powerguard.trainer.keeper import attempted
 from powerguard.trainer.ranks.base import Ranks, RanksError, boottime_s
 from powerguard.trainer.ranks.machine import NEVER, Ended, Generation, Move, Stance, State, due, first_boundary, move
 from powerguard.trainer.ranks.neighbour import Neighbour
@@ -89,7 +90,7 @@ class Agreement:
 
     step: the last one that has ended here, or that was restored; None before: then this rank bids nothing, and a
     generation waits for it. due: see above. changed: called, from any thread and without a lock held, whenever
-    something is news; it must not block.
+    something is news; it must not block. What it raises is told and shown (`trouble`), and ends nothing.
     """
 
     def __init__(
@@ -108,14 +109,16 @@ class Agreement:
         self._stance = Stance()
         self._standing: int | None = None
         self._bid_in = 0  # the generation whose bid has been handed in
+        self._changed = changed
+        self._untold = ""
         self._joined: dict[str, int] = {}  # ids whose join was no news for the others
         self._deadlines: dict[int, float] = {}
         self._since: dict[tuple[int, bool], float] = {}
         self._parts = Parts()
         self._closing = threading.Event()
         self._neighbour = Neighbour(ranks, dead_s=limits.dead_s, beat_s=limits.beat_s, clock=clock)
-        self._replica = Replica(ranks, applied=self._applied, changed=changed, clock=clock, lost_s=limits.lost_s)
-        self._thread = threading.Thread(target=self._watch, name="powerguard-agreement", daemon=True)
+        self._replica = Replica(ranks, applied=self._applied, changed=self._tell, clock=clock, lost_s=limits.lost_s)
+        self._thread = threading.Thread(target=self._run, name="powerguard-agreement", daemon=True)
         self._thread.start()
         # A daemon thread that wakes within a library when the interpreter is gone aborts the process (seen with torch).
         self._process = os.getpid()
@@ -145,7 +148,7 @@ class Agreement:
         def answered(state: State) -> Generation | None:
             known = state.asked_as(request.id) or state.generation(self._joined.get(request.id, 0))
             if known is None and (joined := state.joined(save, after)) is not None:
-                known = None if self._news(joined, entry, asked_at_s) else joined
+                known = None if self._news(state, joined, entry, asked_at_s) else joined
             return known
 
         self._replica.append(entry, lambda state: answered(state) is not None or state.leaving is not None)
@@ -159,18 +162,25 @@ class Agreement:
         return known
 
     def cancel(self, number: int) -> Generation | None:
-        """Call a generation off: one not begun is aborted everywhere, one begun is finished and training goes on."""
+        """Call a generation off: one not begun is aborted everywhere, one begun is finished and training goes on.
+
+        Where another host wants training to stand for it, it is this host's word alone that is taken back.
+        """
         self._replica.append(
-            {"kind": "cancel", "g": number},
+            {"kind": "cancel", "g": number, "host": self.ranks.host},
             lambda state: over(state, number, lambda known: known.begun and known.after is After.CONTINUE),
         )
         return self.generation(number)
 
-    def resume(self) -> None:
-        """Release all ranks; a checkpoint that has begun is finished first."""
+    def resume(self, *, all_hosts: bool = False) -> None:
+        """Take back that this host wants training to stand; it goes on, in all ranks, once no host wants that any more.
+
+        A checkpoint that has begun is finished first. all_hosts: take it back for all of them.
+        """
+        host = None if all_hosts else self.ranks.host
         self._replica.append(
-            {"kind": "resume"},
-            lambda state: state.held_at is None and (state.front is None or state.front.after is After.CONTINUE),
+            {"kind": "resume", "host": host},
+            lambda state: not state.holds or (host is not None and state.held_by(host) is After.CONTINUE),
         )
 
     def generation(self, number: int) -> Generation | None:
@@ -195,6 +205,11 @@ class Agreement:
     def lost(self) -> str:
         """Why this rank has lost the others; "" while it has not."""
         return self._replica.lost
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong between the ranks, as far as this one sees, for a person; "" while nothing is."""
+        return self._replica.lost or self._untold
 
     def deadline_at_s(self, number: int) -> float | None:
         """Return the tightest deadline of a generation, on this rank's clock; None: none was set."""
@@ -280,7 +295,11 @@ class Agreement:
         """Say that this rank's training has ended, and with it what is in flight; then let go of the store."""
         if not self._closing.is_set():
             try:
-                self._replica.append({"kind": "leave"}, lambda state: state.left)
+                host = self.ranks.host
+                self._replica.append(
+                    {"kind": "leave", "host": host},
+                    lambda state: state.left and (state.leaving is not None or state.held_by(host) is After.CONTINUE),
+                )
             except RanksError as error:
                 _log.debug("closing: %s", error)
         self._closing.set()
@@ -332,6 +351,11 @@ class Agreement:
 
     # --- The watcher -------------------------------------------------------------------------------------------------
 
+    def _run(self) -> None:
+        """Watch; and if that ends by a bug, or by a lie in the store, say so and stand for nobody any more."""
+        if isinstance(ended := attempted(self._watch, "watching the other ranks"), Exception):
+            self._replica.lose(f"{type(ended).__name__}: {ended}")
+
     def _watch(self) -> None:
         trouble_since_s: float | None = None
         while not self._closing.is_set():
@@ -348,6 +372,11 @@ class Agreement:
                     self._replica.lose(str(error))
                     return
                 self._closing.wait(self._limits.beat_s)
+
+    def _tell(self) -> None:
+        """Say that there is news. The watcher outlives whoever hears it: without it all ranks would lose this one."""
+        ended = attempted(self._changed, "telling the endpoint what the ranks have agreed on")
+        self._untold = f"news is not heard: {type(ended).__name__}: {ended}" if isinstance(ended, Exception) else ""
 
     def _patience_s(self) -> float:
         state = self._replica.state
@@ -413,11 +442,13 @@ class Agreement:
             self._replica.write(entry, lambda state: over(state, number, lambda now: now.step is not None))
         self._bid_in = number
 
-    def _news(self, known: Generation, entry: Entry, asked_at_s: float) -> bool:
+    def _news(self, state: State, known: Generation, entry: Entry, asked_at_s: float) -> bool:
         """Would joining change anything for the others?"""
         limit_s, deadline_at_s = entry["deadline_s"], self._deadlines.get(known.number)
+        after, held_by = After(entry["after"]), state.held_by(entry["host"])
         return (
-            escalated(known.after, After(entry["after"])) is not known.after
+            escalated(known.after, after) is not known.after
+            or escalated(held_by, after) is not held_by
             or (entry["save"] and not known.save)
             or (entry["reason"] == "on_battery" and entry["host"] not in known.on_battery)
             or (limit_s is not None and (deadline_at_s is None or asked_at_s + limit_s < deadline_at_s - _FINER_S))

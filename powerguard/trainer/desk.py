@@ -16,7 +16,7 @@ from threading import Condition, Event
 from powerguard.trainer.keeper import GivenUp
 from powerguard.trainer.operation import Lease, Operation, leased
 from powerguard.trainer.pace import Pace
-from powerguard.trainer.ports import Elsewhere, Uploads
+from powerguard.trainer.ports import Elsewhere, Uploads, UploadsSeen
 from powerguard.trainer.ranks.base import RanksError
 from powerguard.trainer.store import SavedCheckpoint
 from powerguard.wire import (
@@ -72,6 +72,8 @@ class Desk:
         self.begun: list[Operation] = []
         """Its state is being taken or written, oldest first."""
         self.held = False
+        self.holds = False
+        """With several ranks: this host wants training to stand, for as long as `lease` says."""
         self.lease: Lease | None = None
         self.ending: Operation | None = None
         self.closed = False
@@ -116,6 +118,8 @@ class Desk:
             operation = self.open(request, after, asker, number)
             if error is not None and not operation.ended:
                 self.settle(operation, error)
+            if after is not After.CONTINUE and self.others is not None:
+                self._stand_for(request.lease_s, asker)
             is_pressing = after is not After.CONTINUE or request.reason is Reason.ON_BATTERY
             if is_pressing and not operation.ended:
                 self._note_uploads(request.lease_s, asker)
@@ -154,10 +158,11 @@ class Desk:
         self._operations[request.id] = operation
         while len(self._operations) > _KEPT_OPERATIONS:
             del self._operations[self._forgettable()]
-        if operation in self.begun and operation.stands and self.others is None and not stood:
-            self.hold(operation)  # joined in mid-write by one who wants it to stand
-        elif operation in self.begun and operation.stands and self.held:
-            self.lease = self.lease and operation.lease
+        if operation in self.begun and operation.stands and self.others is None:
+            if not stood:
+                self.hold(operation)  # joined in mid-write by one who wants it to stand
+            elif self.held:
+                self.lease = self.lease and operation.lease
         if self.closed:
             self._abort_all("training has ended")
         self.asked = self.asked or self.others is None
@@ -220,30 +225,37 @@ class Desk:
         """Stand still at the next step boundary, without a checkpoint, if this training is willing to."""
         if self.conduct is After.CONTINUE:
             return self.status()
-        with self.changed:
-            lease = leased(lease_s, asker, self.clock())
-            self.lease = self.lease and lease if self.held else lease
-            self.wanted.set()
-            if self.others is None:
-                self.held = self.asked = True
-            self.changed.notify_all()
         self._ask(lambda others: others.paused())
+        with self.changed:
+            self._stand_for(lease_s, asker)
+            self.held = self.held or self.others is None
+            self.asked = self.asked or self.others is None
+            self.wanted.set()
+            self.changed.notify_all()
         return self.status()
 
-    def resume(self, *, wait_s: float = 1.0) -> TrainerStatus:
-        """Go on in place. Waits up to wait_s to see it happen; a checkpoint that has begun is finished beside."""
-        self._ask(lambda others: others.resumed())
+    def _stand_for(self, lease_s: float | None, asker: str) -> None:
+        """Note for how long this wish has training stand: no lease beats one. Of several ranks, once all know it."""
+        if self.others is None or self.others.holds:
+            lease = leased(lease_s, asker, self.clock())
+            stood, self.holds = (self.held, False) if self.others is None else (self.holds, True)
+            self.lease = self.lease and lease if stood else lease
+
+    def resume(self, *, wait_s: float = 1.0, all_hosts: bool = False) -> TrainerStatus:
+        """Go on in place, unless another host holds it. Waits up to wait_s to see it; what is written is finished."""
+        self._ask(lambda others: others.resumed(all_hosts=all_hosts))
         with self.changed:
-            self.held = False
-            self.lease = None
-            for operation in (*self.begun, *filter(None, [self.waiting])):
-                operation.after = After.CONTINUE
-            if self.ending is not None and not self.ending.told and self.others is None:
-                self.ending = None  # of several ranks, some have gone already
+            if self.others is None:
+                self.held = False
+                self.lease = None
+                for operation in (*self.begun, *filter(None, [self.waiting])):
+                    operation.after = After.CONTINUE
+                if self.ending is not None and not self.ending.told:
+                    self.ending = None
             self._release_uploads()
             self.changed.notify_all()
-            self.changed.wait_for(lambda: self.boundary is None or self.saving, timeout=wait_s)
-            return self.status()
+            self.changed.wait_for(lambda: self.boundary is None or self.saving or self.held, timeout=wait_s)
+        return self.status()
 
     def _ask(self, wish: Callable[[Elsewhere], None]) -> None:
         """Tell the other ranks, if there are any; where they cannot be reached, the status shows what came of it."""
@@ -270,6 +282,7 @@ class Desk:
 
     def status(self) -> TrainerStatus:
         """Return what the daemon budgets from."""
+        uploads = UploadsSeen() if self.uploads is None else self.uploads.seen()
         with self.changed:
             now_s = self.clock()
             last, pace = self.last, self.pace
@@ -298,6 +311,11 @@ class Desk:
                 snapshot_step=self.snapshot_step,
                 lease_s=self.lease.left_s(now_s) if self.held and self.lease is not None else None,
                 uploads_held=self._uploads_lease is not None,
+                uploads_step=uploads.step,
+                uploads_error=uploads.error,
+                uploads_failing_s=uploads.failing_s,
+                hosts_holding=None if self.others is None else self.others.hosts_holding,
+                trouble="" if self.others is None else self.others.trouble,
             )
 
     # --- The training thread and the writer's, with the lock held ---------------------------------------------------
@@ -345,8 +363,7 @@ class Desk:
         """Have training stand still for this operation, from the beginning of its write and after it, come what may."""
         operation.was_held = self.held
         self.lease = self.lease and operation.lease if self.held else operation.lease
-        self.held = True
-        self.asked = self.asked or self.others is None
+        self.held = self.asked = True
 
     def lapse(self) -> float | None:
         """Let a pause go whose lease is over; return the seconds until that comes, None when it never does."""

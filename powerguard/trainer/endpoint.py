@@ -299,7 +299,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, f"no such route: {parts.path}")
 
     def do_POST(self) -> None:
-        path = urlsplit(self.path).path
+        parts = urlsplit(self.path)
+        path = parts.path
         body = self._body() if self._allowed() else None
         if body is None:
             return
@@ -321,7 +322,7 @@ class _Handler(BaseHTTPRequestHandler):
             do = desk.pause if path == PAUSE_PATH else desk.hold_uploads
             self._send(HTTPStatus.OK, do(lease_s=wish.lease_s, asker=asker).to_json())
         elif path == RESUME_PATH:
-            self._send(HTTPStatus.OK, desk.resume().to_json())
+            self._send(HTTPStatus.OK, desk.resume(all_hosts="all_hosts" in parse_qs(parts.query)).to_json())
         else:
             self._refuse(HTTPStatus.NOT_FOUND, f"no such route: {path}")
 

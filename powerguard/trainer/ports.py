@@ -1,10 +1,21 @@
 """What a desk needs of others: slower storage, and the other ranks of the job."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from powerguard.trainer.store import SavedCheckpoint
 from powerguard.wire import TriggerRequest
+
+
+class UploadsSeen(NamedTuple):
+    """How copying goes. step: of the newest checkpoint that is whole in slower storage; None: none yet.
+
+    error, failing_s: what went wrong last, for a person, and for how long; "" and None since the last success.
+    """
+
+    step: int | None = None
+    error: str = ""
+    failing_s: float | None = None
 
 
 class Uploads(Protocol):
@@ -22,6 +33,10 @@ class Uploads(Protocol):
         """Go on."""
         ...
 
+    def seen(self) -> UploadsSeen:
+        """Return how they go, for people. Never called with the desk's lock held."""
+        ...
+
     def figures(self) -> Mapping[str, tuple[str, str, float]]:
         """Return metrics: name -> (type, help, value)."""
         ...
@@ -29,6 +44,21 @@ class Uploads(Protocol):
 
 class Elsewhere(Protocol):
     """The other ranks of the job, where there are any. Never called with the lock held; may raise RanksError."""
+
+    @property
+    def holds(self) -> bool:
+        """Training is to stand for this host, as all ranks know."""
+        ...
+
+    @property
+    def hosts_holding(self) -> int | None:
+        """How many hosts want that; None where there is one."""
+        ...
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong between the ranks, for a person; "" while nothing is."""
+        ...
 
     def opened(self, request: TriggerRequest) -> int:
         """Have all ranks save; return the number of the generation that this wish is part of."""
@@ -39,11 +69,11 @@ class Elsewhere(Protocol):
         ...
 
     def paused(self) -> None:
-        """Have all ranks stand still."""
+        """Have all ranks stand still, for this host."""
         ...
 
-    def resumed(self) -> None:
-        """Have all ranks go on."""
+    def resumed(self, *, all_hosts: bool = False) -> None:
+        """Take back what this host wanted, or what all of them did; all ranks go on, if no host holds them any more."""
         ...
 
     def tick(self) -> None:

@@ -11,6 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 
 from powerguard.trainer.agreement import Agreement, GenerationOverError
@@ -43,6 +44,7 @@ class Together:
         self._ranks = ranks
         self._periodic = False
         self._saves = 0
+        self._save_parts = Parts()
         desk.others = self
         self._begun = threading.Event()
         self.agreement = Agreement(ranks, clock=desk.clock, changed=self._changed)
@@ -50,6 +52,21 @@ class Together:
         self.news()
 
     # --- Wishes, in a server's thread or the writer's ---------------------------------------------------------------
+
+    @property
+    def holds(self) -> bool:
+        """Training is to stand for this host, as all ranks know."""
+        return self.agreement.state.held_by(self._ranks.host) is not After.CONTINUE
+
+    @property
+    def hosts_holding(self) -> int | None:
+        """How many hosts want that; None where there is one."""
+        return len(self.agreement.state.holds) if self._ranks.hosts > 1 else None
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong between the ranks, for a person; "" while nothing is."""
+        return self.agreement.trouble
 
     def opened(self, request: TriggerRequest) -> int:
         """Have all ranks save. Raises RanksError."""
@@ -64,9 +81,9 @@ class Together:
         """Have all ranks stand still at one step."""
         self.agreement.open(TriggerRequest(id=f"pause-{secrets.token_hex(6)}", after=After.PAUSE), save=False)
 
-    def resumed(self) -> None:
-        """Have all ranks go on."""
-        self.agreement.resume()
+    def resumed(self, *, all_hosts: bool = False) -> None:
+        """Take back what this host wanted, or what all of them did; all ranks go on, if no host holds them any more."""
+        self.agreement.resume(all_hosts=all_hosts)
         self.news()
 
     def due(self) -> None:
@@ -87,7 +104,7 @@ class Together:
             except RanksError as error:
                 _log.warning("no periodic checkpoint: %s", error)
         with desk.changed:
-            lapsed = desk.lease is not None and desk.held and desk.lease.left_s(desk.clock()) <= 0
+            lapsed = desk.lease is not None and desk.lease.left_s(desk.clock()) <= 0
             request = desk.signal_request()
             must_end = desk.ending is not None and desk.ending.must_end and desk.held
         if request is not None:
@@ -95,7 +112,7 @@ class Together:
             with desk.changed:
                 desk.open(request, After.EXIT, "", number).must_end = True
         if lapsed or must_end:
-            self.resumed()
+            self.resumed(all_hosts=must_end)
 
     # --- What all ranks do, in the watcher's thread ------------------------------------------------------------------
 
@@ -106,16 +123,17 @@ class Together:
 
     def news(self) -> None:
         """Bring the desk up to date."""
-        desk, state = self._desk, self.agreement.state
-        front = state.front
+        desk = self._desk
         with desk.changed:
+            state = self.agreement.state  # read with the lock held: older than the last wish that was noted it is not
+            front = state.front
+            stands = front is not None and front.begun and front.after is not After.CONTINUE
+            desk.held = (state.held_at is not None or stands) and not self.agreement.lost
+            if not self.holds or self.agreement.lost:
+                desk.holds, desk.lease = False, None
             for known in (*state.past, state.back, front):
                 if known is not None:
                     self._reconcile(known)
-            stands = front is not None and front.begun and front.after is not After.CONTINUE
-            held, desk.held = desk.held, (state.held_at is not None or stands) and not self.agreement.lost
-            if held and not desk.held:
-                desk.lease = None
             desk.changed.notify_all()
 
     def _reconcile(self, known: Generation) -> None:
@@ -159,8 +177,7 @@ class Together:
             operation.step = step
             operation.began_s = desk.clock()
             operation.phase = Phase.SNAPSHOT
-            if operation.stands:
-                desk.hold(operation)
+            desk.held = desk.held or operation.stands
             desk.changed.notify_all()
         return operation
 
@@ -186,7 +203,7 @@ class Together:
     def together(self, limit_s: float = _SAVE_S) -> "Collective":
         """Return a save that every rank calls for by itself, at the same step."""
         self._saves += 1
-        return Collective(self._ranks.clone(), self._saves, limit_s)
+        return Collective(self._ranks.clone(), self._saves, self._save_parts, limit_s)
 
     def stand_in(self, step: int, take_part: Callable[[Generation], None]) -> "StandIn":
         """Have somebody stand at this boundary while the training thread is busy elsewhere."""
@@ -267,17 +284,26 @@ class Part:
 
 
 class Collective:
-    """A save that every rank calls for by itself, as at the end of training: no agreement on a step is needed."""
+    """A save that every rank calls for by itself, as at the end of training: no agreement on a step is needed.
+
+    ranks: a connection of its own, let go of when the save has ended. parts: the same for all saves of a rank.
+    """
 
     number: int | None = None
 
-    def __init__(self, ranks: Ranks, number: int, limit_s: float) -> None:
+    def __init__(self, ranks: Ranks, number: int, parts: Parts, limit_s: float) -> None:
         self._ranks = ranks
         self._number = -number  # generations count upwards from 1
         self._limit_s = limit_s
-        self._parts = Parts()
+        self._parts = parts
         self.created = ""
-        self.token = self._all("token", secrets.token_hex(4).encode())[0].decode()
+        try:
+            self.token = self._all("token", secrets.token_hex(4).encode())[0].decode()
+            # All have come to this one: nobody looks at the ones before any more.
+            self._parts.forget(ranks, keep={self._number}, before=0)
+        except BaseException:
+            ranks.close()
+            raise
 
     def gather(self, shard: bytes, *, read: bool) -> list[bytes]:
         """Wait for all shards. Raises NotCommittedError."""
@@ -286,11 +312,13 @@ class Collective:
 
     def failed(self, error: Exception) -> None:
         """Tell the others."""
-        self._ranks.set(self._failure, str(error)[:500].encode("ascii", "replace") or b"-")
+        with closing(self._ranks):
+            self._ranks.set(self._failure, str(error)[:500].encode("ascii", "replace") or b"-")
 
     def conclude(self, saved: SavedCheckpoint) -> SavedCheckpoint:
         """Wait until all are done. Raises NotCommittedError."""
-        digests = {digest for digest in self._all("done", saved.manifest_digest.encode()) if digest}
+        with closing(self._ranks):
+            digests = {digest for digest in self._all("done", saved.manifest_digest.encode()) if digest}
         if len(digests) != 1:
             msg = f"{len(digests)} manifests, not one"
             raise NotCommittedError(msg)

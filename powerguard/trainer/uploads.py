@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+from powerguard.trainer.ports import UploadsSeen
 from powerguard.trainer.ranks.base import boottime_s
 from powerguard.trainer.store import SavedCheckpoint
 from powerguard.trainer.tiers.schedule import period_of
@@ -36,6 +37,14 @@ class Uploads:
         """Stop for good."""
         self._uploader.close()
 
+    def seen(self) -> UploadsSeen:
+        """Return how they go, for people."""
+        status = self._uploader.status()
+        return UploadsSeen(status.committed_step, status.error, self._since_s(status.error_since_s))
+
+    def _since_s(self, at_s: float | None) -> float | None:
+        return None if at_s is None else max(0.0, self._clock() - at_s)
+
     def figures(self) -> Mapping[str, tuple[str, str, float]]:
         """Return metrics: name -> (type, help, value)."""
         status = self._uploader.status()
@@ -48,7 +57,12 @@ class Uploads:
         }
         if status.committed_step is not None:
             found["durable_step"] = ("gauge", "Step of the newest checkpoint there.", status.committed_step)
-        if status.committed_at_s is not None:
-            age_s = max(0.0, self._clock() - status.committed_at_s)
+        if (age_s := self._since_s(status.committed_at_s)) is not None:
             found["durable_age_seconds"] = ("gauge", "Age of the newest checkpoint there.", age_s)
+        failing_s = self._since_s(status.error_since_s) or 0.0
+        found["failing_seconds"] = (
+            "gauge",
+            "For how long uploads have met errors; 0: the last one did not.",
+            failing_s,
+        )
         return found

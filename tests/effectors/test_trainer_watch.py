@@ -107,6 +107,25 @@ async def test_one_that_goes_and_comes_back_is_told_each_time(log: io.StringIO, 
     assert events == ["'trainer_unreachable'", "'trainer_reachable'", "'trainer_unreachable'"], "told on change only"
 
 
+async def test_trouble_behind_one_that_answers_is_told_on_change_only(log: io.StringIO) -> None:
+    """Uploads that fail, and ranks that have lost each other, are somebody's to mend before the outage."""
+    said: dict[str, object] = dict(SAID["body"])
+    fails = {**said, "uploads_error": "access is denied", "uploads_failing_s": 340.0}
+    lost = {**fails, "trouble": "lost the others"}
+    fine = {**said, "uploads_step": 7, "uploads_error": ""}
+    answers = [{"body": body} for body in (said, fails, fails, lost, fine, fine)]
+    async with serve({STATUS: [*answers]}) as peer, effector(llm(peer.url)) as (made, told):
+        for _ in answers:
+            await made.look()
+    assert len(told.seen) == len(answers)
+    texts = [line for line in log.getvalue().splitlines() if "troubled" in line]
+    assert [("denied" in line, "lost" in line, "'uploads'" in line, "untroubled" in line) for line in texts] == [
+        (True, False, True, False),
+        (False, True, False, False),
+        (False, False, False, True),
+    ]
+
+
 async def test_watch_goes_round_until_it_is_cancelled() -> None:
     async with serve({STATUS: [SAID]}) as peer, effector(llm(peer.url)) as (made, told), asyncio.TaskGroup() as group:
         task = group.create_task(made.watch(every_s=0.05))

@@ -460,6 +460,48 @@ def test_a_store_that_goes_away_lets_everybody_go() -> None:
         it.end()
 
 
+def test_a_lie_in_the_store_does_not_end_a_watcher_silently(caplog: pytest.LogCaptureFixture) -> None:
+    """A key that holds what nobody of ours wrote: the rank says so, lets go of the others, and trains on."""
+    memory = Memory()
+    memory.set("cut", b"garbage")
+    it = Job([MemoryRanks(memory, rank, 2) for rank in range(2)], limits=QUICK)
+    it.start()
+    try:
+        with contextlib.suppress(RanksError):
+            it.agreements[0].open(ask("a", After.PAUSE))
+        it.until(lambda: all("lost the others: ValueError" in one.trouble for one in it.agreements))
+        it.until_moving()
+        assert "watching the other ranks failed: ValueError: invalid literal" in caplog.text
+    finally:
+        it.end()
+
+
+def test_news_that_cannot_be_heard_ends_no_watcher(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever goes wrong beside the agreement, its watcher lives: without it all ranks would lose this one."""
+    broken = threading.Event()
+
+    def fail() -> None:
+        if broken.is_set():
+            msg = "a bug"
+            raise ZeroDivisionError(msg)
+
+    agreement = Agreement(Alone(), changed=fail)
+    agreement.step = 7
+    broken.set()
+    opened = agreement.open(ask("a", After.PAUSE))
+    assert agreement.wait(8) is not None
+    ended = agreement.conclude(opened.number, ok=True, digest="sha256:aa").ended
+    assert ended is not None
+    assert ended.ok
+    assert agreement.trouble == "news is not heard: ZeroDivisionError: a bug"
+    assert "telling the endpoint what the ranks have agreed on failed: ZeroDivisionError: a bug" in caplog.text
+    broken.clear()
+    agreement.resume()
+    assert agreement.wait(8) is None
+    assert agreement.trouble == ""
+    agreement.close()
+
+
 def test_alone_is_the_same_with_one() -> None:
     """A job of one process goes the same way, and needs no store."""
     agreement = Agreement(Alone(), limits=QUICK)

@@ -37,7 +37,13 @@ def end(number: int, *, ok: bool = True) -> dict[str, Any]:
     return {"kind": "end", "g": number, "ok": ok, "digest": "sha256:aa", "error": "disk full"}
 
 
-CANCEL, RESUME, LEAVE = {"kind": "cancel", "g": 1}, {"kind": "resume"}, {"kind": "leave"}
+CANCEL, RESUME, LEAVE = (
+    {"kind": "cancel", "g": 1, "host": 0},
+    {"kind": "resume", "host": 0},
+    {"kind": "leave", "host": 0},
+)
+OTHER = {"kind": "resume", "host": 1}
+ALL = {"kind": "resume", "host": None}
 
 
 def after(*entries: dict[str, Any]) -> State:
@@ -45,6 +51,9 @@ def after(*entries: dict[str, Any]) -> State:
     for entry in entries:
         state = apply(state, entry)
     return state
+
+
+TWO = (ask("a", "pause"), ask("b", "pause", host=1))
 
 
 def test_join_escalates_and_never_back() -> None:
@@ -98,6 +107,27 @@ def test_one_asked_to_go_on_while_another_is_written_stands() -> None:
         ((ask("a", "pause", save=False), step(1, 5)), 5, None),
         ((ask("a", "pause", save=False), RESUME), None, None),
         ((ask("a", "pause"), step(1, 5), begin(1), end(1), ask("b"), step(2, 5), begin(2), end(2)), 5, None),
+        # Two hosts, each with a UPS of its own: the word of one takes back nothing of the other's.
+        ((*TWO, step(1, 5), begin(1), end(1), OTHER), 5, None),
+        ((*TWO, step(1, 5), begin(1), end(1), OTHER, RESUME), None, None),
+        ((*TWO, step(1, 5), begin(1), end(1), RESUME, RESUME), 5, None),
+        ((*TWO, step(1, 5), begin(1), end(1), ALL), None, None),
+        ((*TWO, RESUME, step(1, 5), begin(1), end(1)), 5, None),
+        ((*TWO, step(1, 5), begin(1), RESUME, OTHER, end(1)), None, None),
+        ((*TWO, step(1, 5), CANCEL, begin(1), end(1)), 5, None),
+        ((*TWO, step(1, 5), CANCEL, {**CANCEL, "host": 1}), None, None),
+        ((ask("a", "pause"), step(1, 5), begin(1), end(1), OTHER), 5, None),
+        ((ask("a", "exit"), ask("b", "pause", host=1), RESUME, step(1, 5), begin(1), end(1)), 5, None),
+        ((ask("a", "exit"), ask("b", "pause", host=1), OTHER, step(1, 5), begin(1), end(1)), 5, 1),
+        ((ask("a", "exit"), ask("b", "pause", host=1), step(1, 5), begin(1), end(1), RESUME), 5, None),
+        ((ask("a", "pause", save=False), ask("b", "pause", save=False, host=1), RESUME, step(1, 5)), 5, None),
+        (
+            (ask("a", "pause"), end(1, ok=False), ask("b", "pause", host=1), step(2, 5), begin(2), end(2), OTHER),
+            None,
+            None,
+        ),
+        ((*TWO, step(1, 5), begin(1), end(1), LEAVE), 5, None),
+        ((*TWO, step(1, 5), begin(1), end(1), OTHER, LEAVE), None, None),
     ],
 )
 def test_what_comes_after(entries: tuple[dict[str, Any], ...], held_at: int | None, leaving: int | None) -> None:
@@ -186,6 +216,9 @@ _sensible = st.sampled_from(
             for word in ("continue", "pause", "exit")
             for save in (True, False)
         ),
+        *(ask(name, "pause", host=1) for name in "cd"),
+        OTHER,
+        ALL,
         *(make(number) for make in (begin, end) for number in (1, 2, 3)),
         *(step(number, at) for number in (1, 2, 3) for at in (4, 5)),
         *({"kind": "gathered", "g": number, "key": "shard"} for number in (1, 2)),
@@ -206,6 +239,8 @@ def test_any_log_gives_a_state_that_makes_sense(entries: list[dict[str, Any]]) -
         before, state = state, apply(state, entry)
         assert State.parse(state.to_json()) == state
         assert before.number <= state.number <= before.number + 1
+        stands = state.held_at is not None or (state.front is not None and state.front.after is not After.CONTINUE)
+        assert stands == bool(state.holds), "whoever stands, somebody holds; and nobody holds what goes on"
         for one in state.past:
             assert one.ended is not None
             assert not (one.ended.ok and one.ended.error)
@@ -226,6 +261,6 @@ def test_the_state_stays_small_in_a_storm() -> None:
     for number in range(1, 40):
         for index in range(200):
             state = apply(state, ask(f"{'x' * 100}-{number}-{index}", "pause", host=index, reason="on_battery"))
-        state = apply(state, {"kind": "cancel", "g": number})
+        state = apply(state, end(number, ok=False))
     assert state.number == 39
     assert len(state.to_json()) < 500_000

@@ -19,6 +19,7 @@ import pytest
 from powerguard.trainer.ranks.machine import Move, Stance, State, apply, due, first_boundary, move
 from powerguard.wire import After
 
+Said = tuple[tuple[str, Any], ...]
 RUNNING, LOOKING, STANDING, DEAD = "running", "looking", "standing", "dead"
 
 
@@ -143,6 +144,9 @@ def check(world: World, last_step: int, told: str) -> None:
     state = State()
     for entry in world.log:
         state = applied(state, entry)
+    if not any(dict(entry).get("ok") is False or dict(entry)["kind"] == "cancel" for entry in world.log):
+        stands = state.held_at is not None or (state.front is not None and state.front.after is not After.CONTINUE)
+        assert stands == bool(holding(world.log)), f"a host's word was not kept: {told}"
     for known in (*state.past, state.front, state.back):
         if known is not None and known.ended is not None and known.ended.ok and known.save:
             assert {who for number, who, _ in world.done if number == known.number} == set(range(len(world.ranks))), (
@@ -152,6 +156,17 @@ def check(world: World, last_step: int, told: str) -> None:
         if rank.at != DEAD:
             held = rank.state.held_at
             assert held is None or rank.stopped or rank.step <= held or rank.state.front is not None, told
+
+
+def holding(log: tuple[Said, ...]) -> set[int]:
+    """The hosts that want training to stand, by their own last word and nothing else."""
+    hosts: set[int] = set()
+    for entry in map(dict, log):
+        if entry["kind"] == "ask" and entry["after"] != "continue":
+            hosts.add(entry["host"])
+        elif entry["kind"] == "resume":
+            hosts.discard(entry["host"])
+    return hosts
 
 
 def settled(world: World, last_step: int) -> bool:
@@ -186,7 +201,7 @@ def explore(start: World, last_step: int) -> int:
     return len(seen)
 
 
-def ask(name: str, after: After = After.CONTINUE, *, save: bool = True) -> tuple[tuple[str, Any], ...]:
+def ask(name: str, after: After = After.CONTINUE, *, save: bool = True, host: int = 0) -> Said:
     return (
         ("kind", "ask"),
         ("id", name),
@@ -195,12 +210,17 @@ def ask(name: str, after: After = After.CONTINUE, *, save: bool = True) -> tuple
         ("after", after.value),
         ("save", save),
         ("deadline_s", None),
-        ("host", 0),
+        ("host", host),
     )
 
 
-CANCEL = (("kind", "cancel"), ("g", 1))
-RESUME = (("kind", "resume"),)
+def resume(host: int | None = 0) -> Said:
+    return (("kind", "resume"), ("host", host))
+
+
+CANCEL = (("kind", "cancel"), ("g", 1), ("host", 0))
+RESUME = resume()
+PAUSES = (ask("a", After.PAUSE), ask("b", After.PAUSE, host=1))
 STORIES = {
     "one checkpoint beside training": (2, 3, (ask("a"),), 0, False),
     "one that pauses, and utility back": (2, 3, (ask("a", After.PAUSE), RESUME), 0, False),
@@ -217,6 +237,10 @@ STORIES = {
     "given up at any moment": (2, 2, (ask("a", After.PAUSE),), 0, True),
     "a death at any moment": (2, 2, (ask("a", After.PAUSE),), 1, True),
     "three ranks": (3, 2, (ask("a", After.PAUSE),), 0, False),
+    "two hosts pause, and utility is back at one": (2, 2, (*PAUSES, resume(1)), 0, False),
+    "two hosts pause, and utility is back at both": (2, 2, (*PAUSES, resume(0), resume(1)), 0, False),
+    "back at one before the other asks": (2, 2, (PAUSES[0], resume(1), PAUSES[1], resume(0)), 0, False),
+    "calls its own off, not the other's": (2, 2, (*PAUSES, CANCEL), 0, False),
 }
 
 

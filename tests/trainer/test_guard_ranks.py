@@ -3,13 +3,18 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Never
 
 import pytest
 
 from powerguard.trainer import Buffer, Guard, Item, Loaded, StopTraining
-from powerguard.trainer.ranks import Memory, MemoryRanks
-from powerguard.trainer.store import Store
+from powerguard.trainer.desk import Desk
+from powerguard.trainer.ranks import Memory, MemoryRanks, RanksError
+from powerguard.trainer.ranks.parts import Parts
+from powerguard.trainer.store import SavedCheckpoint, Store
+from powerguard.trainer.together import Collective
 from powerguard.wire import After, CheckpointStatus, Phase, Reason, TriggerRequest
 from tests.trainer.toy import short_folder
 
@@ -231,6 +236,109 @@ def test_a_pause_and_its_lease_are_everybodys(folder: Path) -> None:
     world.until(lambda: all(not rank.guard.desk.status().paused for rank in world.ranks))
     world.until(lambda: world.ranks[1].done > stood[1])
     world.end()
+
+
+def test_each_host_releases_its_own_pause_alone(folder: Path) -> None:
+    """Each has a UPS: training goes on when the last one on battery says so, and then at once, losing nothing."""
+    world = World(folder, ["a", "a", "b"], shared=False)
+    one, other = (world.ranks[rank].guard.desk for rank in (0, 2))
+    world.trigger(0, "from-a", After.PAUSE)
+    world.trigger(2, "from-b", After.PAUSE)
+    step = world.ended(0, "from-a").step
+    assert world.ended(2, "from-b").step == step
+    world.until(lambda: one.status().paused and other.status().hosts_holding == 2)
+    told = other.resume()
+    assert (told.paused, told.hosts_holding) == (True, 1)
+    assert other.resume().paused, "twice is as good as once"
+    assert [rank.done for rank in world.ranks] == [step] * 3
+    began_s = time.perf_counter()
+    one.resume()
+    world.until(lambda: all(rank.done > (step or 0) for rank in world.ranks))
+    took_s = time.perf_counter() - began_s
+    assert took_s < 5.0, "1 s is the bar; a test beside others must not fail for being late"
+    world.until(lambda: one.status().hosts_holding == 0)
+    world.end()
+
+
+def test_a_lease_that_ends_releases_its_host_alone(folder: Path) -> None:
+    """A daemon that died with its lease holds nobody; that of the other host, which lives, is not overruled."""
+    world = World(folder, ["a", "b"], shared=False)
+    one, other = (world.ranks[rank].guard.desk for rank in (0, 1))
+    one.pause(asker="lives")
+    other.trigger(TriggerRequest(id="b", after=After.PAUSE, lease_s=0.3), asker="dies")
+    world.until(lambda: other.status().hosts_holding == 1)  # and was 2: a wish is known here before it is answered
+    assert all(rank.guard.desk.status().paused for rank in world.ranks)
+    assert other.status().lease_s is None
+    assert not other.resume(all_hosts=True).hosts_holding, "the word of an operator, for a host that has died"
+    before = world.ranks[1].done
+    world.until(lambda: world.ranks[1].done > before)
+    world.end()
+
+
+def test_a_host_whose_training_ends_holds_nobody(folder: Path) -> None:
+    world = World(folder, ["a", "b"], shared=False)
+    for rank in world.ranks:
+        rank.guard.desk.pause()
+    world.until(lambda: all(rank.guard.desk.status().hosts_holding == 2 for rank in world.ranks))
+    world.ranks[0].guard._together.close()  # type: ignore[union-attr] # as at the end of its process
+    world.until(lambda: world.ranks[1].guard.desk.status().hosts_holding == 1)
+    assert world.ranks[1].guard.desk.status().paused
+    assert not world.ranks[1].guard.desk.resume().paused
+    world.end()
+
+
+class Lost:
+    """The other ranks, as one sees them that has lost them; see `ports.Elsewhere`."""
+
+    holds = False
+    hosts_holding = 0
+    trouble = "this rank has lost the others: no answer"
+
+    def _gone(self, *_: object, all_hosts: bool = False) -> Never:
+        raise RanksError(self.trouble)
+
+    opened = cancelled = paused = resumed = tick = _gone
+
+
+def test_a_rank_that_has_lost_the_others_says_so_at_its_endpoint() -> None:
+    """Nobody can save there any more, until the job is started anew: an operator must see that before an outage."""
+    desk = Desk(job="llm", conduct=After.PAUSE, ranks=2, hosts=2)
+    desk.others = Lost()
+    told = desk.trigger(TriggerRequest(id="e", after=After.PAUSE, lease_s=9.0))
+    assert (told.phase, told.error) == (Phase.FAILED, f"RanksError: {Lost.trouble}")
+    for status in (desk.status(), desk.pause(lease_s=9.0), desk.resume()):
+        assert (status.trouble, status.paused, status.lease_s) == (Lost.trouble, False, None)
+
+
+def test_saves_of_all_ranks_leave_nothing_behind(folder: Path) -> None:
+    """A loop that saves by a rule of its own, ten thousand times: the store and the connections must not grow."""
+    memory, opened = Memory(), []
+
+    class Counted(MemoryRanks):
+        def clone(self) -> "Counted":
+            opened.append(self)
+            return self
+
+        def close(self) -> None:
+            opened.remove(self)
+
+    ranks, parts = [Counted(memory, rank, 2) for rank in range(2)], [Parts(), Parts()]
+
+    def save(rank: int, number: int) -> str:
+        one = Collective(ranks[rank].clone(), number, parts[rank], 10.0)
+        shards = one.gather(b"shard", read=rank == 0)
+        assert len(shards) == (0 if rank else 2)
+        saved = SavedCheckpoint(step=number, path="", size_bytes=1, manifest_digest="" if rank else f"d{number}")
+        return one.conclude(saved).manifest_digest
+
+    sizes = []
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(1, 5):
+            told = list(pool.map(save, range(2), [number] * 2))
+            assert told == [f"d{number}"] * 2
+            sizes.append(len(memory))
+    assert sizes[1:] == [sizes[0]] * 3
+    assert opened == []
 
 
 def test_called_off_before_it_began_or_finished_after(folder: Path) -> None:

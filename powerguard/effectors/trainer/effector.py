@@ -67,12 +67,16 @@ _log = structlog.get_logger("powerguard.trainer")
 
 @dataclass(slots=True)
 class _Watched:
-    """One trainer and what was last told of it. fault: told once, when it changes. folder: where it says it saves."""
+    """One trainer and what was last told of it. fault, trouble: told once, when they change.
+
+    folder: where it says it saves.
+    """
 
     peer: Peer
     found: bool
     seen: TrainerSeen | None = None
     fault: str = ""
+    trouble: str = ""
     folder: str = ""
 
 
@@ -287,6 +291,7 @@ class TrainerEffector:
         if isinstance(status, TrainerStatus):
             peer.native = True
             self._fault(watched, "")
+            self._trouble(watched, status)
             watched.folder = _folder(peer.options, status)
             self._tell(watched, seen(peer.options, status, self._clock()))
             return
@@ -341,6 +346,18 @@ class TrainerEffector:
             _log.warning("trainer_unreachable", trainer=name, because=fault)
         else:
             _log.info("trainer_reachable", trainer=name, url=watched.peer.options.url)
+
+    def _trouble(self, watched: _Watched, status: TrainerStatus) -> None:
+        """Log what is wrong behind a trainer that answers: its other ranks, its second copies."""
+        trouble = status.trouble or status.uploads_error
+        if trouble == watched.trouble:
+            return
+        watched.trouble, name = trouble, watched.peer.options.name
+        if trouble:
+            of, failing_s = ("ranks", None) if status.trouble else ("uploads", status.uploads_failing_s)
+            _log.warning("trainer_troubled", trainer=name, of=of, failing_s=failing_s, because=trouble)
+        else:
+            _log.info("trainer_untroubled", trainer=name)
 
     # --- Finding --------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,9 @@ A *generation* is one checkpoint (or one pause) of the whole job:
 
 One generation is in front: training is on its way to its step, or stands there. One that leaves training running
 (`after: continue`) goes to the back when it begins: it is written beside training, and another may come to the front.
+
+Each host has a UPS, and so a word of its own: whoever asks for a pause (or the end) *holds* training for its host, and
+training stands until the last host that holds it has said resume. A host's word never takes back another's.
 """
 
 import json
@@ -27,6 +30,7 @@ from powerguard.wire import MAX_STEP, After, clean_text, escalated
 _KEPT: Final = 16  # generations that are remembered after their end
 _MAX_IDS: Final = 64  # ids that one generation remembers: a storm of askers must not grow the state
 _MAX_HOSTS: Final = 1024
+_MAX_HOLDS: Final = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +79,8 @@ class State:
     """What all ranks know at one place of the log.
 
     front: the generation that training goes to or stands at. back: one that is written beside training.
-    held_at: the step at which training stands still until somebody says resume; None: it does not.
+    held_at: the step at which training stands still; None: it does not. holds: the hosts (their index) that want it to
+    stand, there or at the end of the generation in front, and whether each of them wants a pause or the end.
     leaving: number of the generation after whose durable end every rank ends. left: a rank has ended its training.
     committed_step, committed_digest: of the newest durable checkpoint of this run. past: ended ones, newest last.
     """
@@ -84,6 +89,7 @@ class State:
     front: Generation | None = None
     back: Generation | None = None
     held_at: int | None = None
+    holds: tuple[tuple[int, After], ...] = ()
     leaving: int | None = None
     left: bool = False
     committed_step: int | None = None
@@ -94,6 +100,10 @@ class State:
         """Return one of those in flight, or ended not long ago."""
         known = (self.front, self.back, *reversed(self.past))
         return next((one for one in known if one is not None and one.number == number), None)
+
+    def held_by(self, host: int) -> After:
+        """Return what this host wants training to do: go on, stand or end."""
+        return dict(self.holds).get(host, After.CONTINUE)
 
     def asked_as(self, name: str) -> Generation | None:
         """Return the generation that somebody asked for under this id."""
@@ -119,7 +129,8 @@ class State:
         value = json.loads(text)
         one, several = ("front", "back"), value.pop("past")
         flight = {key: None if value[key] is None else _generation(value.pop(key)) for key in one}
-        return cls(**{**value, **flight, "past": tuple(_generation(item) for item in several)})
+        holds = tuple((host, After(after)) for host, after in value.pop("holds"))
+        return cls(**{**value, **flight, "holds": holds, "past": tuple(_generation(item) for item in several)})
 
 
 def _generation(value: dict[str, Any]) -> Generation:
@@ -137,16 +148,22 @@ def apply(state: State, entry: Mapping[str, Any]) -> State:
     kind = entry.get("kind")
     rule = _RULES.get(kind) if isinstance(kind, str) else None
     try:
-        return state if rule is None else rule(state, entry)
-    except (KeyError, TypeError, ValueError):
+        state = state if rule is None else rule(state, entry)
+    except (KeyError, TypeError, ValueError, OverflowError):
         return state
+    if state.holds and state.held_at is None and (state.front is None or state.front.after is After.CONTINUE):
+        return replace(state, holds=())  # what was to stand came to nothing: nobody has anything to take back
+    return state
 
 
 def _ask(state: State, entry: Mapping[str, Any]) -> State:
-    name, after, save = str(entry["id"])[:128], After(entry["after"]), bool(entry["save"])
+    name, after, save, host = str(entry["id"])[:128], After(entry["after"]), bool(entry["save"]), int(entry["host"])
     if state.asked_as(name) is not None or state.leaving is not None:
         return state
-    hosts = (int(entry["host"]),) if entry["reason"] == "on_battery" else ()
+    hosts = (host,) if entry["reason"] == "on_battery" else ()
+    held_by = escalated(state.held_by(host), after)
+    if held_by is not After.CONTINUE and len(state.holds) < _MAX_HOLDS:
+        state = replace(state, holds=tuple(sorted({**dict(state.holds), host: held_by}.items())))
     known = state.joined(save, after)
     if known is not None:
         merged = replace(
@@ -223,12 +240,17 @@ def _cancel(state: State, entry: Mapping[str, Any]) -> State:
     known = _in_flight(state, entry)
     if known is None:
         return state
+    if known is state.front and known.after is not After.CONTINUE and (held := _released(state, entry)).holds:
+        return held
     if not known.begun:
         return _over(state, known, Ended(ok=False, aborted=True, error="called off before it began"))
     return _put(state, replace(known, after=After.CONTINUE))
 
 
-def _resume(state: State, _entry: Mapping[str, Any]) -> State:
+def _resume(state: State, entry: Mapping[str, Any]) -> State:
+    state = _released(state, entry)
+    if state.holds:
+        return state
     front = state.front
     if front is not None and not front.save:
         state = _over(state, front, Ended(ok=False, aborted=True, error="called off before it began"))
@@ -237,7 +259,20 @@ def _resume(state: State, _entry: Mapping[str, Any]) -> State:
     return replace(state, held_at=None, leaving=None)
 
 
-def _leave(state: State, _entry: Mapping[str, Any]) -> State:
+def _released(state: State, entry: Mapping[str, Any]) -> State:
+    """Take back what this host wanted (None: what all of them did); what the others want stands, and no more."""
+    host = entry["host"]
+    holds = tuple(hold for hold in state.holds if host is not None and hold[0] != host)
+    wanted = {after for _, after in holds}
+    front, leaving = state.front, state.leaving
+    if front is not None and front.after is After.EXIT and After.EXIT not in wanted and After.PAUSE in wanted:
+        front = replace(front, after=After.PAUSE)
+    return replace(state, holds=holds, front=front, leaving=leaving if After.EXIT in wanted else None)
+
+
+def _leave(state: State, entry: Mapping[str, Any]) -> State:
+    if state.leaving is None:
+        state = _resume(state, entry)  # a host that has gone says nothing any more, and must not hold the others
     state = replace(state, left=True)
     for known in (state.front, state.back):
         if known is not None:

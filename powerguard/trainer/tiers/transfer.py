@@ -57,16 +57,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What a child is told to do.
-
-    path, digest: of a committed local checkpoint. ranks: which shards to upload; None: all that lie there.
-    """
+    """What a child is told to do: upload what lies here of a committed checkpoint. path, digest: its."""
 
     remote: Remote
     job: str
     path: str
     digest: str
-    ranks: tuple[int, ...] | None = None
 
 
 class Transfer:
@@ -99,7 +95,7 @@ class Transfer:
         name, target = self._name, self._target
         manifest = self._manifest()
         if self.pace.call(lambda: target.committed(name)) is None:
-            mine = self._mine(manifest)
+            mine = [shard for shard in manifest.shards if (self._folder / shard.file).exists()]
             self.progress.bytes_total = sum(shard.size_bytes for shard in mine)
             for shard in mine:
                 self._upload(shard)
@@ -120,12 +116,6 @@ class Transfer:
         if manifest.digest != self._order.digest:
             raise TierError(Kind.LOST, f"{self._folder}: is not the checkpoint that was offered")
         return manifest
-
-    def _mine(self, manifest: Manifest) -> list[Shard]:
-        ranks = self._order.ranks
-        if ranks is not None:
-            return [shard for shard in manifest.shards if shard.rank in ranks]
-        return [shard for shard in manifest.shards if (self._folder / shard.file).exists()]
 
     def _upload(self, shard: Shard) -> None:
         name, target, progress = self._name, self._target, self.progress

@@ -49,7 +49,8 @@ class UploadStatus:
     state: "idle", "uploading", "backing_off" (the store refuses, and is asked less and less), "resting" (an upload
     failed; the next attempt comes later), "held", "stuck" (a killed child does not go: its mount hangs), "closed".
     step: of the checkpoint that is, or will next be, uploaded; None: there is none. error: what went wrong last, in
-    words for a person; "" since the last commit. waiting_for: ranks of other hosts whose shards are not there yet.
+    words for a person; "" since the last commit. error_since_s: when the first of these errors came, on the uploader's
+    clock. waiting_for: ranks of other hosts whose shards are not there yet.
     committed_*: the newest checkpoint that is whole in the tier, as far as this process knows.
     retries, failures: counts by kind (`base.Kind`) since the start. bytes_sent: since the start.
     """
@@ -60,6 +61,7 @@ class UploadStatus:
     bytes_done: int = 0
     waiting_for: tuple[int, ...] = ()
     error: str = ""
+    error_since_s: float | None = None
     committed_step: int | None = None
     committed_digest: str = ""
     committed_at_s: float | None = None
@@ -67,12 +69,6 @@ class UploadStatus:
     bytes_sent: int = 0
     retries: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     failures: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-
-
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    saved: SavedCheckpoint
-    ranks: tuple[int, ...] | None
 
 
 class Uploader:
@@ -100,9 +96,8 @@ class Uploader:
         self._clock = clock
         self._rng = random.Random()  # noqa: S311 - spreads retries, hides nothing
         self._changed = Condition()
-        self._next: _Offer | None = None
+        self._next: SavedCheckpoint | None = None
         self._held = False
-        self._held_until_s: float | None = None
         self._closed = False
         self._child: subprocess.Popen[bytes] | None = None
         self._busy = False
@@ -115,30 +110,22 @@ class Uploader:
 
     # --- What the guard calls --------------------------------------------------------------------------------------
 
-    def offer(self, saved: SavedCheckpoint, ranks: tuple[int, ...] | None = None) -> None:
-        """Upload this one next; one that was offered before and not begun is forgotten.
-
-        ranks: whose shards are this host's to upload; None: all that lie there.
-        """
+    def offer(self, saved: SavedCheckpoint) -> None:
+        """Upload next what lies here of this one; one that was offered before and not begun is forgotten."""
         with self._changed:
-            self._next = _Offer(saved, ranks)
+            self._next = saved
             self._changed.notify_all()
 
-    def hold(self, lease_s: float | None = None) -> bool:
-        """Stop now: the child is killed, and the local checkpoint let go. True when that is done (within 0.4 s).
-
-        lease_s: go on by itself after so many seconds; None: when `release` is called.
-        """
+    def hold(self) -> bool:
+        """Stop now: the child is killed, and the local checkpoint let go. True when that is done (within 0.4 s)."""
         with self._changed:
             self._held = True
-            self._held_until_s = None if lease_s is None else self._clock() + lease_s
             return self._stopped()
 
     def release(self) -> None:
         """Go on where it stopped, by part."""
         with self._changed:
             self._held = False
-            self._held_until_s = None
             self._changed.notify_all()
 
     def status(self) -> UploadStatus:
@@ -172,25 +159,23 @@ class Uploader:
     # --- The thread ------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (offer := self._awaited()) is not None:
+        while (saved := self._awaited()) is not None:
             told: dict[str, Any] = {}
             try:
-                with held(Path(offer.saved.path)):
-                    self._listen(offer, told)
+                with held(Path(saved.path)):
+                    self._listen(saved, told)
             except FileNotFoundError:
-                told = {"ended": Kind.LOST.value, "error": f"{offer.saved.path}: was removed before it was uploaded"}
+                told = {"ended": Kind.LOST.value, "error": f"{saved.path}: was removed before it was uploaded"}
             except OSError as error:
                 reason = f"the process that uploads cannot be started ({error.strerror})"
                 told = {"ended": Kind.UNUSABLE.value, "error": reason}
-            self._conclude(offer, told)
+            self._conclude(saved, told)
 
-    def _awaited(self) -> _Offer | None:
+    def _awaited(self) -> SavedCheckpoint | None:
         """The next checkpoint, once it is its time; None: closed."""
         with self._changed:
             while not self._closed:
                 now_s = self._clock()
-                if self._held_until_s is not None and now_s >= self._held_until_s:
-                    self._held, self._held_until_s = False, None
                 if self._child is not None and self._child.poll() is not None:
                     self._child = None
                 ready = self._next is not None and not self._held and self._child is None
@@ -203,18 +188,13 @@ class Uploader:
     def _until_next_s(self, now_s: float, *, ready: bool) -> float | None:
         """How long nothing can change by itself; None: for ever."""
         times_s = [self._rest_until_s - now_s] if ready else []
-        if self._held_until_s is not None:
-            times_s.append(self._held_until_s - now_s)
         if self._child is not None:
             times_s.append(_LOOK_EVERY_S)
         return max(0.0, min(times_s)) if times_s else None
 
-    def _listen(self, offer: _Offer, told: dict[str, Any]) -> None:
+    def _listen(self, saved: SavedCheckpoint, told: dict[str, Any]) -> None:
         """Run one child to its end, or until it is not wanted or moves nothing any more."""
-        saved = offer.saved
-        order = Order(
-            remote=self._remote, job=self._job, path=saved.path, digest=saved.manifest_digest, ranks=offer.ranks
-        )
+        order = Order(remote=self._remote, job=self._job, path=saved.path, digest=saved.manifest_digest)
         child = subprocess.Popen(
             [sys.executable or "python3", "-P", "-m", _CHILD],
             stdin=subprocess.PIPE,
@@ -287,12 +267,16 @@ class Uploader:
                 waiting_for=tuple(told["waiting_for"]),
                 bytes_sent=self._status.bytes_sent + told["bytes_sent"] - before.get("bytes_sent", 0),
                 retries=_added(self._status.retries, told["retries"], before.get("retries", {})),
-                error=told["trouble"] or self._status.error,
+                **self._troubled(told["trouble"] or self._status.error),
             )
 
-    def _conclude(self, offer: _Offer, told: dict[str, Any]) -> None:
+    def _troubled(self, error: str, *, anew: bool = False) -> dict[str, Any]:
+        """What the status says of an error. anew: something has succeeded since the one before."""
+        since_s = None if anew else self._status.error_since_s
+        return {"error": error, "error_since_s": (since_s or self._clock()) if error else None}
+
+    def _conclude(self, saved: SavedCheckpoint, told: dict[str, Any]) -> None:
         """Remember how it ended, and when to try again what did not work."""
-        saved = offer.saved
         committed = bool(told.get("committed"))
         ended = str(told.get("ended", ""))
         error = str(told.get("error", ""))
@@ -310,7 +294,7 @@ class Uploader:
             elif not ended and not self._held and not self._closed:
                 ended = Kind.UNUSABLE.value
                 error = str(told.get("last_words") or "the process that uploads was killed (short of memory?)")
-            if (committed or ended in _DONE_WITH) and self._next is offer:
+            if (committed or ended in _DONE_WITH) and self._next is saved:
                 self._next = None
             if error:
                 self._status = replace(self._status, failures=_added(self._status.failures, {ended: 1}, {}))
@@ -321,7 +305,7 @@ class Uploader:
             else:
                 self._failed_in_a_row = 0
             if error or committed:
-                self._status = replace(self._status, error=error)
+                self._status = replace(self._status, **self._troubled(error, anew=committed))
             self._changed.notify_all()
         if committed:
             _log.info("upload_committed step=%d tier=%s", saved.step, self._remote.url)

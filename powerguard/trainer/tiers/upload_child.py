@@ -39,14 +39,8 @@ def main() -> int:
     """Carry out one order; end at once when the parent does. The exit status tells nothing that stdout has not."""
     _step_back()
     document = json.loads(sys.stdin.buffer.readline(MAX_ORDER_BYTES))
-    ranks = document["ranks"]
-    order = Order(
-        remote=Remote.from_json(document["remote"]),
-        job=document["job"],
-        path=document["path"],
-        digest=document["digest"],
-        ranks=None if ranks is None else tuple(ranks),
-    )
+    remote = Remote.from_json(document["remote"])
+    order = Order(remote=remote, job=document["job"], path=document["path"], digest=document["digest"])
     pace = Pace(bytes_per_s=order.remote.bytes_per_s, **document["pace"])
     progress = Progress()
     ended = Event()

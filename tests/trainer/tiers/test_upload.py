@@ -253,15 +253,6 @@ def test_two_hosts_in_a_storm_with_kills_and_holds(
         assert read_shard(tier, found, rank)["state"].data == state(7, rank, 40)
 
 
-def test_a_hold_with_a_lease_ends_by_itself(uploads: Uploads, tmp_path: Path) -> None:
-    """A daemon that died in the outage must not end the second tier for good."""
-    (tmp_path / "nas").mkdir()
-    uploader = uploads(str(tmp_path / "nas"))
-    assert uploader.hold(lease_s=0.3)
-    uploader.offer(save(tmp_path / "root", 7, mib=1))
-    assert committed(uploader).state in {"idle", "uploading"}
-
-
 def test_an_orphan_ends(tmp_path: Path, proxy: Proxy, bucket: str) -> None:
     """The training was killed: its upload must not go on for hours beside the next start."""
     proxy.bytes_per_s = MIB
@@ -375,9 +366,14 @@ def test_a_bucket_that_is_made_later_is_used(uploads: Uploads, tmp_path: Path, s
     uploader = uploads(remote_of("s3://made-later", s3.url, tmp_path))
     uploader.offer(save(tmp_path / "root", 7, mib=1))
     until(lambda: uploader.status().failures.get("absent"))
-    assert "there is no such bucket" in uploader.status().error
+    status = uploader.status()
+    assert "there is no such bucket" in status.error
+    assert status.error_since_s is not None
+    until(lambda: uploader.status().failures["absent"] > 1)
+    assert uploader.status().error_since_s == status.error_since_s, "since the first one"
     s3.bucket("made-later")
-    assert committed(uploader).error == ""
+    status = committed(uploader)
+    assert (status.error, status.error_since_s) == ("", None)
 
 
 def test_a_server_that_is_not_there(uploads: Uploads, tmp_path: Path) -> None:
