@@ -264,7 +264,7 @@ class TrainerStatus:
     lease_s: seconds until training that stands still goes on by itself; None: it waits to be told, or does not stand.
     uploads_held: copies to slower storage wait until the outage is over. uploads_step: the newest that is whole there.
     uploads_error, uploads_failing_s: what went wrong there last, and for how long; "" and None since the last success.
-    hosts_holding: of several hosts, how many want training to stand. trouble: what is wrong between the ranks, in words.
+    hosts_holding: of several hosts, how many want training to stand. trouble: what is wrong between ranks, in words.
     """
 
     job: str
