@@ -12,8 +12,8 @@ from powerguard.profiles.values import Answer, Missing, parts
 
 MOST_LINES = 12
 """Rows of a column that are believed: three phases, or the banks and groups of a large unit."""
-SATURATED = frozenset({32767, 65535, 2**31 - 1, 2**32 - 1, -(2**31), -32768})
-"""An unsigned -1 or a counter at its end, whatever the quantity: no measurement."""
+SATURATED = frozenset({-1, 32767, 65534, 65535, 2**31 - 1, 2**32 - 1, -(2**31), -32768})
+"""-1, signed or not, or a counter at its end, whatever the quantity: no measurement."""
 _LEFT_OUT = frozenset(Missing) - {Missing.NULL}
 """A card that knows the object and has no value for it says something of that line; one that leaves it out does not."""
 

@@ -6,6 +6,7 @@ Seen on real cards: the sysObjectID of net-snmp on Linux, of the UPS-MIB itself,
 from collections.abc import Sequence
 from typing import Any
 
+from powerguard.core.events import OutputSource
 from powerguard.profiles.compiled import Answers, Compiled, Enumeration, Rows
 from powerguard.profiles.schema import Profile
 from powerguard.profiles.values import Answer, Missing, Oid, below
@@ -48,10 +49,19 @@ def fits_but_for_its_state(profile: Profile, answers: Answers, sys_object_id: st
     )
 
 
-def _tells_of_a_battery(profile: Profile, answers: Answers) -> bool:
+def _is_a_ups(profile: Profile, answers: Answers) -> bool:
+    """Whether a battery is told of, or where the output comes from: no rack PDU answers either."""
     device = Compiled([profile])
     rows = device.rows(answers)
-    return any(_is_measured(name, device, answers, rows) for name in ("charge_pct", "runtime_s"))
+    words = {
+        source.values.get(raw)
+        for source in device.output_source
+        for _oid, raw in source.read(answers, rows)
+        if isinstance(raw, int)
+    }
+    return bool(words - {None, OutputSource.UNKNOWN}) or any(
+        _is_measured(name, device, answers, rows) for name in ("charge_pct", "runtime_s")
+    )
 
 
 def _is_measured(name: str, device: Compiled, answers: Answers, rows: Rows) -> bool:
@@ -147,8 +157,8 @@ def choose(profiles: Sequence[Profile], answers: Answers, *, sys_object_id: str,
             if profile in fitting or fits_but_for_its_state(profile, answers, sys_object_id)
         ]
     kind = "ups" if any(profile.kind == "ups" for profile in fitting) else "pdu"
-    if kind == "pdu" and any(_tells_of_a_battery(profile, answers) for profile in profiles if profile.kind == "ups"):
-        return ()  # A UPS whose output source is not answered: its outlets do not make a rack PDU of it.
+    if kind == "pdu" and any(_is_a_ups(profile, answers) for profile in profiles if profile.kind == "ups"):
+        return ()  # A UPS of which only a part is answered: its outlets do not make a rack PDU of it.
     fitting = [profile for profile in fitting if profile.kind == kind]
     return tuple(
         sorted(

@@ -109,6 +109,17 @@ def test_one_unbelievable_phase_makes_the_sum_unknown() -> None:
     assert told(rows.replace(".3=2000", ".3=-1").replace("=-7", "=1500"))[1].amps == 4.5, "two phases"
 
 
+@pytest.mark.parametrize(("status", "is_pdu"), [(2, False), (3, False), (1, True)])
+def test_an_output_source_is_no_rack_pdus(status: int, is_pdu: bool) -> None:
+    """A UPS's card whose battery is not answered has outlets and watts as well; "unknown" is told by anything."""
+    answers: dict[str, Answer] = {
+        Oid(f"1.3.6.1.4.1.3808.1.1.{end}"): raw
+        for end, raw in (("1.4.1.1.0", status), ("3.2.3.1.1.7.1", 450), ("6.6.1.4.1.5.1", 1))
+    }
+    chosen = choose(EVERY, answers, sys_object_id="1.3.6.1.4.1.3808.1.1.3", sys_descr="")
+    assert [profile.kind for profile in chosen] == (["pdu"] if is_pdu else [])
+
+
 def test_a_ups_whose_card_has_outlets_is_a_ups() -> None:
     walk = Path(__file__).parent / "walks" / "apc.walk"
     device = {**parse_walk(walk.read_text(encoding="utf-8"), "apc"), **answers("318.1.1.4.4.2.1.3.1=1")}

@@ -115,7 +115,7 @@ def test_another_unit_where_the_first_is_beyond_belief(raw: int, volts: float | 
     assert told(profile, {".1.0": 1, ".6.0": raw}).input_v == volts
 
 
-@pytest.mark.parametrize("raw", [32767, 65535, 2147483647, 4294967295, -2147483648, -32768])
+@pytest.mark.parametrize("raw", [-1, 32767, 65534, 65535, 2147483647, 4294967295, -2147483648, -32768])
 def test_counters_at_their_end_are_no_measurement_anywhere(raw: int) -> None:
     profile = mini("numbers:\n  watts:\n    - {object: power, oid: .7.0, unit: W}\n")
     assert (told(profile, {".7.0": raw}).watts, why(told(profile, {".7.0": raw}), "watts")) == (
@@ -151,6 +151,17 @@ def test_a_string_of_flags_may_end_in_a_nul_and_holds_nothing_else() -> None:
     assert told(profile, {".6.0": b"0100\0"}).overload
     assert not told(profile, {".6.0": b"01x0"}).overload
     assert not told(profile, {".6.0": b"0"}).overload
+
+
+@pytest.mark.parametrize(
+    ("raw", "celsius"),
+    [(24, 24), (253, 25.3), (-4, -4), (0, None), (-1, None), (-273, None), (-2731, None), (950, None)],
+)
+def test_degrees_of_the_standard_object_may_be_tenths(raw: int, celsius: float | None) -> None:
+    """Some cards count upsBatteryTemperature in tenths; -273 is a sensor that is not there, in either unit."""
+    answers: dict[str, Answer] = {Oid(f"{U}.4.1.0"): 3, Oid(f"{U}.2.4.0"): 90, Oid(f"{U}.2.7.0"): raw}
+    profiles = choose(load_profiles(None).every(), answers, sys_object_id="", sys_descr="")
+    assert decode(profiles, answers).battery_temp_c == celsius
 
 
 LINES = """\
