@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final
@@ -49,6 +49,7 @@ class Chosen:
 
     tiers: where this rank's bytes came from, the main one first. repaired: chunks that came from another tier than the
     rest, and were mended on the local disk where that could be written. refused: what was passed over, and why.
+    local: every byte of every rank came from its local disk, and so has just been verified there.
     """
 
     found: Found
@@ -56,6 +57,7 @@ class Chosen:
     tiers: tuple[str, ...]
     repaired: int = 0
     refused: tuple[str, ...] = ()
+    local: bool = False
 
     @property
     def step(self) -> int:
@@ -110,13 +112,14 @@ class _Candidate:
 class _Report:
     """How one rank fared with one candidate.
 
-    corrupt: the tiers whose copies are rotten beyond repair from another. fatal: why this rank comes no further (out of
-    memory, say), so that the others do not wait for it.
+    local: all that it loaded came from the local disk. corrupt: the tiers whose copies are rotten beyond repair from
+    another. fatal: why this rank comes no further (out of memory, say), so that the others do not wait for it.
     """
 
     rank: int
     host: int
     loaded: bool = False
+    local: bool = False
     corrupt: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     fatal: str = ""
@@ -176,10 +179,10 @@ class _Choice:
                 report.fatal = clean_text(f"{type(error).__name__}: {error}", _MAX_REASON)
                 self._tell(turn, report)
                 raise
-            bad = self._exchanged(turn, report, load_s)
+            bad, local = self._exchanged(turn, report, load_s)
             if not bad and chosen is not None:
                 self._tidy()
-                return chosen
+                return replace(chosen, local=local)
             self._pass_over(candidate, bad)
         if candidates:
             raise ResumeError(self._nothing_left("none of the checkpoints could be read by all ranks"))
@@ -263,6 +266,7 @@ class _Choice:
             except (TierError, StoreError, OSError):
                 return None
         report.loaded = True
+        report.local = load.used == {LocalTier.word}
         used = [tier.word for tier, _, _ in sources if tier.word in load.used]
         return Chosen(
             found=sources[0][1], items=items, tiers=tuple(used), repaired=load.repaired, refused=tuple(self._refused)
@@ -276,28 +280,30 @@ class _Choice:
         if _is_corrupt(error) and tier.word not in report.corrupt:
             report.corrupt.append(tier.word)
 
-    def _exchanged(self, turn: int, report: _Report, load_s: float) -> list[_Report]:
-        """Tell how it went, and hear of those for whom it did not; an empty list means that all have loaded."""
+    def _exchanged(self, turn: int, report: _Report, load_s: float) -> tuple[list[_Report], bool]:
+        """Tell how it went, and hear for whom it did not (for none: all have loaded), and whether all was local."""
         self._tell(turn, report)
         if self._ranks.rank == 0:
             told = [
                 json.loads(self._awaited(f"{turn}/report/{rank}", load_s, rank)) for rank in range(self._ranks.size)
             ]
             bad = [each for each in told if not each["loaded"]]
-            self._tell_bad(turn, sorted(bad, key=lambda each: not each["fatal"]))
-        reports = [_Report(**each) for each in json.loads(self._awaited(f"{turn}/bad", load_s + 30.0, 0))]
+            bad.sort(key=lambda each: not each["fatal"])
+            self._tell_all(turn, bad, local=all(each["local"] for each in told))
+        heard = json.loads(self._awaited(f"{turn}/all", load_s + 30.0, 0))
+        reports = [_Report(**each) for each in heard["bad"]]
         if reports and reports[0].fatal:
             msg = f"rank {reports[0].rank} could not resume: {reports[0].fatal}"
             raise ResumeError(msg)
-        return reports
+        return reports, bool(heard["local"])
 
     def _tell(self, turn: int, report: _Report) -> None:
         self._ranks.set(f"{self._key}/{turn}/report/{report.rank}", json.dumps(vars(report)).encode())
         if report.fatal and report.rank == 0:
-            self._tell_bad(turn, [vars(report)])
+            self._tell_all(turn, [vars(report)], local=False)
 
-    def _tell_bad(self, turn: int, bad: list[dict[str, Any]]) -> None:
-        self._ranks.set(f"{self._key}/{turn}/bad", json.dumps(bad[:200]).encode())
+    def _tell_all(self, turn: int, bad: list[dict[str, Any]], *, local: bool) -> None:
+        self._ranks.set(f"{self._key}/{turn}/all", json.dumps({"bad": bad[:200], "local": local}).encode())
 
     def _pass_over(self, candidate: _Candidate, bad: list[_Report]) -> None:
         """Remember why all go on to the next, and set aside the copies that are rotten."""

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from powerguard.trainer.found import Found, SavedCheckpoint
+from powerguard.trainer.items import Parts
 from powerguard.trainer.manifest import MANIFEST
 from powerguard.trainer.ranks.base import Alone, Memory, MemoryRanks
 from powerguard.trainer.resume import Chosen, LocalTier, ResumeError, choose
 from powerguard.trainer.store import Store
+from powerguard.trainer.stored import Stored
 from powerguard.trainer.tiers import PathTier, Remote
 from powerguard.trainer.tiers.base import SET_ASIDE, Source, Tier
 from powerguard.trainer.tiers.pace import Pace
@@ -76,8 +78,21 @@ def test_the_newest_local_one_is_taken_and_is_what_was_saved(root: Path) -> None
     chosen = resumed(root)
     assert chosen is not None
     assert (chosen.step, chosen.tiers, chosen.repaired, chosen.refused) == (6, ("local",), 0, ())
+    assert chosen.local
     assert chosen.items["state"].data == state(6)
     assert chosen.items["step"].value() == 6
+
+
+def test_what_was_just_read_whole_is_not_read_again(root: Path) -> None:
+    """The scrub goes on to the one that nobody has read yet; retention need not read the newest once more."""
+    older = save(root, 5)
+    newest = save(root, 6)
+    with Store(root, job="llm", slots=0) as store:
+        stored = Stored(Parts(lambda: {"state": bytearray(1)}, lambda _: None), store)
+        assert stored.restore(Alone(), None) == (newest, 0)
+        scrubbed = store.scrub()
+        assert scrubbed is not None
+        assert scrubbed.path == older.path
 
 
 def test_a_newer_one_on_the_nas_wins(root: Path, nas: Path) -> None:
@@ -87,7 +102,7 @@ def test_a_newer_one_on_the_nas_wins(root: Path, nas: Path) -> None:
     save(root, 8)
     chosen = resumed(root, nas_tier(nas))
     assert chosen is not None
-    assert (chosen.step, chosen.tiers, chosen.found.tier) == (9, ("path",), "path")
+    assert (chosen.step, chosen.tiers, chosen.found.tier, chosen.local) == (9, ("path",), "path", False)
     assert chosen.items["state"].data == state(9)
 
 
@@ -98,7 +113,7 @@ def test_one_rotten_chunk_comes_from_the_nas_and_is_mended(root: Path, nas: Path
     flip(Path(saved.path, "shard-00000"), CHUNK + 77)
     chosen = resumed(root, nas_tier(nas))
     assert chosen is not None
-    assert (chosen.tiers, chosen.repaired) == (("local", "path"), 1)
+    assert (chosen.tiers, chosen.repaired, chosen.local) == (("local", "path"), 1, False)
     assert chosen.items["state"].data == state(7)
     again = resumed(root)
     assert again is not None
@@ -253,7 +268,7 @@ def test_hosts_with_disks_of_their_own_take_what_both_have(tmp_path: Path) -> No
     newest = save({0: a, 1: b}, 7, ranks=2, mib=9)
     shutil.rmtree(b / Path(newest.path).name)
     told = all_ranks([a, b], ["a", "b"])
-    assert [each.step for each in told] == [6, 6]
+    assert [(each.step, each.local) for each in told] == [(6, True), (6, True)]
     assert [bytes(each.items["state"].data) for each in told] == [state(6, 0, 9), state(6, 1, 9)]
     assert Path(newest.path).exists()  # nothing is wrong with it
 
@@ -269,6 +284,7 @@ def test_a_host_that_lost_its_disk_takes_its_shard_from_the_nas(tmp_path: Path, 
     shutil.rmtree(b)
     told = all_ranks([a, b], ["a", "b"], lambda: nas_tier(nas))
     assert [(each.step, each.tiers) for each in told] == [(7, ("local",)), (7, ("path",))]
+    assert not any(each.local for each in told), "what lies beside a rank's own shard was not all read"
     assert bytes(told[1].items["state"].data) == state(7, 1, 9)
 
 
