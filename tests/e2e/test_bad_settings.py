@@ -4,10 +4,13 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from powerguard.cli.main import main
 
 EX_CONFIG = 78
 AT_ONCE_S = 2.0
@@ -27,8 +30,30 @@ def cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def run(config: Path) -> str:
-    """Run the daemon on these settings; return what it says. It must end with 78, soon, and in plain words."""
+Run = Callable[[Path], str]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run the daemon on these settings, in this process; return what it says: 78, soon, and in plain words."""
+
+    def run(config: Path) -> str:
+        began_s = time.process_time()
+        status = main(["run", "--config", str(config)])
+        used_s = time.process_time() - began_s
+        out, told = capfd.readouterr()
+        assert status == EX_CONFIG, told
+        assert used_s < AT_ONCE_S, told
+        assert out == ""
+        assert "Traceback" not in told
+        assert told.strip()
+        return told
+
+    return run
+
+
+def run_alone(config: Path) -> str:
+    """Run it as systemd does, in a process of its own; what is held of `run` holds here."""
     used_s = cpu_s()
     ended = subprocess.run(
         [sys.executable, "-P", "-m", "powerguard", "run", "--config", str(config)],
@@ -60,7 +85,7 @@ def test_every_mistake_is_told_at_once(config: Path) -> None:
         GOOD.replace("armed", "armd")
         + "budget: {margin: 20%, reserve_s: -1}\ntrainers:\n  - {name: llm, url: 'https://example.org'}\nbugdet: {}\n"
     )
-    told = (run(config)).splitlines()
+    told = run_alone(config).splitlines()
     found = [line.removeprefix(f"{config}:").split(": ", 2) for line in told if line.startswith(f"{config}:")]
     places = {setting: place for place, setting, _ in found}
     assert places["mode"] == "1:7"
@@ -72,10 +97,10 @@ def test_every_mistake_is_told_at_once(config: Path) -> None:
 
 
 def test_there_are_no_settings(config: Path) -> None:
-    assert str(config) in run(config)
+    assert str(config) in run_alone(config)
 
 
-def test_the_settings_cannot_be_read(config: Path) -> None:
+def test_the_settings_cannot_be_read(config: Path, run: Run) -> None:
     """A folder, in place of a file that root could always read."""
     config.mkdir()
     assert str(config) in run(config)
@@ -103,7 +128,7 @@ def _bomb() -> str:
         pytest.param(lambda: "a: 1\n" * 200_000, id="a megabyte"),
     ],
 )
-def test_hostile_settings_are_refused_in_words(config: Path, hostile: Callable[[], str]) -> None:
+def test_hostile_settings_are_refused_in_words(config: Path, run: Run, hostile: Callable[[], str]) -> None:
     """Nothing that stands in the file can hang, crash or command the daemon, or write on the operator's terminal."""
     config.write_text(hostile(), encoding="utf-8")
     told = run(config)
@@ -112,6 +137,6 @@ def test_hostile_settings_are_refused_in_words(config: Path, hostile: Callable[[
     assert len(told) < 20_000
 
 
-def test_a_file_that_is_no_text(config: Path) -> None:
+def test_a_file_that_is_no_text(config: Path, run: Run) -> None:
     config.write_bytes(b"\xff\xfe\x00mode: armed")
     assert str(config) in run(config)
