@@ -141,12 +141,23 @@ ALL = {"online", "on_battery", "emergency_checkpoint", "holding", "shutdown", "r
     [
         (SMALL, "", 4, ALL - {"shutdown"}),
         (SMALL, "battery battery battery", 4, ALL),
-        (SMALL, "battery battery battery done battery done", 4, ALL),
-        ("trainer=llm:pause:8 blind_s=12", "battery", 4, ALL),
+        (SMALL, "battery battery battery done battery done", 3, ALL),
+        ("trainer=llm:pause:8 blind_s=12", "battery", 3, ALL),
         ("table=50:90,75:60,100:40 powers_off=0", "battery battery battery", 3, ALL - {"emergency_checkpoint"}),
         ("table=75:150 trainer=a:continue:3:x trainer=b:exit:3:x", "battery battery battery", 3, ALL - {"on_battery"}),
+        pytest.param(SMALL, "battery battery battery done battery done", 4, ALL, marks=pytest.mark.slow),
+        pytest.param("trainer=llm:pause:8 blind_s=12", "battery", 4, ALL, marks=pytest.mark.slow),
     ],
-    ids=["from utility", "from battery", "from a late hold", "blind", "dry-run", "some go on, some exit"],
+    ids=[
+        "from utility",
+        "from battery",
+        "from a late hold",
+        "blind",
+        "dry-run",
+        "some go on, some exit",
+        "from a late hold, deep",
+        "blind, deep",
+    ],
 )
 def test_every_word_keeps_every_invariant(words: str, prefix: str, depth: int, reached: set[str]) -> None:
     """All words of so many letters after the prefix; a broken invariant names the word that led to it."""
