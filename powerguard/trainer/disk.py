@@ -65,6 +65,8 @@ class Disk:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             os.fsync(descriptor)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error
         finally:
             os.close(descriptor)
 

@@ -20,7 +20,7 @@ from powerguard.trainer.disk import Disk
 from powerguard.trainer.endpoint import Endpoint
 from powerguard.trainer.items import State
 from powerguard.trainer.keeper import CLOSED, GivenUp, Save, Taken, attempted
-from powerguard.trainer.opening import AUTO, Signals, endpoint_of, keeper_of, look_after
+from powerguard.trainer.opening import AUTO, Signals, check_options, endpoint_of, keeper_of, look_after, whole
 from powerguard.trainer.operation import Operation
 from powerguard.trainer.pace import STEPS
 from powerguard.trainer.ranks import Ranks, detect
@@ -85,6 +85,7 @@ class Guard:
         disk: Disk | None = None,
         clock: Callable[[], float] = boottime_s,
     ) -> None:
+        check_options(job=job, every_s=every_s, remote_every_s=remote_every_s, keep=keep)
         self._clock = clock
         self._ranks = ranks = detect(root) if ranks is None else ranks
         self._remote = None if remote is None else Remote.of(remote)
@@ -96,8 +97,7 @@ class Guard:
         self._pace.beside = self._keeper.beside
         self._pace.processes = -(-ranks.size // ranks.hosts)
         self._pace.due_s = clock()
-        self._measured = False
-        self._closed = False
+        self._measured = self._closed = False
         self._endpoint: Endpoint | None = None
         self._signals: Signals | None = None
         if restored is not None:
@@ -149,9 +149,9 @@ class Guard:
     def step(self, step: int) -> None:
         """Say that this step has ended and its state is whole. Saves, pauses or ends here when that was asked.
 
-        step: how many steps have been done. Raises StopTraining, a SystemExit, when the asker wants the process to end
-        after its checkpoint; GivenUp once the guard is closed.
+        step: how many have been done. Raises StopTraining, a SystemExit, when asked to end; GivenUp once closed.
         """
+        step = step if type(step) is int else whole(step)
         now_s = self._clock()
         pace = self._pace
         seen = pace.seen
@@ -188,7 +188,7 @@ class Guard:
         """
         began_s, stepped_at_s, before = self._clock(), self._pace.stepped_at_s, self._pace.loop
         self._pace.loop = Loop(loop)
-        if step is not None:
+        if step is not None and self._keeper.beside:
             self._hold_state(step)
         try:
             yield
@@ -208,6 +208,7 @@ class Guard:
         Where there are several ranks, every one of them calls it for the same step. Raises what the state, the disk or
         the store raise, and NotCommittedError when another rank could not.
         """
+        step = whole(step)
         began_s = self._clock()
         others = self._together.together() if self._together is not None and self._keeper.beside else None
         with self.desk.changed:
@@ -449,8 +450,6 @@ class Guard:
 
     def _hold_state(self, step: int) -> None:
         """Have the state of a phase in memory."""
-        if not self._keeper.beside:
-            return
         with self.desk.changed:
             if not self._writer.has(step) and not self._writer.is_full:
                 outcome = self._take(step)

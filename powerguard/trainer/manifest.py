@@ -151,6 +151,12 @@ class Shard:
         }
 
     @classmethod
+    def check(cls, layout: Layout) -> None:
+        """Raise ManifestError where a shard that is laid out so could not be read again, before anything is written."""
+        digests = ("0" * 32,) * -(-layout.size_bytes // CHUNK_BYTES)
+        cls.parse(cls(rank=0, size_bytes=layout.size_bytes, digests=digests, items=layout.items).to_json())
+
+    @classmethod
     def parse(cls, content: bytes) -> "Shard":
         """Read what another rank told. Raises ManifestError."""
         return _shard(_load(content))

@@ -6,12 +6,13 @@ pages ran at 0.35 GB/s and the next ones at 20 GB/s where we measured: an emerge
 
 import contextlib
 import mmap
+import operator
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Self
 
 from powerguard.trainer.items import Item
-from powerguard.trainer.manifest import ALIGN, PAGE, Entry, Layout
+from powerguard.trainer.manifest import ALIGN, PAGE, Entry, Layout, StoreError
 
 _PIECE: Final = 8 << 20
 _HUGE: Final = 2 << 20
@@ -21,13 +22,17 @@ Progress = Callable[[int, int | None], None]
 
 
 def laid_out(items: Iterable[Item]) -> Layout:
-    """Say where each item would lie: one behind the other, each aligned to 64 bytes, all of it padded to 4 KiB."""
+    """Say where each item would lie: one behind the other, each aligned to 64 bytes, all of it padded to 4 KiB.
+
+    Raises StoreError for an item whose size or shape is none.
+    """
     entries: list[Entry] = []
     end = 0
     for item in items:
         offset = _up(end, ALIGN)
-        entries.append(Entry(item.name, item.dtype, tuple(item.shape), offset, item.size_bytes))
-        end = offset + item.size_bytes
+        size_bytes, *shape = _wholes(item)
+        entries.append(Entry(item.name, item.dtype, tuple(shape), offset, size_bytes))
+        end = offset + size_bytes
     return Layout(tuple(entries), max(_up(end, PAGE), PAGE))
 
 
@@ -101,6 +106,16 @@ class Snapshot:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _wholes(item: Item) -> list[int]:
+    """Its size and its shape as plain numbers, whatever a framework has them as. Raises StoreError."""
+    with contextlib.suppress(TypeError):
+        found = [int(operator.index(number)) for number in (item.size_bytes, *item.shape)]
+        if found[0] >= 0:
+            return found
+    msg = f"{item.name}: {item.size_bytes!r} bytes in the shape {item.shape!r} is no buffer (whole numbers from 0)"
+    raise StoreError(msg)
 
 
 def _up(size: int, to: int) -> int:

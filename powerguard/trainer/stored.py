@@ -57,8 +57,10 @@ class Stored:
         return self._store.leader
 
     def size_bytes(self) -> int | None:
-        """What this rank would write: asked of the items, without copying any."""
-        return laid_out(self._state.items()).size_bytes
+        """What this rank would write: asked of the items, without copying any. Raises what no save could write."""
+        layout = laid_out(self._state.items())
+        Shard.check(layout)
+        return layout.size_bytes
 
     def take(self, step: int, slot: int) -> Taken | SavedCheckpoint:
         """Copy every item. Raises what the state raises."""
@@ -174,6 +176,8 @@ class Stored:
         self.corrupt()  # those are in what is returned
         if chosen is None:
             return None
+        if chosen.local:
+            self._store.trust(chosen.found)  # neither retention nor the scrub need read it again now
         self._state.load(chosen.items)
         return chosen.found.saved(), len(chosen.refused) + bool(chosen.repaired)
 

@@ -4,6 +4,7 @@ An emergency is written here too: training stands still only because it is told 
 write. When a newer state comes while an older one is being written, the deadline decides which bytes go first.
 """
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,8 +22,10 @@ _NEWER = "a newer state went first"
 _LOOK_S = 0.5  # how soon the thread sees what nobody can wake it for: a deadline that comes near
 _IDLE_S = 60.0  # between two little pieces of work that can wait
 _MARGIN = 1.25  # of the time that a write is expected to take: it must be over before the deadline
+_PATIENT_S = 5.0  # with the end of training, before it is told what that waits for
 _COMMIT_S = 0.5  # manifest, rename and syncs
 
+_log = logging.getLogger("powerguard.trainer")
 _Value = TypeVar("_Value")
 
 
@@ -225,7 +228,10 @@ class Writer:
                     write.cancel.set()
             self._desk.changed.notify_all()
         if self._thread is not None:
-            self._thread.join(None if finish else 5.0)
+            self._thread.join(_PATIENT_S)
+            if finish and self._thread.is_alive():
+                _log.warning("what is being written becomes durable first; a signal (Ctrl-C) ends the wait")
+                self._thread.join()
 
     def _run(self) -> None:
         desk = self._desk

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.trainer.endpoint import SOCKETS, Endpoint, EndpointError
+from powerguard.trainer.endpoint import Endpoint, EndpointError
 from powerguard.trainer.guard import Guard
 from powerguard.trainer.store import SavedCheckpoint
 from powerguard.wire import (
@@ -264,7 +264,6 @@ def test_an_endpoint_that_cannot_open_says_why(guard: Guard, where: Path, case: 
         "file": (folder / "file", None, "exists and is not a socket"),
         "long": (folder / ("x" * 120), None, "at most 107 bytes"),
         "no folder": (folder / "none" / "t.sock", None, f"no folder {folder}/none .make it, or"),
-        "no daemon": (SOCKETS / "none" / "t.sock", None, "systemd-tmpfiles --create powerguard.conf"),
         "no token": (folder / "new.sock", 0, "needs a token"),
     }[case]
     with pytest.raises(EndpointError, match=said):

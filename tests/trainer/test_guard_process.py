@@ -21,8 +21,14 @@ ROOT = Path(__file__).parents[2]
 TRAINING = """
 import os, sys, time
 from powerguard.trainer import Guard, Parts
+from powerguard.trainer.disk import Disk
 
 root = sys.argv[1]
+class Sticky(Disk):
+    def write(self, *write):
+        while os.path.exists(root + "/stuck"):
+            time.sleep(0.01)
+        return super().write(*write)
 state = {"step": 0, "bulk": bytearray(3_000_000)}
 def save():
     return dict(state)
@@ -141,6 +147,32 @@ def test_the_second_signal_ends_it_at_once(folder: Path) -> None:
             training.process.send_signal(signal.SIGTERM)
             time.sleep(0.3)
         assert training.end()[0] == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("after", ["continue", "pause"], ids=["beside training", "emergency"])
+@pytest.mark.parametrize("end", ["SIGTERM", "Ctrl-C", "Ctrl-C twice"])
+def test_ended_in_mid_write_the_last_good_one_stands(folder: Path, end: str, after: str) -> None:
+    """Without signals=True SIGTERM is as good as a kill; Ctrl-C lets the write end first, a second one does not."""
+    with Training(folder, "disk=Sticky()") as training:
+        training.ask("POST", "/api/v1/trigger_checkpoint", {"id": "good", "after": "continue"})
+        good = training.ended("good")["step"]
+        (folder / "stuck").touch()
+        training.ask("POST", "/api/v1/trigger_checkpoint", {"id": "e", "after": after})
+        until(lambda: training.ask("GET", "/api/v1/checkpoints/e")["phase"] == "writing")
+        training.process.send_signal(signal.SIGTERM if end == "SIGTERM" else signal.SIGINT)
+        if end != "SIGTERM":
+            time.sleep(0.3)
+            assert training.process.poll() is None
+        if end == "Ctrl-C":
+            (folder / "stuck").unlink()
+        elif end == "Ctrl-C twice":
+            training.process.send_signal(signal.SIGINT)
+        code, said = training.end()
+    assert code == (-signal.SIGTERM if end == "SIGTERM" else -signal.SIGINT)
+    assert ("KeyboardInterrupt" in said) == (end != "SIGTERM")
+    found = steps(folder)
+    assert found[-1] == good
+    assert len(found) == (2 if end == "Ctrl-C" else 1)
 
 
 def test_a_forked_worker_keeps_nothing_of_the_guard(folder: Path) -> None:

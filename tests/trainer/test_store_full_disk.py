@@ -165,6 +165,32 @@ def test_a_disk_that_is_read_only(tmp_path: Path) -> None:
                 save(store, 2, items(2), urgent=True)
 
 
+def test_a_disk_that_becomes_read_only_in_mid_run(tmp_path: Path) -> None:
+    """As ext4 is told to be at an error: the emergency fails with the path, training goes on, the last one stays."""
+    needs_loop_devices()
+    image = tmp_path / "disk.img"
+    make("ext4", image, SMALLEST["ext4"])
+    loaded: list[bytes] = []
+    parts = Parts(lambda: {"weights": bytes(SIZE)}, lambda saved: loaded.append(bytes(saved["weights"])))
+    with mounted(image, tmp_path / "disk", "ext4") as disk:
+        run("mount", "-o", "remount,errors=remount-ro", str(disk))
+        device = next(line.split()[0] for line in Path("/proc/mounts").read_text().splitlines() if f" {disk} " in line)
+        with Guard(parts, disk / "ck", job="job", every_s=None, socket=None) as guard:
+            good = guard.save(1)
+            Path("/sys/fs/ext4", Path(device).name, "trigger_fs_error").write_text("of a test")
+            guard.desk.trigger(TriggerRequest(id="e", reason=Reason.ON_BATTERY, after=After.CONTINUE))
+            guard.step(2)
+            until(lambda: guard.desk.results[Phase.FAILED])
+            told = guard.desk.checkpoint("e")
+            assert told is not None
+            assert told.error.startswith("OSError: [Errno 30] Read-only file system: '")
+            assert str(disk / "ck") in told.error
+            guard.step(3)
+            assert guard.restore() == 1
+        assert newest_in(disk / "ck") == good
+        assert loaded == [bytes(SIZE)]
+
+
 @pytest.mark.parametrize(
     ("mib", "periodic", "kept"), [(14, [2, 3, 4, 5], 2), (20, [2, 3, 4, 5], 1), (33, [], 1)], ids=["3", "2", "1"]
 )

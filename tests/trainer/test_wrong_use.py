@@ -4,10 +4,13 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from powerguard.trainer import Buffer, Guard, Parts
+from powerguard.trainer import Buffer, Guard, Parts, StoreError
+from powerguard.trainer.endpoint import SOCKETS
+from powerguard.trainer.found import newest_in
 from powerguard.trainer.keeper import GivenUp
 
 
@@ -38,6 +41,87 @@ def test_what_cannot_be_kept_is_named() -> None:
     with pytest.raises(TypeError, match=r"^when: is neither a buffer nor a plain value"):
         list(Parts(lambda: {"when": object()}, lambda _: None).items())
     assert Buffer.json("x", [1]).size_bytes == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"job": ""}, r"^job='': must be the training's name"),
+        ({"job": None}, r"^job=None: must be"),
+        ({"every_s": "5m"}, r"^every_s='5m': must be seconds, more than 0"),
+        ({"every_s": float("nan")}, r"^every_s=nan: must be"),
+        ({"every_s": 0}, r"^every_s=0: must be"),
+        ({"remote_every_s": None}, r"^remote_every_s=None: must be"),
+        ({"keep": None}, r"^keep=None: must be how many"),
+        ({"keep": 1}, r"^keep=1: keep at least 2"),
+    ],
+)
+def test_an_option_that_would_fail_at_a_step_is_refused_at_once(
+    tmp_path: Path, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(StoreError, match=told):
+        Guard(Parts(dict, lambda _: None), tmp_path / "root", **{"job": "a", "socket": None, **options})
+
+
+class Odd:
+    """An item as a framework might make it by mistake."""
+
+    def __init__(self, **odd: object) -> None:
+        vars(self).update({"name": "w", "dtype": "uint8", "shape": (10,), "size_bytes": 10, **odd})
+
+    def copy_to(self, target: memoryview) -> None:
+        target[:] = bytes(len(target))
+
+
+def test_a_state_of_odd_sizes_is_told_at_its_first_step_and_costs_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not a number, negative, or not what the dtype says: named before a byte is written, and the last one stays."""
+    items: list[Odd] = []
+    state = Parts(dict, lambda _: None)
+    state.items = lambda: items  # type: ignore[assignment,method-assign,return-value]
+    for odd, told in (
+        ({"size_bytes": float("nan")}, "w: nan bytes in the shape (10,) is no buffer"),
+        ({"size_bytes": -4}, "w: -4 bytes in the shape"),
+        ({"shape": (float("nan"),)}, "w: 10 bytes in the shape (nan,)"),
+        ({"dtype": "float32"}, "item 'w' of 10 bytes is no 'float32' of that shape"),
+    ):
+        with Guard(state, tmp_path / "root", job="a", socket=None) as guard:
+            items[:] = [Odd(size_bytes=Index(10), shape=(Index(10),))]  # as numpy and torch count
+            good = guard.save(guard.restore() + 1)
+            items[:] = [Odd(**odd)]
+            guard.step(good.step + 1)
+            assert f"measuring the state failed: {'Store' if 'w:' in told else 'Manifest'}Error: {told}" in caplog.text
+            with pytest.raises(StoreError) as caught:
+                guard.save(Index(good.step + 1))  # type: ignore[arg-type]
+            assert told in str(caught.value)
+            assert newest_in(tmp_path / "root") == good
+            with pytest.raises(TypeError, match=r"^step is 1\.5: must be a whole number"):
+                guard.step(1.5)  # type: ignore[arg-type]
+
+
+class Index:
+    """A whole number that is no int, as a numpy scalar or a tensor is none."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __index__(self) -> int:
+        return self._number
+
+
+def test_where_no_daemon_was_installed_that_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Training goes on, and nobody believes that it is looked after; who wants no socket says so, and hears nothing."""
+    if SOCKETS.exists():
+        pytest.skip(f"{SOCKETS} is there")
+    parts = Parts(lambda: {"w": bytes(10)}, lambda _: None)
+    for options in ({"socket": None}, {}):
+        assert not caplog.messages
+        with Guard(parts, tmp_path / "root", job="a", **options) as guard:  # type: ignore[arg-type]
+            guard.step(1)
+    assert caplog.messages[0].startswith(
+        f"nobody can ask this training for a checkpoint: no folder {SOCKETS} (`systemd-"
+    )
 
 
 def test_failures_are_heard_where_no_logging_is_set_up() -> None:
