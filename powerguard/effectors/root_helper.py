@@ -5,8 +5,10 @@ ends. What it has changed stands in a file that is written before anything is to
 """
 
 import contextlib
+import errno
 import fcntl
 import json
+import math
 import os
 import select
 import stat
@@ -89,6 +91,14 @@ def serve(carry_out: Callable[[Mapping[str, object]], Answer]) -> int:
         tell(3, f"refused: {error}")
     say(answer)
     return 0
+
+
+def seconds(text: str) -> float:
+    """Seconds of a command line. Raises ValueError, of which argparse makes words."""
+    told = float(text)
+    if not (math.isfinite(told) and told >= 0):
+        raise ValueError(text)
+    return told
 
 
 def tell(severity: int, text: str) -> None:
@@ -227,5 +237,13 @@ class KeptFolder:
 
     def cannot(self, path: Path, verb: str, error: OSError) -> KeptError:
         """Return what to say of a file that cannot be read, written or removed."""
-        text = f"{path}: cannot {verb}: {error.strerror or error} ({self._helper} runs as root and owns it)"
-        return KeptError(text)
+        match error.errno:
+            case errno.ENOENT:
+                right = f"systemctl enable --now {self._helper}.socket makes the folder"
+            case errno.EACCES | errno.EPERM:
+                right = f"only root may: call {self._helper} as root"
+            case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
+                right = f"nothing was changed: make room (df {self.path})"
+            case _:
+                right = f"it is {self._helper}'s own, of root: what lies there?"
+        return KeptError(f"{path}: cannot {verb}: {error.strerror or error} ({right})")

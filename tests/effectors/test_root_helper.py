@@ -6,7 +6,7 @@ It is all that says what was changed, so it is never half, and never somebody el
 import json
 import os
 import resource
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ def test_what_was_kept_comes_back(folder: KeptFolder) -> None:
 def test_a_disk_that_fills_up_leaves_what_was_kept_before(folder: KeptFolder) -> None:
     """Half a file in its place, and nobody would ever be let go on: not by a word, not by the watch."""
     folder.keep({})
-    with full_disk(), pytest.raises(KeptError, match=r"kept\.json: cannot write: File too large"):
+    with full_disk(), pytest.raises(KeptError, match=r"kept\.json: cannot write: File too large .*make room"):
         folder.keep({"what": "x" * 200})
     assert folder.load() == {"schema_version": 1, "boot_id": boot_id()}
 
@@ -90,11 +90,19 @@ def test_a_hold_of_the_future_or_of_nonsense_holds_nothing(folder: KeptFolder) -
     assert 0 <= boottime_s() - folder.held_s() < 60
 
 
-@pytest.mark.root
 def test_a_lock_that_cannot_be_had_is_told(folder: KeptFolder) -> None:
     (folder.path / "lock").symlink_to(folder.path / "elsewhere")
-    with pytest.raises(KeptError, match="lock"), folder.locked(boottime_s()):
+    with pytest.raises(KeptError, match=r"lock: .*powerguard-x's own"), folder.locked(boottime_s()):
         pass
+    nowhere = KeptFolder(folder.path / "none", **WORDS)
+    with pytest.raises(KeptError, match=r"systemctl enable --now powerguard-x\.socket"), nowhere.locked(boottime_s()):
+        pass
+
+
+@pytest.mark.parametrize("run", [gpu.run, signals.run])
+@pytest.mark.parametrize("lease_s", ["nan", "inf", "-1", "long"])
+def test_a_lease_that_is_no_time_is_usage(run: Callable[[Sequence[str]], int], lease_s: str, tmp_path: Path) -> None:
+    assert run(["watch", "--folder", str(tmp_path), "--lease-s", lease_s]) == 64
 
 
 # --- The line -------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from typing import Any, Final, NoReturn
 from powerguard.clock import boottime_s
 from powerguard.effectors.gpu.limits import LEASE_S, REMEMBERED, Folder, Kept, Limits
 from powerguard.effectors.gpu.nvml import Gpu, Nvml, NvmlError, may_set_limits
-from powerguard.effectors.root_helper import EX_USAGE, Answer, KeptError, RefusedError, say, serve, tell
+from powerguard.effectors.root_helper import EX_USAGE, Answer, KeptError, RefusedError, say, seconds, serve, tell
 
 FOLDER: Final = "/run/powerguard-gpu"
 WITHIN_S: Final = 4.0
@@ -345,8 +345,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("word", choices=[*WORDS, "serve", "watch"])
     parser.add_argument("share", nargs="?", type=float, help="for cap: share of the limit found, such as 0.6")
     parser.add_argument("--folder", default=FOLDER, type=Path, help=f"where found limits are kept ({FOLDER})")
-    parser.add_argument("--lease-s", default=LEASE_S, type=float, help="for watch: how long a cap holds unasked")
-    parser.add_argument("--within-s", default=WITHIN_S, type=float, help="how long NVML may take (%(default)s)")
+    parser.add_argument("--lease-s", default=LEASE_S, type=seconds, help="for watch: how long a cap holds unasked")
+    parser.add_argument("--within-s", default=WITHIN_S, type=seconds, help="how long NVML may take (%(default)s)")
     try:
         args = parser.parse_args(arguments)
     except SystemExit as end:

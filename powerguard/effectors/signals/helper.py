@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from powerguard.clock import boottime_s
-from powerguard.effectors.root_helper import EX_USAGE, Answer, KeptError, RefusedError, say, serve, tell
+from powerguard.effectors.root_helper import EX_USAGE, Answer, KeptError, RefusedError, say, seconds, serve, tell
 from powerguard.effectors.signals.allowed import ALLOWED, SIGNALS, UNIT, allowed
 from powerguard.effectors.signals.kept import LEASE_S, Folder, Stopped
 from powerguard.effectors.signals.processes import (
@@ -435,7 +435,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", default=FOLDER, type=Path, help=f"where stopped jobs are kept ({FOLDER})")
     parser.add_argument("--sockets", default=SOCKETS, type=Path, help=f"where trainers listen ({SOCKETS})")
     parser.add_argument("--allowed", default=ALLOWED, type=Path, help=f"units and signals for checkpoints ({ALLOWED})")
-    parser.add_argument("--lease-s", default=LEASE_S, type=float, help="for watch: how long a stop holds unasked")
+    parser.add_argument("--lease-s", default=LEASE_S, type=seconds, help="for watch: how long a stop holds unasked")
     try:
         args = parser.parse_args(arguments)
     except SystemExit as end:
