@@ -263,9 +263,8 @@ def _overloaded(policy: Policy, upses: tuple[Supplied, ...], each: Supplied) -> 
 def _why(upses: tuple[Supplied, ...], each: Supplied) -> str:
     if _word(upses, each) is Supply.BATTERY:
         return "silent since the power or the network went" if each.presumed else "on battery"
-    if each.feed.lost_since_s is not None:
-        return "silent"
-    return "unknown" if each.feed.reading is None else str(each.feed.reading.output_source)
+    reading = each.feed.reading
+    return "silent" if reading is None or each.feed.lost_since_s is not None else str(reading.output_source)
 
 
 # --- All together ---------------------------------------------------------------------------------------------------

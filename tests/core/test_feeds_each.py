@@ -1,0 +1,174 @@
+"""What is made of each feed, and what all of them together are said to be: figures behind the rules of test_feeds."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_feeds import A_OUT, ALL_OUT, BOTH, CALM, ONE_OF_TWO, after, both, lost, policy, says
+
+from powerguard.core import feeds
+from powerguard.core.model import Battery, Feed, Policy, State, Supplied, Supply
+from powerguard.core.outlast import ENDLESS_S, FACTORS, stepped
+
+THREE = policy("feed=a", "feed=b", "feed=c")
+UTILITY, BATTERY, UNKNOWN = Supply.UTILITY, Supply.BATTERY, Supply.UNKNOWN
+
+
+def each(name: str, supply: Supply, left: float | None = None, load: float | None = None, **told: Any) -> Supplied:  # noqa: ANN401 - any field of a reading
+    word = "unknown" if supply is UNKNOWN else supply.value
+    battery = Battery(used=0.0, left=left, load=load, health=1.0)
+    return Supplied(
+        ups=name, feed=Feed(supply=supply, since_s=0.0, reading=says(0.0, name, word, **told)), battery=battery
+    )
+
+
+def test_one_that_is_first_heard_of_by_its_silence() -> None:
+    worn = replace(ONE_OF_TWO, feeds=tuple(replace(f, policy=replace(f.policy, health=0.6)) for f in ONE_OF_TWO.feeds))
+    b = feeds.of(after(worn, lost(5.0, "b")), "b")
+    assert b is not None
+    assert (b.battery.at_s, b.battery.health, b.feed.since_s, b.feed.lost_since_s) == (5.0, 0.6, 5.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("told", "word"),
+    [
+        ({"testing": True}, BATTERY),
+        ({"calibrating": True}, BATTERY),
+        ({"testing": True, "input_present": False}, BATTERY),
+        ({"testing": True, "input_present": True}, UTILITY),
+        ({}, UTILITY),
+    ],
+)
+def test_a_battery_that_is_tested_while_another_one_carries(told: dict[str, Any], word: Supply) -> None:
+    """It counts as battery, unless its input is seen to be there: nobody knows whether it could stop."""
+    tested = each("b", UTILITY, 1.0, 0.5)
+    tested = replace(tested, feed=replace(tested.feed, reading=says(0.0, "b", "battery", **told)))
+    assert feeds._word((each("a", BATTERY), tested), tested) is word
+    unread = replace(tested, feed=replace(tested.feed, reading=None))
+    assert feeds._word((each("a", BATTERY), unread), unread) is UTILITY
+
+
+def test_who_takes_over_how_much_of_a_load() -> None:
+    """A ends with 0.6: of the three power supplies that stay B has two and takes 0.4 of it, C has one and takes 0.2."""
+    made = policy("feed=a", "feed=b:2", "feed=c")
+
+    def overloaded(load_b: float, load_a: float | None = 0.6) -> bool:
+        b = each("b", UTILITY, 1.0, load_b)
+        return feeds._overloaded(made, (each("a", BATTERY, 1.0, load_a), b, each("c", UTILITY, 1.0, 0.1)), b).overloaded
+
+    assert not overloaded(0.599)
+    assert overloaded(0.601)
+    assert not overloaded(0.9, None), "an unknown load says nothing"
+
+
+def test_those_that_are_missing_are_named_with_why() -> None:
+    told = (says(0.0, "a", "utility"), says(0.1, "b", "utility"), says(0.2, "c", "utility"))
+    out = (says(2.0, "a", "battery"), says(2.1, "b", "bypass"), says(3.0, "a", "battery"))
+    assert feeds.redundancy_lost(after(THREE, *told, *out)) == "a (on battery), b (bypass)"
+    assert feeds.redundancy_lost(after(THREE, *told, lost(2.0, "c"), says(2.1, "a", "off"), says(3.1, "a", "off"))) == (
+        "a (off)"
+    ), "one that is silent while nothing else is out keeps its last word"
+
+
+def test_the_whole_tells_what_the_newest_reading_tells() -> None:
+    """Two readings in a row are of one UPS: those of two are no falling countdown."""
+    state = after(ONE_OF_TWO, *CALM)
+    assert (state.feed.reading, state.feed.previous) != (None, None)
+    assert (state.feed.previous or says(9.0, "a", "off")).at_s == 0.25
+    assert (state.feed.previous or says(9.0, "a", "off")).ups == "b"
+    silent = after(ONE_OF_TWO, lost(5.0, "b"), state=state)
+    assert (silent.feed.reading, silent.feed.previous) == (state.feed.reading, state.feed.previous)
+
+
+def test_the_word_is_that_of_the_host_and_not_of_one_feed() -> None:
+    one = after(ONE_OF_TWO, *CALM, *A_OUT).feed
+    assert (one.reading is not None and one.reading.output_source, one.proven_by) == ("utility", "second_reading")
+    back = after(ONE_OF_TWO, *CALM, *ALL_OUT, *both(4.0, "utility", "utility"), *both(5.0, "utility", "utility")).feed
+    assert (back.supply, back.proven_by, back.utility_seen) == (UTILITY, "second_reading", True)
+    first = after(ONE_OF_TWO, says(0.0, "a", "battery")).feed
+    assert (first.supply, first.unproven_battery, first.utility_seen) == (UNKNOWN, True, False)
+    assert after(ONE_OF_TWO, says(0.0, "a", "utility", forced_shutdown=True)).feed.fsd_at_first
+
+
+def test_the_runtime_is_that_of_the_batteries_that_carry() -> None:
+    """One that charges on utility may say less; what it says counts only where none is on battery."""
+    low = {"runtime_s": 200.0}
+    told = (says(2.0, "a", "battery"), says(2.5, "b", "utility", **low), says(3.0, "a", "battery"))
+    out = after(BOTH, *CALM, *told).feed.reading
+    assert out is not None
+    assert (out.output_source, out.runtime_s) == ("battery", 540.0)
+    calm = after(BOTH, *CALM, says(2.5, "b", "utility", **low)).feed.reading
+    assert calm is not None
+    assert calm.runtime_s == 200.0
+
+
+def test_a_test_of_the_one_that_is_needed_began_when_it_began() -> None:
+    testing = tuple(says(2.0 + n, "a", "battery", testing=True, input_present=True) for n in range(4))
+    feed = after(BOTH, *CALM, *testing).feed
+    assert (feed.supply, feed.test_since_s, feed.since_s) == (UTILITY, 2.0, 5.0)
+    assert after(ONE_OF_TWO, *CALM, *testing).feed.test_since_s is None, "the other one carries the host"
+
+
+# --- How long -------------------------------------------------------------------------------------------------------
+
+
+def lasts_s(made: Policy, *upses: Supplied) -> float:
+    """Return how long they last at the load of now."""
+    return feeds._lasts_s(made, upses, Feed(supply=BATTERY), 0.0)[FACTORS.index(1.0)]
+
+
+def test_what_blind_ones_carry_goes_to_the_others_by_their_power_supplies() -> None:
+    """Blind by the energy or by the table, first or last, one or two of them: they carry, and count for nothing."""
+    made = policy("feed=a:2", "feed=b", "feed=c", "feed=d")
+    a, b = each("a", BATTERY, 0.8, 0.3), each("b", BATTERY, 0.8, 0.3)
+    dark = tuple(each(name, UNKNOWN, 0.5, 0.15) for name in ("c", "d"))
+    carried = lasts_s(made, replace(a, battery=replace(a.battery, load=0.5)), b)
+    assert carried < lasts_s(made, a, b)
+    # Of 0.3 that two carry A takes two thirds: 0.2 more; B 0.1 more.
+    moved = (replace(a, battery=replace(a.battery, load=0.5)), replace(b, battery=replace(b.battery, load=0.4)))
+    assert lasts_s(made, a, b, *dark) == pytest.approx(lasts_s(made, *moved))
+    assert lasts_s(made, *dark, a, b) == pytest.approx(lasts_s(made, *moved))
+    unknown = tuple(replace(each, battery=replace(each.battery, load=None)) for each in dark)
+    assert lasts_s(made, a, b, *unknown) == lasts_s(made, a, b), "what nobody knows is not moved"
+    blind = each("c", BATTERY, None, 0.3)
+    assert lasts_s(made, a, b, blind) == pytest.approx(lasts_s(made, *moved))
+
+
+def test_one_without_a_table_is_blind_and_one_on_utility_needs_none() -> None:
+    bare = replace(ONE_OF_TWO.feeds[1], policy=replace(ONE_OF_TWO.feeds[1].policy, runtime_table=()))
+    made = replace(ONE_OF_TWO, feeds=(ONE_OF_TWO.feeds[0], bare))
+    a = each("a", BATTERY, 0.8, 0.3)
+    twice = replace(a, battery=replace(a.battery, load=0.6))
+    assert lasts_s(made, a, each("b", BATTERY, 0.8, 0.3)) == pytest.approx(lasts_s(made, twice))
+    assert lasts_s(made, a, each("b", UTILITY, None, 0.3)) >= ENDLESS_S
+
+
+def test_an_empty_one_is_over_at_once_and_leaves_its_load() -> None:
+    a = each("a", BATTERY, 0.8, 0.3)
+    twice = replace(a, battery=replace(a.battery, load=0.6))
+    assert lasts_s(ONE_OF_TWO, a, each("b", BATTERY, 0.0, 0.3)) == pytest.approx(lasts_s(ONE_OF_TWO, twice))
+
+
+def test_the_last_endless_one_may_be_the_last_but_one() -> None:
+    assert stepped([ENDLESS_S] * 5 + [40.0])[4:] == [40.0 * FACTORS[5] / FACTORS[4], 40.0]
+
+
+# --- Each as if it were alone ----------------------------------------------------------------------------------------
+
+
+def test_each_of_them_alone() -> None:
+    """Its own policy, feed and battery, and nothing of the others; one that was never heard of is not there."""
+    lone = policy()
+    assert feeds.each_alone(lone, State()) == [(lone, State())]
+    state = after(ONE_OF_TWO, *CALM, *A_OUT)
+    alone = feeds.each_alone(ONE_OF_TWO, state)
+    assert [made.ups for made, _ in alone] == ["a", "b"]
+    assert [one.feed.supply for _, one in alone] == [BATTERY, UTILITY]
+    assert [one.battery for _, one in alone] == [each.battery for each in state.upses]
+    assert all(one.upses == () and one.told == state.told and not made.feeds for made, one in alone)
+    heard_of = after(ONE_OF_TWO, says(0.0, "b", "utility"))
+    assert [made.ups for made, _ in feeds.each_alone(ONE_OF_TWO, heard_of)] == ["b"]
