@@ -4,12 +4,16 @@ import asyncio
 import errno
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from powerguard.effectors.base import EffectorError
 
 MAX_ANSWER_BYTES: Final = 65536
+HOLD_EVERY_S: Final = 30.0
+"""How often a helper is told that what it has changed is to stay; it undoes it after 180 s without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,36 @@ class RootHelper:
             msg = f"{self.name}: {str(answer.get('error', ''))[:1000]}"
             raise EffectorError(msg)
         return answer
+
+    async def hold(
+        self,
+        wanted: Callable[[], bool],
+        rest: Callable[[float], Any],
+        failed: Callable[[str], None],
+        *,
+        limit_s: float,
+    ) -> None:
+        """Keep telling it that what it has changed is to stay, for as long as that is wanted; never returns.
+
+        wanted: what the core remembers; a daemon that is gone, or has forgotten, is silent, and the helper undoes it.
+        failed: hears why it was not told, once for each reason.
+        """
+        told = ""
+        while True:
+            because = ""
+            if wanted():
+                try:
+                    await self.ask({"word": "hold"}, limit_s=limit_s)
+                except EffectorError as error:
+                    because = str(error)
+                    if because != told:
+                        failed(because)
+            told = because
+            await rest(HOLD_EVERY_S)
+
+    def is_there(self) -> bool:
+        """Say whether its socket is there at all: where it never was, it has changed nothing."""
+        return Path(self.socket).exists()
 
     def _refuse_under_test(self) -> None:
         if os.environ.get("POWERGUARD_UNDER_TEST") and os.path.realpath(self.socket) == os.path.realpath(self.real):

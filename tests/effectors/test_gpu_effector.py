@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +9,9 @@ import pytest
 
 from powerguard.core.events import Action, CapPower, PollNow, RestorePower
 from powerguard.effectors.base import EffectorError
-from powerguard.effectors.gpu.effector import HOLD_EVERY_S, GpuEffector
-from powerguard.effectors.gpu.limits import LEASE_S
+from powerguard.effectors.gpu.effector import GpuEffector
 from powerguard.effectors.gpu.options import GPU_SOCKET, GpuOptions
+from tests.effectors.root_peers import answering
 from tests.peers.nvml import Gpus
 
 CAP = CapPower(id="cap-1", by_s=1e9, outage="outage-1", share=0.6)
@@ -22,30 +20,6 @@ RESTORE = RestorePower(id="restore-1", by_s=1e9, outage="outage-1")
 
 def effector(path: Path | str, kind: Any = "nvml", limit_s: float = 30.0) -> GpuEffector:  # noqa: ANN401 - a Literal
     return GpuEffector(GpuOptions(kind=kind, socket=str(path)), limit_s=limit_s)
-
-
-@asynccontextmanager
-async def answering(tmp_path: Path, *answers: bytes | None) -> AsyncIterator[tuple[Path, list[bytes]]]:
-    """A socket that gives these answers, one for each connection (None: none, ever), and what it was asked."""
-    path, asked, left = tmp_path / "gpu.sock", list[bytes](), list(answers)
-    never = asyncio.Event()
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append(await reader.readline())
-        told = left.pop(0) if left else answers[-1]
-        if told is None:
-            await never.wait()
-        else:
-            writer.write(told)
-        writer.close()
-
-    server = await asyncio.start_unix_server(answer, path)
-    try:
-        yield path, asked
-    finally:
-        never.set()
-        server.close()
-        await server.wait_closed()
 
 
 # --- Against the real helper, one process for each connection --------------------------------------------------------
@@ -106,22 +80,14 @@ async def test_many_at_once_take_turns(gpus: Gpus) -> None:
 # --- Where there is none ---------------------------------------------------------------------------------------------
 
 
-async def test_a_socket_that_is_not_there_says_how_to_get_it(tmp_path: Path) -> None:
-    with pytest.raises(EffectorError, match=r"systemctl enable --now powerguard-gpu\.socket"):
-        await effector(tmp_path / "gpu.sock").carry_out(CAP)
-    (tmp_path / "file").touch()
-    with pytest.raises(EffectorError, match=r"powerguard-gpu\.socket"):
-        await effector(tmp_path / "file").carry_out(RESTORE)
-
-
 async def test_kind_none_caps_nothing_and_still_restores_what_there_is(tmp_path: Path) -> None:
     """Somebody may have changed the settings while GPUs were capped."""
     none = effector(tmp_path / "gpu.sock", kind="none")
     with pytest.raises(EffectorError, match=r"gpu\.kind is none"):
         await none.carry_out(CAP)
     assert await none.carry_out(RESTORE) == (("gpus", 0),)
-    async with answering(tmp_path, b'{"ok": true, "gpus": []}\n') as (_, asked):
-        await none.carry_out(RESTORE)
+    async with answering(tmp_path, b'{"ok": true, "gpus": []}\n') as (path, asked):
+        await effector(path, kind="none").carry_out(RESTORE)
     assert [json.loads(line) for line in asked] == [{"word": "restore"}]
 
 
@@ -145,63 +111,9 @@ async def test_a_helper_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
             await effector(path, limit_s=0.2).carry_out(CAP)
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"",
-        b"\n",
-        b"garbage\n",
-        b"\xff\n",
-        b"[]\n",
-        b"{}\n",
-        b'{"ok": 1}\n',
-        b'{"ok": true, "gpus": [',
-        b'{"ok": true, "gpus": 1',
-        b"[" * 60000 + b"\n",
-        b"x" * 100_000 + b"\n",
-    ],
-)
-async def test_an_answer_that_makes_no_sense_is_an_expected_failure(tmp_path: Path, answer: bytes) -> None:
-    async with answering(tmp_path, answer) as (path, _):
-        with pytest.raises(EffectorError, match="what answers is not powerguard-gpu"):
-            await effector(path).carry_out(CAP)
-
-
 async def test_an_answer_that_is_only_half_sense_does_no_harm(tmp_path: Path) -> None:
     gpus = b'1, {"did": ["capped"]}, {"did": "capped", "watts_before": "much", "watts_after": NaN}'
     answer = b'{"ok": true, "gpus": [' + gpus + b"]}\n"
     async with answering(tmp_path, answer) as (path, _):
         told = dict(await effector(path).carry_out(CAP))
     assert (told["gpus"], told["watts_before"], told["failed"]) == (1, 0.0, 0)
-
-
-async def test_a_share_that_is_no_number_is_never_sent(tmp_path: Path) -> None:
-    async with answering(tmp_path, b'{"ok": true}\n') as (path, asked):
-        with pytest.raises(EffectorError):
-            await effector(path).carry_out(CapPower(id="c", by_s=1e9, outage="o", share=float("nan")))
-    assert asked in ([], [b""])
-
-
-# --- The lease -------------------------------------------------------------------------------------------------------
-
-
-async def test_a_cap_is_held_for_as_long_as_it_is_wanted(tmp_path: Path) -> None:
-    """Silent before it, silent after it; and a helper that fails once is asked again."""
-    wanted = iter([False, True, True, True, False])
-    rests: list[float] = []
-
-    async def rest(seconds: float) -> None:
-        rests.append(seconds)
-        if len(rests) == 5:
-            raise asyncio.CancelledError
-
-    async with answering(tmp_path, b'{"ok": true}\n', b"garbage\n", b'{"ok": true}\n') as (path, asked):
-        with pytest.raises(asyncio.CancelledError):
-            await effector(path).hold(lambda: next(wanted), rest)
-    assert [json.loads(line) for line in asked] == [{"word": "hold"}] * 3
-    assert rests == [HOLD_EVERY_S] * 5
-
-
-def test_a_lease_outlasts_a_restart_of_the_daemon() -> None:
-    """20 s to stop, 2 s of rest and 60 s to start (powerguard.service), and two holds that were missed."""
-    assert LEASE_S >= 20 + 2 + 60 + 2 * HOLD_EVERY_S

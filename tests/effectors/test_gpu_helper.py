@@ -14,19 +14,14 @@ from typing import Any
 
 import pytest
 
-from powerguard.clock import boot_id, boottime_s
-from powerguard.effectors.gpu.limits import LEASE_S, RETRY_S, Folder, Kept, Limits
-from tests.peers.nvml import HELPER, Gpus, until
+from powerguard.clock import boot_id
+from tests.peers.nvml import HELPER, Gpus, did, until
 
 ROOT = Path(__file__).parents[2]
 SET = "DeviceSetPowerManagementLimit"
 LOST, NOT_PERMITTED, NOT_SUPPORTED = 15, 4, 3
 
 pytestmark = pytest.mark.peer("cc")
-
-
-def did(answer: dict[str, Any]) -> list[str]:
-    return [gpu["did"] for gpu in answer["gpus"]]
 
 
 # --- What it does ---------------------------------------------------------------------------------------------------
@@ -298,87 +293,6 @@ def test_two_at_once_take_turns_and_do_not_wait_for_ever(gpus: Gpus) -> None:
     assert "another powerguard-gpu is still at work" in told["error"]
 
 
-# --- It is killed ---------------------------------------------------------------------------------------------------
-
-
-def test_killed_between_the_file_and_the_first_limit(gpus: Gpus) -> None:
-    with gpus.hanging(SET, 0), gpus.hanging(SET, 1):
-        gpus.kill_when(lambda: len(gpus.calls(SET)) == 2, "cap", 0.6)
-    assert (gpus.limits.exists(), gpus.watts()) == (True, [700, 700])
-    assert gpus.ask("restore")["ok"]
-    assert (gpus.watts(), gpus.limits.exists()) == ([700, 700], False)
-
-
-def test_killed_between_two_gpus(gpus: Gpus) -> None:
-    with gpus.hanging(SET, 1):
-        gpus.kill_when(lambda: gpus.watts()[0] == 420 and len(gpus.calls(SET)) == 2, "cap", 0.6)
-    assert gpus.watts() == [420, 700]
-    assert did(gpus.ask("restore")) == ["restored", "kept"]
-    assert (gpus.watts(), gpus.limits.exists()) == ([700, 700], False)
-
-
-def test_killed_between_two_gpus_and_capped_again(gpus: Gpus) -> None:
-    """The second cap must not take the first one's limit for what was found."""
-    with gpus.hanging(SET, 1):
-        gpus.kill_when(lambda: gpus.watts()[0] == 420 and len(gpus.calls(SET)) == 2, "cap", 0.6)
-    assert did(gpus.ask("cap", 0.6)) == ["kept", "capped"]
-    assert gpus.ask("restore")["ok"]
-    assert gpus.watts() == [700, 700]
-
-
-def test_killed_while_it_restores(gpus: Gpus) -> None:
-    gpus.ask("cap", 0.6)
-    with gpus.hanging(SET, 1):
-        gpus.kill_when(lambda: gpus.watts()[0] == 700 and len(gpus.calls(SET)) == 4, "restore")
-    assert gpus.watts() == [700, 420]
-    assert did(gpus.ask("restore")) == ["kept", "restored"]
-    assert (gpus.watts(), gpus.limits.exists()) == ([700, 700], False)
-
-
-def killed_at(gpus: Gpus, call: int, word: str, share: float | None = None) -> bool:
-    """Kill a helper at its n-th call of NVML. False when it makes fewer."""
-    before = calls(gpus)
-    process = gpus.start(word, *([] if share is None else [str(share)]))
-    while process.poll() is None and calls(gpus) - before < call:
-        time.sleep(0.001)
-    process.kill()
-    process.wait(timeout=5)
-    return calls(gpus) - before >= call
-
-
-def calls(gpus: Gpus) -> int:
-    path = gpus.world / "calls"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def test_killed_at_every_few_calls_nothing_is_ever_forgotten(tmp_path: Path) -> None:
-    """Cap, killed; cap again with another share, killed; restore, killed; restore: all is as it was found."""
-    gpus = Gpus(tmp_path, count=1)
-    (gpus.world / "slow_us").write_text("4000\n")
-    for call in (1, 5, 9, 12, 13, 14):
-        killed_at(gpus, call, "cap", 0.7)
-        killed_at(gpus, 15 - call, "cap", 0.6)
-        killed_at(gpus, call, "restore")
-        assert gpus.ask("restore")["ok"], call
-        assert (gpus.watts(), gpus.limits.exists()) == ([700], False), call
-    gpus.close()
-
-
-@pytest.mark.slow
-def test_killed_at_every_call(tmp_path: Path) -> None:
-    """The whole of the test above: every pair of calls, and two GPUs."""
-    gpus = Gpus(tmp_path)
-    (gpus.world / "slow_us").write_text("2000\n")
-    for first in range(1, 30, 2):
-        for second in range(1, 30, 3):
-            killed_at(gpus, first, "cap", 0.7)
-            killed_at(gpus, second, "cap", 0.6)
-            killed_at(gpus, first, "restore")
-            assert gpus.ask("restore")["ok"], (first, second)
-            assert (gpus.watts(), gpus.limits.exists()) == ([700, 700], False), (first, second)
-    gpus.close()
-
-
 # --- The file -------------------------------------------------------------------------------------------------------
 
 
@@ -427,7 +341,7 @@ def test_what_is_not_a_word_is_refused_before_nvml_is_touched(gpus: Gpus) -> Non
     told = gpus.say(b'{"word": "off"}\n')
     assert (told["word"], told["ok"]) == ("", False)
     assert "the words are list, cap, restore, hold" in told["error"]
-    assert calls(gpus) == 0
+    assert not (gpus.world / "calls").exists()
 
 
 def test_whoever_says_nothing_is_not_waited_for(gpus: Gpus) -> None:
@@ -472,79 +386,6 @@ def test_a_test_cannot_reach_the_gpus_of_this_machine() -> None:
     argv = [*HELPER, "cap", "0.6"]
     ended = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
     assert "refused under test" in json.loads(ended.stdout)["error"]
-
-
-# --- Nobody asks any more -------------------------------------------------------------------------------------------
-
-
-def test_the_watch_ends_where_nothing_is_capped(gpus: Gpus) -> None:
-    process = gpus.start("watch")
-    assert process.communicate(timeout=10) == (b"", b"")
-    assert process.returncode == 0
-
-
-def test_the_watch_restores_once_the_daemon_is_silent(gpus: Gpus) -> None:
-    """A daemon that died, was taken off, or has lost its journal asks for nothing; and yet the limits come back."""
-    gpus.ask("cap", 0.6)
-    process = gpus.start("watch", "--lease-s", "0.3")
-    _, log = process.communicate(timeout=30)
-    assert process.returncode == 0
-    assert b"has not asked for the cap for 0.3 s" in log
-    assert (gpus.watts(), gpus.limits.exists()) == ([700, 700], False)
-
-
-def test_a_daemon_that_holds_keeps_its_cap(gpus: Gpus) -> None:
-    """Also a daemon that was restarted in between: a hold is all that counts."""
-    gpus.ask("cap", 0.6)
-    lease_s = boottime_s() - json.loads(gpus.limits.read_text())["capped_s"] + 1.0
-    time.sleep(1.0)
-    assert gpus.ask("hold") == {"schema_version": 1, "word": "hold", "ok": True, "capped": 2}
-    process = gpus.start("watch", "--lease-s", str(lease_s))
-    time.sleep(0.2)
-    assert (process.poll(), gpus.watts()) == (None, [420, 420])
-    assert calls(gpus) > 0
-    assert gpus.ask("restore")["ok"]
-    assert process.wait(timeout=20) == 0
-
-
-def test_what_a_restore_left_undone_the_watch_does_however_much_is_held(gpus: Gpus) -> None:
-    """A failed restore is an order: no later hold takes it back, only a new cap does."""
-    gpus.ask("cap", 0.6)
-    gpus.fail(SET, 999, 1)
-    assert not gpus.ask("restore")["ok"]
-    gpus.ask("hold")
-    folder = Folder(gpus.folder)
-    kept = folder.read()
-    assert kept is not None
-    assert kept.due_s(folder.held_s(), LEASE_S) == kept.ordered_s + RETRY_S[0]
-    gpus.fail(SET, 0, 1)
-    folder.write(Limits(capped_s=kept.capped_s, ordered_s=kept.ordered_s - RETRY_S[0], gpus=kept.gpus))
-    assert gpus.start("watch").wait(timeout=20) == 0
-    assert (gpus.watts(), gpus.limits.exists()) == ([700, 700], False)
-
-
-def test_a_watch_that_fails_is_in_no_hurry_and_never_gives_up() -> None:
-    def due_s(ordered_s: float = 0.0, tries: int = 0, tried_s: float = 0.0) -> float:
-        limits = Limits(capped_s=100.0, ordered_s=ordered_s, tries=tries, tried_s=tried_s)
-        return limits.due_s(held_s=150.0, lease_s=LEASE_S)
-
-    assert due_s() == 150.0 + LEASE_S
-    assert due_s(ordered_s=200.0) == 215.0
-    assert due_s(ordered_s=200.0, tries=1, tried_s=215.0) == 245.0
-    assert due_s(ordered_s=200.0, tries=99, tried_s=9000.0) == 9600.0
-
-
-def test_the_file_tells_what_it_was_told(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
-    kept = Kept(uuid="GPU-1", index=3, name="H100", found_mw=700_000, set_mw=(420_000, 350_000), gone=True)
-    limits = Limits(capped_s=1.5, ordered_s=2.5, tries=3, tried_s=4.5, gpus=(kept,))
-    assert folder.read() is None
-    folder.write(limits)
-    assert folder.read() == limits
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["limits.json"]
-    folder.forget()
-    folder.forget()
-    assert folder.read() is None
 
 
 # --- The examples in the documentation ------------------------------------------------------------------------------

@@ -1,9 +1,7 @@
 """The daemon's side of signals: what it asks of powerguard-signal, and that it never waits for it too long."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,10 @@ from powerguard.core.events import Action, ContinueTrainer, PollNow, StopTrainer
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Ended
 from powerguard.effectors.host_findings import Finding
-from powerguard.effectors.signals.effector import HOLD_EVERY_S, SignalEffector, SignalHelper
+from powerguard.effectors.signals.effector import SignalEffector, SignalHelper
 from powerguard.effectors.signals.findings import findings
-from powerguard.effectors.signals.kept import LEASE_S
 from powerguard.effectors.signals.options import SIGNAL_SOCKET, SignalsOptions
+from tests.effectors.root_peers import answering
 from tests.peers.jobs import Jobs, state, until
 
 
@@ -27,30 +25,6 @@ def order(kind: type[Action], trainer: str = "llm") -> Action:
 def effector(path: Path | str, jobs: Jobs | None = None, kind: Any = "helper", **sockets: str | None) -> SignalEffector:  # noqa: ANN401 - a Literal
     folder = "/run/powerguard-trainers" if jobs is None else str(jobs.sockets)
     return SignalEffector(SignalsOptions(kind=kind, socket=str(path)), sockets=sockets, folder=folder)
-
-
-@asynccontextmanager
-async def answering(tmp_path: Path, *answers: bytes | None) -> AsyncIterator[tuple[Path, list[bytes]]]:
-    """A socket that gives these answers, one for each connection (None: none, ever), and what it was asked."""
-    path, asked, left = tmp_path / "s.sock", list[bytes](), list(answers)
-    never = asyncio.Event()
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append(await reader.readline())
-        told = left.pop(0) if left else answers[-1]
-        if told is None:
-            await never.wait()
-        else:
-            writer.write(told)
-        writer.close()
-
-    server = await asyncio.start_unix_server(answer, path)
-    try:
-        yield path, asked
-    finally:
-        never.set()
-        server.close()
-        await server.wait_closed()
 
 
 # --- Against the real helper, one process for each connection --------------------------------------------------------
@@ -116,58 +90,17 @@ async def test_other_orders_are_not_carried_out() -> None:
         await effector("/nowhere.sock").carry_out(PollNow(id="p", by_s=0.0, ups="ups"))
 
 
-@pytest.mark.parametrize(
-    ("answer", "why"),
-    [
-        (b"", "is not powerguard-signal"),
-        (b"no\n", "is not powerguard-signal"),
-        (b"[]\n", "is not powerguard-signal"),
-        (b'{"ok": 1}\n', "is not powerguard-signal"),
-        (b"x" * 70000 + b"\n", "is not powerguard-signal"),
-        (b'{"ok": false, "error": "root listens there"}\n', "root listens there"),
-    ],
-)
-async def test_a_wrong_answer_is_told(tmp_path: Path, answer: bytes, why: str) -> None:
+async def test_of_a_long_answer_all_are_counted(tmp_path: Path) -> None:
+    named = b'[{"did": "pending"}, {"did": "stopped"}, 7]'
+    answer = b'{"ok": true, "stopped": 90, "scope": "t.service", "processes": ' + named + b"}\n"
     async with answering(tmp_path, answer) as (path, _):
-        with pytest.raises(EffectorError, match=why):
-            await effector(path).carry_out(order(StopTrainer))
-
-
-async def test_a_helper_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
-    async with answering(tmp_path, None) as (path, _):
-        with pytest.raises(EffectorError, match="no answer within"):
-            await SignalHelper(str(path), limit_s=0.1).ask({"word": "list"})
-
-
-async def test_a_helper_that_is_not_there_is_told_with_its_cure(tmp_path: Path) -> None:
-    with pytest.raises(EffectorError, match=r"systemctl enable --now powerguard-signal\.socket"):
-        await effector(tmp_path / "none.sock").carry_out(order(StopTrainer))
+        told = dict(await effector(path).carry_out(order(StopTrainer)))
+    assert (told["processes"], told["pending"], told["scope"]) == (90, 1, "t.service")
 
 
 async def test_it_is_refused_under_test_where_it_would_reach_this_machine() -> None:
     with pytest.raises(EffectorError, match="refused under test"):
         await effector(SIGNAL_SOCKET).carry_out(order(StopTrainer))
-
-
-async def test_the_hold_is_renewed_only_while_it_is_wanted(tmp_path: Path) -> None:
-    """Often enough for its lease; and a daemon that has forgotten is as silent as one that is gone."""
-    assert 2 * HOLD_EVERY_S < LEASE_S
-    wanted, rests, done = [True, True, False], list[float](), asyncio.Event()
-
-    async def rest(seconds: float) -> None:
-        rests.append(seconds)
-        if not wanted:
-            done.set()
-            await asyncio.Event().wait()
-
-    async with answering(tmp_path, b'{"ok": true}\n', b"", b"") as (path, asked):
-        task = asyncio.get_running_loop().create_task(effector(path).hold(lambda: wanted.pop(0), rest))
-        async with asyncio.timeout(10):
-            await done.wait()
-        task.cancel()
-        await asyncio.wait([task])
-    assert [json.loads(line) for line in asked] == [{"word": "hold"}] * 2
-    assert rests == [HOLD_EVERY_S] * 3
 
 
 # --- What doctor says -----------------------------------------------------------------------------------------------

@@ -56,6 +56,11 @@ def until(what: Callable[[], bool], limit_s: float = 10.0) -> None:
         time.sleep(0.01)
 
 
+def did(answer: dict[str, Any]) -> list[str]:
+    """What became of each GPU."""
+    return [gpu["did"] for gpu in answer["gpus"]]
+
+
 class Gpus:
     """A host with GPUs, and the folder of its helper."""
 

@@ -6,7 +6,6 @@ The daemon has no right to set a limit. It says one word to the root helper powe
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -20,9 +19,6 @@ log = structlog.get_logger()
 
 LIMIT_S: Final = 6.0
 """For one word. The helper itself answers within 4 s, whatever NVML does."""
-
-HOLD_EVERY_S: Final = 30.0
-"""How often we tell the helper that its cap is still wanted; it lifts the cap after 180 s without."""
 
 
 class GpuEffector:
@@ -49,7 +45,7 @@ class GpuEffector:
                     raise EffectorError(msg)
                 return _detail(await self.ask({"word": "cap", "share": share}), {"capped", "kept"})
             case RestorePower():
-                if self._options.kind == "none" and not _is_there(self._options.socket):
+                if self._options.kind == "none" and not self._helper.is_there():
                     return (("gpus", 0),)  # nothing of ours is here, so nothing was changed
                 return _detail(await self.ask({"word": "restore"}), {"restored", "kept"})
             case _:
@@ -61,26 +57,15 @@ class GpuEffector:
 
         wanted: what the core remembers. A daemon that is gone, or has forgotten, is silent, and the cap is lifted.
         """
-        told = ""
-        while True:
-            because = ""
-            if wanted():
-                try:
-                    await self.ask({"word": "hold"})
-                except EffectorError as error:
-                    because = str(error)
-                    if because != told:
-                        log.warning("gpu_hold_failed", because=because, lifted_after_s=180)
-            told = because
-            await rest(HOLD_EVERY_S)
+
+        def failed(because: str) -> None:
+            log.warning("gpu_hold_failed", because=because, lifted_after_s=180)
+
+        await self._helper.hold(wanted, rest, failed, limit_s=self._limit_s)
 
     async def ask(self, word: dict[str, object]) -> dict[str, Any]:
         """Say one word to the helper and return its answer. Raises EffectorError, also where it says no."""
         return await self._helper.ask(word, limit_s=self._limit_s)
-
-
-def _is_there(path: str) -> bool:
-    return Path(path).exists()
 
 
 def _detail(answer: dict[str, Any], good: set[str]) -> Detail:

@@ -25,9 +25,6 @@ log = structlog.get_logger()
 LIMIT_S: Final = 5.0
 """For one word. The helper itself answers within 4 s."""
 
-HOLD_EVERY_S: Final = 30.0
-"""How often we tell the helper that stopped trainers are to stay so; it lets them go on after 180 s without."""
-
 TRAINER_SOCKETS: Final = "/run/powerguard-trainers"
 CheckpointSignal = Literal["USR1", "USR2", "TERM"]
 
@@ -38,7 +35,7 @@ class SignalHelper:
     def __init__(self, socket: str = SIGNAL_SOCKET, *, limit_s: float = LIMIT_S) -> None:
         """limit_s: for one word; a caller that cancels earlier is free to."""
         self.socket = socket
-        self._helper = RootHelper(name="powerguard-signal", socket=socket, real=SIGNAL_SOCKET)
+        self._helper = _helper(socket)
         self._limit_s = limit_s
 
     async def ask(self, word: dict[str, object]) -> dict[str, Any]:
@@ -54,6 +51,10 @@ class SignalHelper:
         return await self.ask({"word": "checkpoint", "unit": unit, "signal": signal})
 
 
+def _helper(socket: str) -> RootHelper:
+    return RootHelper(name="powerguard-signal", socket=socket, real=SIGNAL_SOCKET)
+
+
 class SignalEffector:
     """Carries out StopTrainer, TerminateTrainer and ContinueTrainer. Twice is as good as once."""
 
@@ -66,7 +67,7 @@ class SignalEffector:
         were found by their sockets in `folder`, which are called as they are.
         """
         self._options = options
-        self._helper = SignalHelper(options.socket)
+        self._helper = _helper(options.socket)
         self._sockets = dict(sockets)
         self._folder = folder
 
@@ -82,13 +83,13 @@ class SignalEffector:
             case TerminateTrainer(trainer=name):
                 word = {"word": "terminate", "socket": self._socket_of(name)}
             case ContinueTrainer(trainer=name):
-                if self._options.kind == "none" and not _is_there(self._options.socket):
+                if self._options.kind == "none" and not self._helper.is_there():
                     return (("processes", 0),)  # nothing of ours is here, so nothing was stopped
                 word = {"word": "continue", "socket": self._name_of(name)}
             case _:
                 msg = f"signals: cannot carry out {type(action).__name__}: only stop, terminate and continue"
                 raise EffectorError(msg)
-        return _detail(await self._helper.ask(dict(word)))
+        return _detail(await self._helper.ask(dict(word), limit_s=LIMIT_S))
 
     def _socket_of(self, name: str) -> str:
         """Name of a trainer's socket, if it may be signalled at all. Raises EffectorError."""
@@ -111,22 +112,11 @@ class SignalEffector:
 
         wanted: what the core remembers. A daemon that is gone, or has forgotten, is silent, and they go on.
         """
-        told = ""
-        while True:
-            because = ""
-            if wanted():
-                try:
-                    await self._helper.ask({"word": "hold"})
-                except EffectorError as error:
-                    because = str(error)
-                    if because != told:
-                        log.warning("signal_hold_failed", because=because, continued_after_s=180)
-            told = because
-            await rest(HOLD_EVERY_S)
 
+        def failed(because: str) -> None:
+            log.warning("signal_hold_failed", because=because, continued_after_s=180)
 
-def _is_there(path: str) -> bool:
-    return Path(path).exists()
+        await self._helper.hold(wanted, rest, failed, limit_s=LIMIT_S)
 
 
 def _detail(answer: dict[str, Any]) -> Detail:
@@ -134,7 +124,7 @@ def _detail(answer: dict[str, Any]) -> Detail:
     told = answer.get("processes", [])
     processes = [each for each in told if isinstance(each, dict)] if isinstance(told, list) else []
     # Of many only the first are named.
-    counts = [told for key in ("stopped", "terminated", "continued") if isinstance(told := answer.get(key), int)]
+    counts = [count for key in ("stopped", "terminated", "continued") if isinstance(count := answer.get(key), int)]
     return (
         ("processes", max(len(processes), *counts, 0)),
         ("pending", sum(each.get("did") == "pending" for each in processes)),
