@@ -103,7 +103,7 @@ def entries_at(place: str, **access: str | None) -> list[Entry]:
     root = Path(place).absolute()
     try:
         if not root.is_dir():
-            msg = f"{root}: no such folder"
+            msg = f"{root}: {'is no folder' if root.exists() else 'no such folder'}"
             raise PlaceError(msg)
         tier = tier_of_folder(str(root))
         alone = _checkpoint(root, tier)

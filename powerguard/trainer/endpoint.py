@@ -54,6 +54,7 @@ _LINGER_S = 1.0
 _POLL_S = 0.2  # how soon the server's thread notices that it is to end
 _MAX_SOCKET_PATH = 107  # sun_path, less its final zero byte
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
+_MAX_PORT = 65535
 _MAX_TOKEN = 512
 _TOKEN = re.compile(rb"[\x21-\x7e]{16,512}")
 _PEER = struct.Struct("3i")  # pid, uid, gid of SO_PEERCRED
@@ -76,6 +77,9 @@ class Endpoint:
         path = Path(path)
         if port is not None and not token:
             msg = f"port {port}: every local user can reach a TCP port, so it needs a token (the unix socket does not)"
+            raise EndpointError(msg)
+        if port is not None and (type(port) is not int or not 0 <= port <= _MAX_PORT):
+            msg = f"port {port!r}: must be 0 (any that is free) to {_MAX_PORT}"
             raise EndpointError(msg)
         self._path = path
         self._servers: list[_UnixServer | _TcpServer] = []

@@ -20,8 +20,9 @@ from powerguard.trainer.disk import Disk
 from powerguard.trainer.endpoint import Endpoint
 from powerguard.trainer.items import State
 from powerguard.trainer.keeper import CLOSED, GivenUp, Save, Taken, attempted
-from powerguard.trainer.opening import AUTO, Signals, check_options, endpoint_of, keeper_of, look_after, whole
+from powerguard.trainer.opening import AUTO, Signals, endpoint_of, keeper_of, look_after
 from powerguard.trainer.operation import Operation
+from powerguard.trainer.options import check_options, one_of, whole
 from powerguard.trainer.pace import STEPS
 from powerguard.trainer.ranks import Ranks, detect
 from powerguard.trainer.ranks.machine import Generation
@@ -85,7 +86,7 @@ class Guard:
         disk: Disk | None = None,
         clock: Callable[[], float] = boottime_s,
     ) -> None:
-        check_options(job=job, every_s=every_s, remote_every_s=remote_every_s, keep=keep)
+        check_options(job=job, conduct=conduct, every_s=every_s, remote_every_s=remote_every_s, keep=keep)
         self._clock = clock
         self._ranks = ranks = detect(root) if ranks is None else ranks
         self._remote = None if remote is None else Remote.of(remote)
@@ -187,7 +188,7 @@ class Guard:
         matter. Without it, the last durable checkpoint is what there is.
         """
         began_s, stepped_at_s, before = self._clock(), self._pace.stepped_at_s, self._pace.loop
-        self._pace.loop = Loop(loop)
+        self._pace.loop = one_of(Loop, loop, "loop")
         if step is not None and self._keeper.beside:
             self._hold_state(step)
         try:

@@ -168,8 +168,12 @@ class Saving:
         return None
 
     def take(self, step: int, slot: int) -> Taken | SavedCheckpoint:  # noqa: ARG002 - it has no snapshots
-        """Save here and now."""
-        return self._save(step)
+        """Save here and now. Raises what the function raises, and TypeError when it does not say what it saved."""
+        saved: object = self._save(step)
+        if not isinstance(saved, SavedCheckpoint):
+            msg = f"the function that saves returned {saved!r:.80}, not a SavedCheckpoint: nobody knows what is durable"
+            raise TypeError(msg)
+        return saved
 
     def write(self, taken: Taken, tell: Tell, order: Order) -> SavedCheckpoint:  # noqa: ARG002
         """Never called: `take` leaves nothing to write."""

@@ -2,7 +2,6 @@
 
 import atexit
 import logging
-import operator
 import os
 import secrets
 import signal
@@ -18,7 +17,6 @@ from powerguard.trainer.disk import Disk
 from powerguard.trainer.endpoint import SOCKETS, Endpoint, EndpointError, no_folder, read_token, socket_for
 from powerguard.trainer.items import State
 from powerguard.trainer.keeper import Keeper, Save, Saving
-from powerguard.trainer.manifest import MAX_TEXT
 from powerguard.trainer.ranks import Ranks, RanksError
 from powerguard.trainer.store import Store, StoreError
 from powerguard.trainer.stored import Stored
@@ -30,35 +28,14 @@ _MEET_S = 60.0
 _log = logging.getLogger("powerguard.trainer")
 
 
-def check_options(*, job: object, every_s: object, remote_every_s: object, keep: object) -> None:
-    """Refuse now what would fail at a step, days from now. Raises StoreError."""
-    wrong = ""
-    if not isinstance(job, str) or not 0 < len(job) <= MAX_TEXT or not job.isprintable():
-        wrong = f"job={job!r}: must be the training's name, 1 to {MAX_TEXT} printable characters"
-    if not isinstance(keep, int):
-        wrong = f"keep={keep!r}: must be how many checkpoints stay, 2 or more"
-    for name, seconds in (("every_s", every_s), ("remote_every_s", remote_every_s)):
-        never = seconds is None and name == "every_s"
-        if not never and not (isinstance(seconds, (int, float)) and 0 < seconds < float("inf")):
-            wrong = f"{name}={seconds!r}: must be seconds, more than 0"
-    if wrong:
-        raise StoreError(wrong)
-
-
-def whole(step: object) -> int:
-    """Return a step as a plain number, also of a numpy scalar or a tensor. Raises TypeError where it is none."""
-    try:
-        return int(operator.index(step))  # type: ignore[arg-type] # that is the question
-    except TypeError:
-        msg = f"step is {step!r}: must be a whole number, how many steps have been done"
-        raise TypeError(msg) from None
-
-
 def keeper_of(
     state: State | Save, root: Path | str | None, *, job: str, keep: int, disk: Disk | None, ranks: Ranks, remote: bool
 ) -> Keeper:
     if not callable(state):
-        if root is None:
+        if not callable(getattr(state, "items", None)) or not callable(getattr(state, "load", None)):
+            msg = f"state {state!r:.80}: must have items() and load(), as Parts(save, load) and TorchState have"
+            raise StoreError(msg)
+        if root is None or not str(root):
             msg = "a state with items() needs a root: the folder for its checkpoints"
             raise StoreError(msg)
         store = Store(

@@ -104,7 +104,12 @@ class Store:
         self._read: set[str] = set()
         self._manifest_bytes = MANIFEST_ROOM
         self._lock: FolderLock | None = None
-        self.root.mkdir(parents=True, exist_ok=True)
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            why = "is no folder" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
+            msg = f"{self.root}: cannot be made, for checkpoints: {why} (name a folder on a disk, or one to be made)"
+            raise StoreError(msg) from error
         if leader:
             self._lock = _locked(self.root)
             self._tidy()

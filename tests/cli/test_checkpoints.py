@@ -129,6 +129,8 @@ def test_object_of_checkpoints(nas: Path, capsys: pytest.CaptureFixture[str]) ->
     assert list(got) == list(example)
     assert {tuple(each) for each in got["checkpoints"]} == {tuple(each) for each in example["checkpoints"]}
     assert got["trouble"] == [{"place": str(nas / "gone"), "because": f"{nas / 'gone'}: no such folder"}]
+    assert main(["checkpoints", "list", "/dev/null"]) == 1
+    assert capsys.readouterr().err.endswith("/dev/null: is no folder\n")
     known = {"complete", "verified", "corrupt", "unreadable", "unfinished", "set_aside", "not_sealed"}
     assert {each["state"] for each in got["checkpoints"]} <= known
 

@@ -255,7 +255,7 @@ def test_what_a_killed_trainer_left_behind_is_replaced(guard: Guard, folder: Pat
         assert ask(folder / "t.sock", "GET", "/api/v1/healthz")[0] == 200
 
 
-@pytest.mark.parametrize("case", ["taken", "file", "long", "no folder", "no token"])
+@pytest.mark.parametrize("case", ["taken", "file", "long", "no folder", "no token", "no port"])
 def test_an_endpoint_that_cannot_open_says_why(guard: Guard, where: Path, case: str) -> None:
     folder = where.parent
     (folder / "file").write_text("mine")
@@ -265,9 +265,10 @@ def test_an_endpoint_that_cannot_open_says_why(guard: Guard, where: Path, case: 
         "long": (folder / ("x" * 120), None, "at most 107 bytes"),
         "no folder": (folder / "none" / "t.sock", None, f"no folder {folder}/none .make it, or"),
         "no token": (folder / "new.sock", 0, "needs a token"),
+        "no port": (folder / "new.sock", 70000, "port 70000: must be 0 .any that is free. to 65535"),
     }[case]
     with pytest.raises(EndpointError, match=said):
-        Endpoint(guard.desk, path, port=port)
+        Endpoint(guard.desk, path, port=port, token=TOKEN if port else None)
     assert ask(where, "GET", "/api/v1/healthz")[0] == 200
     assert (folder / "file").read_text() == "mine"
 

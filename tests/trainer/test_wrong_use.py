@@ -54,13 +54,31 @@ def test_what_cannot_be_kept_is_named() -> None:
         ({"remote_every_s": None}, r"^remote_every_s=None: must be"),
         ({"keep": None}, r"^keep=None: must be how many"),
         ({"keep": 1}, r"^keep=1: keep at least 2"),
+        ({"conduct": "stop"}, r"^conduct='stop': must be one of continue, pause, exit$"),
+        ({"state": {"w": b"1"}}, r"^state {'w': b'1'}: must have items\(\) and load\(\), as Parts"),
+        ({"root": ""}, r"needs a root"),
+        ({"root": "/dev/null"}, r"^/dev/null: cannot be made, for checkpoints: is no folder"),
+        ({"root": "/proc/none"}, r"^/proc/none: cannot be made, for checkpoints: No such file"),
     ],
 )
 def test_an_option_that_would_fail_at_a_step_is_refused_at_once(
     tmp_path: Path, options: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(StoreError, match=told):
-        Guard(Parts(dict, lambda _: None), tmp_path / "root", **{"job": "a", "socket": None, **options})
+        Guard(
+            **{"state": Parts(dict, lambda _: None), "root": tmp_path / "root", "job": "a", "socket": None, **options}
+        )
+
+
+def test_a_function_that_saves_and_a_phase_are_held_to_their_word() -> None:
+    with Guard(lambda _: None, job="a", socket=None) as guard:  # type: ignore[arg-type,return-value]
+        with pytest.raises(TypeError, match=r"returned None, not a SavedCheckpoint"):
+            guard.save(1)
+        with (
+            pytest.raises(StoreError, match=r"^loop='evaluation': must be one of train, eval"),
+            guard.phase("evaluation"),
+        ):
+            pass
 
 
 class Odd:
