@@ -1,6 +1,7 @@
 """The journal's data form: whatever the model can say comes back unchanged, and damage is told with its place."""
 
 import dataclasses
+import functools
 import json
 import math
 import sys
@@ -38,6 +39,7 @@ def _nothing_is_built() -> None:
             del cache[cls]
 
 
+@functools.cache
 def instances(cls: type) -> st.SearchStrategy[object]:
     """Any instance of cls with every field drawn, defaults included."""
     hints = get_type_hints(cls)
