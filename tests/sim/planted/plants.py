@@ -34,6 +34,7 @@ _TWO_UPSES: dict[str, Any] = {"faults": {"twin_share": 1.0, "second_share": 0.0}
 _TWO_CUT_OFF: dict[str, Any] = {"faults": {"twin_share": 1.0, "network_lost_share": 1.0, "second_share": 0.0}}
 _TWO_SOURCES: dict[str, Any] = {"faults": {"second_share": 1.0, "glitch_rate": 0.02}}
 
+_TOLD_OFF = "    if feed.countdown_at_s is None or feed.fsd_at_s is None:\n"
 _START = "        for action in answer.actions:\n            self._start(action)\n"
 
 FIRST = 20
@@ -133,6 +134,7 @@ PLANTS: tuple[Plant, ...] = (
             ),
         ),
         site=_JOINED,
+        hint=24,
     ),
     Plant(
         name="failed_checkpoint_counts",
@@ -190,6 +192,7 @@ PLANTS: tuple[Plant, ...] = (
         module="powerguard.core.agreement",
         swaps=(('return "second_source" if len(together) > 1 and', 'return "second_source" if len(together) > 0 and'),),
         site=_TWO_SOURCES,
+        hint=67,
     ),
     Plant(
         name="older_readings_taken_for_newer",
@@ -211,6 +214,7 @@ PLANTS: tuple[Plant, ...] = (
         ),
         level="loop",
         within=60,
+        hint=21,
     ),
     Plant(
         name="poll_not_repeated_before_the_latch",
@@ -223,14 +227,16 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="countdown_of_the_ups_ignored",
         module="powerguard.core.budget",
-        swaps=(("for at_s in (feed.countdown_at_s, feed.fsd_at_s) if", "for at_s in (feed.fsd_at_s,) if"),),
+        swaps=((_TOLD_OFF, f"    if True:\n        return feed.fsd_at_s\n{_TOLD_OFF}"),),
         site=_ORDERED,
+        hint=21,
     ),
     Plant(
         name="forced_shutdown_of_the_ups_ignored",
         module="powerguard.core.budget",
-        swaps=(("for at_s in (feed.countdown_at_s, feed.fsd_at_s) if", "for at_s in (feed.countdown_at_s,) if"),),
+        swaps=((_TOLD_OFF, f"    if True:\n        return feed.countdown_at_s\n{_TOLD_OFF}"),),
         site=_FORCED,
+        hint=21,
     ),
     Plant(
         name="lost_source_blocks_the_commit",
@@ -244,6 +250,7 @@ PLANTS: tuple[Plant, ...] = (
         name="utility_ignored_before_the_latch",
         module="powerguard.core.machine",
         swaps=(("    if not _is_stable(turn):", "    if True:"),),
+        hint=22,
     ),
     Plant(
         name="resume_while_on_battery",
@@ -279,6 +286,7 @@ PLANTS: tuple[Plant, ...] = (
         name="pause_never_undone",
         module="powerguard.core.moves",
         swaps=(("if cause in (Cause.UTILITY_STABLE, Cause.ABORTED, Cause.REHEARSED):", "if cause is Cause.ABORTED:"),),
+        hint=22,
     ),
     Plant(
         name="nobody_lets_go_on_what_was_stopped",
@@ -312,7 +320,7 @@ PLANTS: tuple[Plant, ...] = (
         module="powerguard.core.ladder",
         swaps=(("    if feed.supply is not Supply.BATTERY or not on_battery or sums", "    if sums"),),
         within=120,
-        hint=54,
+        hint=58,
         site=_DRAWING,
     ),
     Plant(
@@ -332,6 +340,7 @@ PLANTS: tuple[Plant, ...] = (
             ),
         ),
         site=_CAPPED,
+        hint=22,
     ),
     Plant(
         name="bare_stop_never_forced",
@@ -341,6 +350,7 @@ PLANTS: tuple[Plant, ...] = (
         ),
         within=40,
         site=_FORCED,
+        hint=21,
     ),
     Plant(
         name="power_off_not_repeated_when_refused",
