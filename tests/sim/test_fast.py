@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("fast demo")  # one process for all: what `first` played serves them all
+
 SKELETON = [
     ["outage_began", "on_battery", "online", "outage_ended"],
     [
