@@ -18,7 +18,7 @@ demo:
 test:
 	scripts/venv .venv test,mutation
 	scripts/test-peers || echo 'Going on without them: their tests are skipped and named at the end.'
-	.venv/bin/python -m pytest -n 3 --dist loadgroup $(ARGS)
+	.venv/bin/python -m pytest -n 6 --dist loadgroup $(ARGS)
 	set -- $(ARGS); test $$# -gt 0 || scripts/test-torch
 
 test-long:
