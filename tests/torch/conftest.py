@@ -1,14 +1,23 @@
 """The tests that need PyTorch: a stage of their own, run by scripts/test-torch; elsewhere they are not collected."""
 
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tests.trainer.toy import short_folder
+
 collect_ignore_glob = [] if find_spec("torch") else ["test_*.py"]
 
 HERE = Path(__file__).parent
 LONGEST = ["test_resume.py", "test_examples.py", "test_cuts.py", "test_fsdp.py", "test_torch_ranks.py"]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as folder:
+        yield folder
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,22 +7,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.peers import require
 from tests.torch.processes import ROOT, Launched
-from tests.trainer.toy import ask, short_folder
+from tests.trainer.toy import ask
 
 CHAR = ROOT / "examples" / "train_char.py"
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with short_folder() as folder:
-        yield folder
 
 
 def char(folder: Path, ranks: int, steps: int, every_s: float = 0.2) -> Launched:

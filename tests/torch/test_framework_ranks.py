@@ -1,20 +1,12 @@
 """The callbacks on two ranks under torchrun: all ranks save and end at the same step, and go on bit for bit."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.torch.processes import Launched
-from tests.trainer.toy import short_folder
 
 CHILD = Path(__file__).with_name("framework_child.py")
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with short_folder() as folder:
-        yield folder
 
 
 def run(kind: str, folder: Path, out: str, at: int = -1) -> Launched:

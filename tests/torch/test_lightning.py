@@ -1,8 +1,6 @@
 """The Lightning callback against the real package: asked over its socket, killed, resumed in the middle of an epoch."""
 
-import json
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +15,13 @@ from powerguard.trainer.lightning import PowerguardCallback
 from powerguard.trainer.store import newest_in
 from powerguard.trainer.torch_data import ResumableLoader
 from powerguard.trainer.torch_state import StateError
-from powerguard.wire import After, TriggerRequest
-from tests.trainer.toy import ask, short_folder
+from tests.torch.wishes import Dip, wish
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Lightning's own, of which there are many
     pytest.mark.timeout(60, method="thread"),
 ]
 STEPS = 40
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with short_folder() as folder:
-        yield folder
 
 
 class Net(lightning.LightningModule):
@@ -82,12 +73,6 @@ def trained(folder: Path, net: Net, *, accumulate: int = 1, name: str = "ck", wo
     return callback
 
 
-def wish(folder: Path, after: After = After.EXIT) -> None:
-    body = TriggerRequest(id="w", after=after).to_json()
-    code, _, _ = ask(folder / "net.sock", "POST", "/api/v1/trigger_checkpoint", body)
-    assert code == 202
-
-
 class CutOffError(Exception):
     """Stands for the power cut."""
 
@@ -113,28 +98,11 @@ def test_it_goes_on_bit_for_bit(at: int, accumulate: int, folder: Path) -> None:
 
 def test_it_pauses_and_goes_on_in_place(folder: Path) -> None:
     """Utility is back: no step lost, and the state was durable meanwhile."""
-    import threading
-
-    seen: dict[str, Any] = {}
-
-    def resumer() -> None:
-        for _ in range(200):
-            status = json.loads(ask(folder / "net.sock", "GET", "/api/v1/checkpoints/w?wait=1")[2])
-            if status["phase"] == "committed" and status["paused"]:
-                break
-        seen.update(status)
-        ask(folder / "net.sock", "POST", "/api/v1/resume")
-
-    thread = threading.Thread(target=resumer)
-
-    def does() -> None:
-        wish(folder, After.PAUSE)
-        thread.start()
-
-    whole, net = Net(), Net(at=7, does=does)
+    dip = Dip(folder)
+    whole, net = Net(), Net(at=7, does=dip.begin)
     trained(folder, whole, name="whole")
     trained(folder, net)
-    thread.join()
+    seen = dip.ended()
     assert (seen["phase"], seen["step"]) == ("committed", 8)
     assert net.losses == whole.losses
 

@@ -1,8 +1,5 @@
 """The callback for the Trainer of Transformers, against the real package: asked, sealed, torn, resumed."""
 
-import json
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +13,11 @@ from powerguard.trainer.guard import StopTraining
 from powerguard.trainer.seal import verify
 from powerguard.trainer.seal_manifest import SEAL
 from powerguard.trainer.transformers import PowerguardCallback, newest_checkpoint
-from powerguard.wire import After, TriggerRequest
-from tests.trainer.toy import ask, short_folder
+from powerguard.wire import After
+from tests.torch.wishes import Dip, wish
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(60, method="thread")]
 STEPS = 30
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with short_folder() as folder:
-        yield folder
 
 
 class Net(nn.Module):
@@ -75,12 +66,6 @@ def trained(folder: Path, net: Net, *, at: int = -1, does: Any = None, out: str 
     trainer.train(resume_from_checkpoint=newest_checkpoint(folder / out))
 
 
-def wish(folder: Path, after: After = After.EXIT) -> None:
-    body = TriggerRequest(id="w", after=after).to_json()
-    code, _, _ = ask(folder / "net.sock", "POST", "/api/v1/trigger_checkpoint", body)
-    assert code == 202
-
-
 @pytest.mark.parametrize("at", [5, 12, 20])
 def test_it_goes_on_bit_for_bit(at: int, folder: Path) -> None:
     """13 batches make an epoch: in its middle, at its end, in the second one."""
@@ -98,26 +83,11 @@ def test_it_goes_on_bit_for_bit(at: int, folder: Path) -> None:
 
 
 def test_it_pauses_and_goes_on_in_place(folder: Path) -> None:
-    seen: dict[str, Any] = {}
-
-    def resumer() -> None:
-        for _ in range(200):
-            status = json.loads(ask(folder / "net.sock", "GET", "/api/v1/checkpoints/w?wait=1")[2])
-            if status["phase"] == "committed" and status["paused"]:
-                break
-        seen.update(status)
-        ask(folder / "net.sock", "POST", "/api/v1/resume")
-
-    thread = threading.Thread(target=resumer)
-
-    def does() -> None:
-        wish(folder, After.PAUSE)
-        thread.start()
-
+    dip = Dip(folder)
     whole, net = Net(), Net()
     trained(folder, whole, out="whole")
-    trained(folder, net, at=7, does=does)
-    thread.join()
+    trained(folder, net, at=7, does=dip.begin)
+    seen = dip.ended()
     assert (seen["phase"], seen["step"], seen["durable"]) == ("committed", 8, True)
     assert net.losses == whole.losses
 
