@@ -137,7 +137,7 @@ def test_four_processes_agree_again_and_again(store: str, tmp_path: Path) -> Non
         assert leftovers < 200
 
 
-@pytest.mark.parametrize("trial", [0, 1, 2, *(pytest.param(trial, marks=pytest.mark.slow) for trial in range(3, 20))])
+@pytest.mark.parametrize("trial", [0, *(pytest.param(trial, marks=pytest.mark.slow) for trial in range(1, 20))])
 def test_a_rank_killed_at_any_instant(trial: int, tmp_path: Path) -> None:
     """kill -9 of one rank around a generation, ten times: never two answers, never a commit without all, never late."""
     dice = random.Random(trial)

@@ -13,7 +13,7 @@ from powerguard.sim.toy_trainer import Model
 from powerguard.trainer.store import Store
 from tests.trainer.toy import Toy, short_folder
 
-STEPS = 300
+STEPS = 200
 
 
 @pytest.fixture
@@ -56,10 +56,10 @@ def test_a_state_that_is_loaded_trains_on_to_the_same_bits() -> None:
 
 
 def test_killed_and_restored_is_bitwise_the_same(folder: Path) -> None:
-    """kill -9 at four instants, a checkpoint every 7 steps and some on demand: the last state has the same bits."""
+    """kill -9 at three instants, a checkpoint every 7 steps and some on demand: the last state has the same bits."""
     chance = random.Random(5)
     arguments = ("--step-ms", "4", "--steps", str(STEPS), "--every", "7", "--mb", "2")
-    for trial in range(4):
+    for trial in range(3):
         with Toy(folder, *arguments) as toy:
             assert toy.said == f"ready {toy.socket}\n"
             time.sleep(chance.uniform(0.05, 0.3))
@@ -133,7 +133,8 @@ def test_exit_ends_the_process_after_its_checkpoint(folder: Path) -> None:
 @pytest.mark.parametrize("when", ["training", "paused", "writing"])
 def test_told_to_end_it_ends_at_once_and_cleans_up(folder: Path, when: str) -> None:
     """SIGTERM, as systemd sends it: no traceback, no socket, no half checkpoint left behind."""
-    with Toy(folder, "--step-ms", "2", "--mb", "150", "--mb-per-s", "600" if when == "paused" else "40") as toy:
+    size, rate = ("150", "40") if when == "writing" else ("20", "600")  # more than what is under way at once
+    with Toy(folder, "--step-ms", "2", "--mb", size, "--mb-per-s", rate) as toy:
         toy.until_step(2)
         if when != "training":
             toy.ask("POST", "/api/v1/trigger_checkpoint", {"id": "e1", "after": "pause"})

@@ -15,15 +15,21 @@ from tests.trainer.tiers.rig import SECRET, Fault, Proxy, S3Server, credentials,
 
 
 @pytest.fixture
-def place(tmp_path: Path, s3: S3Server, proxy: Proxy, bucket: str) -> list[str]:
-    """A bucket with steps 1 to 4 of a job: its address and how to reach it, through a proxy that may misbehave."""
-    remote = remote_of(bucket, s3.url, tmp_path, keep=9)
-    for step in range(1, 5):
-        saved = save(tmp_path / "root", step, mib=9)
-        order = Order(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
-        assert Transfer(order, tier_of(remote, "llm"), Pace(patience_s=5.0), Progress()).run()
+def empty(tmp_path: Path, proxy: Proxy, bucket: str) -> list[str]:
+    """A job in an empty bucket: its address and how to reach it, through a proxy that may misbehave."""
     file = credentials(tmp_path)
     return [f"{bucket}/llm", "--endpoint", proxy.url, "--region", "us-east-1", "--credentials-file", str(file)]
+
+
+@pytest.fixture
+def place(empty: list[str], tmp_path: Path, s3: S3Server, bucket: str) -> list[str]:
+    """The same with steps 1 to 4 of the job."""
+    remote = remote_of(bucket, s3.url, tmp_path, keep=9)
+    for step in range(1, 5):
+        saved = save(tmp_path / "root", step, mib=1)
+        order = Order(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
+        assert Transfer(order, tier_of(remote, "llm"), Pace(patience_s=5.0), Progress()).run()
+    return empty
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -58,7 +64,7 @@ def test_restored_into_a_root_of_this_host(place: list[str], tmp_path: Path) -> 
     assert main(["checkpoints", "restore", *place, "--step", "2", "--to", str(tmp_path / "new")]) == 0
     with Store(tmp_path / "new", job="llm") as store:
         (found,) = store.found()
-        assert store.read_shard(found, 0)["state"].data == state(2, mib=9)
+        assert store.read_shard(found, 0)["state"].data == state(2, mib=1)
     assert main(["checkpoints", "restore", *place, "--step", "2", "--into", str(tmp_path / "root"), "--yes"]) == 0
     with Store(tmp_path / "root", job="llm") as store:
         assert store.found()[0].step == 2
@@ -104,17 +110,17 @@ def test_not_pruned_where_the_newest_do_not_verify(
 
 @pytest.mark.parametrize("status", [403, 404, 500])
 def test_a_store_that_refuses_is_one_line(
-    place: list[str], proxy: Proxy, status: int, capsys: pytest.CaptureFixture[str]
+    empty: list[str], proxy: Proxy, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     proxy.rule = lambda _method, _path: Fault(status, "AccessDenied")
-    assert main(["checkpoints", "list", *place]) == 1
+    assert main(["checkpoints", "list", *empty]) == 1
     ended = capsys.readouterr()
     assert ended.err.count("\n") == 1
     assert SECRET not in ended.err
     assert "Traceback" not in ended.err
 
 
-def test_an_empty_place_says_how_to_name_a_job(place: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    words = [place[0].replace("/llm", "/other"), *place[1:]]
+def test_an_empty_place_says_how_to_name_a_job(empty: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    words = [empty[0].replace("/llm", "/other"), *empty[1:]]
     assert main(["checkpoints", "list", *words]) == 1
     assert "no checkpoint there" in capsys.readouterr().err
