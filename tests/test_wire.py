@@ -160,15 +160,15 @@ def test_any_bytes_get_an_answer(parser: Parser, body: bytes) -> None:
 
 
 @given(value=hostile)
-@pytest.mark.parametrize("parser", PARSERS)
-def test_any_json_gets_an_answer_within_its_bounds(parser: Parser, value: dict[str, object]) -> None:
-    """Whatever gets through has every number in range and every text short and printable."""
-    answer = parser.parse(json.dumps(value).encode())
-    if isinstance(answer, WireError):
-        assert answer.reason.isprintable()
-        assert len(answer.reason) < 400
-        return
-    _within_bounds(answer)
+def test_any_json_gets_an_answer_within_its_bounds(value: dict[str, object]) -> None:
+    """Whatever gets through, whoever reads it, has every number in range and every text short and printable."""
+    for parser in PARSERS:
+        answer = parser.parse(json.dumps(value).encode())
+        if isinstance(answer, WireError):
+            assert answer.reason.isprintable()
+            assert len(answer.reason) < 400
+        else:
+            _within_bounds(answer)
 
 
 def _within_bounds(value: object) -> None:
