@@ -261,6 +261,8 @@ def test_a_list_that_others_can_change_is_not_believed(jobs: Jobs, where: str) -
     path = jobs.root / where
     path.chmod(path.stat().st_mode | 0o022)
     assert "others than root can change it" in jobs.ask("checkpoint", "train.service", "USR1")["error"]
+    told = jobs.ask("list")
+    assert (told["units"], "others than root can change it" in told["units_because"]) == ([], True)
 
 
 @pytest.mark.parametrize("line", ["train.service", "train.service KILL", "train USR1", "a.service USR1 USR2"])

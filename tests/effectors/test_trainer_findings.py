@@ -188,6 +188,12 @@ def trainers(*told: dict[str, object]) -> list[AnyTrainerOptions]:
         ({"url": "unix:/a", "fallback": SIGNAL}, LISTED, "PASS", "SIGUSR1 may be sent"),
         ({**SIGNAL, "signal": "TERM"}, LISTED, "FAIL", "/etc/powerguard/signals does not list it"),
         (SIGNAL, {"units": "nonsense"}, "FAIL", "does not list it"),
+        (
+            SIGNAL,
+            {"units": [], "units_because": "others can change it"},
+            "FAIL",
+            "may not be sent to train.service: others can",
+        ),
         (SIGNAL, EffectorError("s: not there"), "FAIL", "sent by powerguard-signal: s: not there"),
         (SIGNAL, EffectorError("s: only powerguard and root may"), "WARN", "only powerguard and root may"),
         ({"kind": "command", "command": ["/no/such"]}, LISTED, "FAIL", "/no/such: no such program"),

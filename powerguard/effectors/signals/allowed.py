@@ -34,7 +34,7 @@ def allowed(path: Path, owner: int) -> frozenset[tuple[str, str]]:
     except FileNotFoundError:
         return frozenset()
     except OSError as error:
-        msg = f"{path}: cannot be read: {error.strerror or error}"
+        msg = f"{path}: cannot be read: {error.strerror or error} (it must be a file, no link)"
         raise RefusedError(msg) from None
     pairs: set[tuple[str, str]] = set()
     for number, line in enumerate(text.splitlines(), 1):

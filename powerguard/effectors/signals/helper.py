@@ -96,7 +96,7 @@ def do_stop(places: Places, word: Word) -> Answer:
             # One that stands already was stopped by us, and is in the file, or by somebody else, who lets it go on. One
             # that a debugger holds (t) goes on as soon as that lets it.
             fresh = [each for each in job.processes if each.key not in sent and each.state != "T"]
-            if not fresh or turn == _ROUNDS or boottime_s() > by_s:
+            if not fresh or turn == _ROUNDS or (turn and boottime_s() > by_s):
                 break
             sent |= {each.key for each in fresh}
             keys = dict.fromkeys((*known.processes, *(each.key for each in fresh)))
@@ -273,8 +273,12 @@ def do_list(places: Places, word: Word) -> Answer:
         for entry in kept[:_MOST_LISTED]
     ]
     left_out = len(names) - len(trainers)
-    units = _listed_units(places)[:_MOST_LISTED]
-    return {"ok": True, "trainers": trainers, "left_out": left_out, "stopped": stopped, "units": units}
+    told = {"ok": True, "trainers": trainers, "left_out": left_out, "stopped": stopped}
+    try:
+        units = sorted(allowed(places.allowed, places.owner))[:_MOST_LISTED]
+    except RefusedError as error:
+        return {**told, "units": [], "units_because": str(error)}
+    return {**told, "units": [{"unit": unit, "signal": name} for unit, name in units], "units_because": ""}
 
 
 def _listed(places: Places, name: str, among: Mapping[int, Process]) -> Answer:
@@ -293,13 +297,6 @@ def _listed(places: Places, name: str, among: Mapping[int, Process]) -> Answer:
         "processes": len(job.processes),
         "because": "",
     }
-
-
-def _listed_units(places: Places) -> list[Answer]:
-    try:
-        return [{"unit": unit, "signal": name} for unit, name in sorted(allowed(places.allowed, places.owner))]
-    except RefusedError:
-        return []
 
 
 def do_hold(places: Places, word: Word) -> Answer:

@@ -69,8 +69,10 @@ async def ways(options: Sequence[AnyTrainerOptions], ask: Ask) -> list[Finding]:
             text = f"SIG{way.signal} may be sent to {way.unit}"
             found.append(Finding(f"trainer.{name}", "PASS", text))
         else:
-            text = f"SIG{way.signal} may not be sent to {way.unit}: /etc/powerguard/signals does not list it"
-            fix = f"echo '{way.unit} {way.signal}' >> /etc/powerguard/signals"
+            broken = told.get("units_because")  # then another line would mend nothing
+            because = broken or "/etc/powerguard/signals does not list it"
+            text = f"SIG{way.signal} may not be sent to {way.unit}: {because}"
+            fix = _SIGNALS if broken else f"echo '{way.unit} {way.signal}' >> /etc/powerguard/signals"
             found.append(Finding(f"trainer.{name}", "FAIL", text, fix))
     return found
 
