@@ -42,7 +42,7 @@ def _children_cpu_s() -> float:
 def _uploaded(saved: SavedCheckpoint, remote: Remote, job: str) -> tuple[float, float]:
     """Upload once, with the real child; return CPU s/GB (the child's start included) and GB/s."""
     cpu_s, began_s = _children_cpu_s(), time.perf_counter()
-    uploader = Uploader(remote, job=job, pace=_FAST)
+    uploader = Uploader(remote, job=job, gate=_FAST)
     uploader.offer(saved)
     while not uploader.status().commits:
         time.sleep(0.005)
@@ -101,7 +101,7 @@ def _holds(at: Path, server: S3Server, saved: SavedCheckpoint, runs: int, busy: 
     with _busy(busy):
         for run in range(runs):
             remote = remote_of("s3://bench", server.url, at, part_bytes=32 << 20)
-            uploader = Uploader(remote, job=f"hold{busy}-{run}", pace=_FAST)
+            uploader = Uploader(remote, job=f"hold{busy}-{run}", gate=_FAST)
             uploader.offer(saved)
             while not uploader.status().bytes_total:
                 time.sleep(0.005)
@@ -136,7 +136,7 @@ def _felt(at: Path, server: S3Server, saved: SavedCheckpoint, runs: int, beside:
         for run in range(runs):
             before = statistics.median(_steps_s(1.5))
             remote = remote_of("s3://bench", server.url, at, part_bytes=32 << 20)
-            uploader = Uploader(remote, job=f"felt{beside}-{run}", pace=_FAST)
+            uploader = Uploader(remote, job=f"felt{beside}-{run}", gate=_FAST)
             uploader.offer(saved)
             while not uploader.status().bytes_total:
                 time.sleep(0.005)

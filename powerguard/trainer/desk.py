@@ -7,17 +7,15 @@ says how far it has come. They meet under one lock, `changed`.
 
 import logging
 import secrets
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 from threading import Condition, Event
 
 from powerguard.trainer.keeper import GivenUp
 from powerguard.trainer.operation import Lease, Operation, leased
 from powerguard.trainer.pace import Pace
 from powerguard.trainer.ports import Elsewhere, Uploads, UploadsSeen
-from powerguard.trainer.ranks.base import RanksError
+from powerguard.trainer.ranks.base import RanksError, boottime_s
 from powerguard.trainer.store import SavedCheckpoint
 from powerguard.wire import (
     After,
@@ -34,10 +32,6 @@ from powerguard.wire import (
 _log = logging.getLogger("powerguard.trainer")
 _KEPT_OPERATIONS = 64
 UPLOADS_HELD_S = 900.0  # without a lease and without a pause: a daemon that died must not stop uploads for ever
-
-
-boottime_s = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
-"""Seconds since boot, suspended or not: no step of the wall clock reaches it. Without a frame of Python's own."""
 
 
 class Desk:

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from powerguard.trainer.desk import Desk, boottime_s
+from powerguard.trainer.desk import Desk
 from powerguard.trainer.disk import Disk
 from powerguard.trainer.endpoint import Endpoint
 from powerguard.trainer.items import State
@@ -25,6 +25,7 @@ from powerguard.trainer.operation import Operation
 from powerguard.trainer.options import check_options, one_of, whole
 from powerguard.trainer.pace import STEPS
 from powerguard.trainer.ranks import Ranks, detect
+from powerguard.trainer.ranks.base import boottime_s
 from powerguard.trainer.ranks.machine import Generation
 from powerguard.trainer.store import SavedCheckpoint
 from powerguard.trainer.stored import Stored

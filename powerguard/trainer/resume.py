@@ -27,7 +27,7 @@ from powerguard.trainer.reader import CorruptError, ShardReader
 from powerguard.trainer.snapshot import Snapshot
 from powerguard.trainer.store import Store
 from powerguard.trainer.tiers.base import Kind, Source, Tier, TierError, items_in, ranks_told
-from powerguard.trainer.tiers.pace import Pace
+from powerguard.trainer.tiers.gate import Gate
 from powerguard.wire import clean_text
 
 _log = logging.getLogger("powerguard.trainer")
@@ -162,7 +162,7 @@ class _Choice:
         self._job = job
         self._memory = memory
         self._key = key
-        self._paces = {tier.word: Pace(patience_s=patience_s) for tier in tiers}
+        self._gates = {tier.word: Gate(patience_s=patience_s) for tier in tiers}
         self._copies: dict[tuple[int, str], list[tuple[Tier, Found]]] = {}
         self._troubles: list[str] = []
         self._refused: list[str] = []
@@ -206,9 +206,9 @@ class _Choice:
         aside: list[str] = []
         for tier in self._tiers:
             try:
-                for found in self._paces[tier.word].call(tier.found):
+                for found in self._gates[tier.word].call(tier.found):
                     self._copies.setdefault((found.step, found.digest), []).append((tier, found))
-                aside += self._paces[tier.word].call(tier.aside)
+                aside += self._gates[tier.word].call(tier.aside)
             except (TierError, StoreError, OSError) as error:
                 self._trouble(f"{tier.word}: {error}")
             if isinstance(tier, LocalTier):
@@ -252,7 +252,7 @@ class _Choice:
             sources: list[tuple[Tier, Found, Source]] = []
             for tier, found in copies:
                 try:
-                    source = self._paces[tier.word].call(lambda t=tier, f=found: t.open_shard(f, self._ranks.rank))  # type: ignore[misc]
+                    source = self._gates[tier.word].call(lambda t=tier, f=found: t.open_shard(f, self._ranks.rank))  # type: ignore[misc]
                 except (TierError, StoreError, OSError) as error:
                     self._note(report, tier, error)
                     continue
@@ -260,7 +260,7 @@ class _Choice:
                 sources.append((tier, found, source))
             if not sources:
                 return None
-            load = _Load(sources, self._ranks.rank, self._memory, self._paces, lambda t, e: self._note(report, t, e))
+            load = _Load(sources, self._ranks.rank, self._memory, self._gates, lambda t, e: self._note(report, t, e))
             try:
                 items = load.run()
             except (TierError, StoreError, OSError):
@@ -316,7 +316,7 @@ class _Choice:
             mine = [each for each in bad if (each.host == self._ranks.host if local else each.rank == self._ranks.rank)]
             if any(tier.word in each.corrupt for each in mine):
                 with suppress(TierError, StoreError, OSError):  # it was told already; the next start tries again
-                    self._paces[tier.word].call(lambda t=tier, f=found: t.set_aside(f, reason))  # type: ignore[misc]
+                    self._gates[tier.word].call(lambda t=tier, f=found: t.set_aside(f, reason))  # type: ignore[misc]
 
     def _tidy(self) -> None:
         """Set aside what looks like a local checkpoint and is none, once there is a good one.
@@ -356,13 +356,13 @@ class _Load:
         sources: Sequence[tuple[Tier, Found, Source]],
         rank: int,
         memory: Snapshot,
-        paces: Mapping[str, Pace],
+        gates: Mapping[str, Gate],
         note: Callable[[Tier, Exception], None],
     ) -> None:
         self._sources = sources
         self._shard = sources[0][1].manifest.shards[rank]
         self._memory = memory
-        self._paces = paces
+        self._gates = gates
         self._note = note
         self._lock = Lock()
         self.used: set[str] = set()
@@ -386,7 +386,7 @@ class _Load:
         failed: Exception = StoreError("no source")
         for number, (tier, found, source) in enumerate(self._sources):
             try:
-                self._paces[tier.word].call(lambda s=source: s.read_chunk(index, target))  # type: ignore[misc]
+                self._gates[tier.word].call(lambda s=source: s.read_chunk(index, target))  # type: ignore[misc]
             except (TierError, StoreError, OSError) as error:
                 failed = error
                 with self._lock:
@@ -417,6 +417,7 @@ def _is_corrupt(error: Exception) -> bool:
 
 def _why_none(sets: Sequence[set[tuple[int, str, str]]], views: Sequence[Mapping[str, Any]]) -> str:
     """Why no checkpoint is seen by all ranks, where that is not because there is none; "" then."""
+    hint = "To start anew, move the checkpoints away"
     some = [rank for rank, each in enumerate(sets) if each]
     if some:
         none = [rank for rank, each in enumerate(sets) if not each] or list(range(len(sets)))
@@ -425,9 +426,10 @@ def _why_none(sets: Sequence[set[tuple[int, str, str]]], views: Sequence[Mapping
         text += f" rank {ranks_told(none)} cannot read that one"
     elif any(view["troubles"] for view in views):
         text = "no checkpoint was found, but there may be some"
+        hint = "Mend that; to start anew, move what lies there away, or leave out the tier that cannot be read"
     elif any(view["aside"] for view in views):
         text = "no checkpoint is left; the others were set aside as corrupt"
     else:
         return ""
     troubles = list(dict.fromkeys(trouble for view in views for trouble in view["troubles"]))[:4]
-    return f"{text}{': ' if troubles else ''}{'; '.join(troubles)}. To start anew, move the checkpoints away"
+    return f"{text}{': ' if troubles else ''}{'; '.join(troubles)}. {hint}"

@@ -16,7 +16,7 @@ from powerguard.trainer.store import Store
 from powerguard.trainer.stored import Stored
 from powerguard.trainer.tiers import PathTier, Remote
 from powerguard.trainer.tiers.base import SET_ASIDE, Source, Tier
-from powerguard.trainer.tiers.pace import Pace
+from powerguard.trainer.tiers.gate import Gate
 from powerguard.trainer.tiers.transfer import Order, Progress, Transfer
 from tests.trainer.tiers.rig import CHUNK, flip, save, state
 
@@ -25,7 +25,7 @@ def upload(saved: SavedCheckpoint, nas: Path, *, job: str = "llm", linger_s: flo
     """What the child does, without the child."""
     remote = Remote(url=str(nas))
     order = Order(remote=remote, job=job, path=saved.path, digest=saved.manifest_digest)
-    return Transfer(order, PathTier(remote, job), Pace(), Progress(), linger_s=linger_s).run()
+    return Transfer(order, PathTier(remote, job), Gate(), Progress(), linger_s=linger_s).run()
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_a_local_disk_that_cannot_be_mended_still_resumes(root: Path, nas: Path)
 
 
 def test_a_nas_that_is_not_mounted_is_no_empty_one(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(ResumeError, match=r"path: .*is it mounted\?.*To start anew"):
+    with pytest.raises(ResumeError, match=r"path: .*is it mounted\?.*leave out the tier"):
         resumed(root, nas_tier(tmp_path / "not-mounted"))
 
 

@@ -13,8 +13,12 @@ import os
 import threading
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, Self
+
+boottime_s = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+"""Seconds since boot, suspended or not: no step of the wall clock reaches it. Without a frame of Python's own."""
 
 MAX_KEY: Final = 200
 """Characters of a key, of A-Z a-z 0-9 . _ - # and /."""
@@ -229,8 +233,3 @@ def farewell(ranks: Ranks) -> None:
 def _missing(missing: list[int], timeout_s: float) -> str:
     shown = ", ".join(str(rank) for rank in missing[:8]) + (" ..." if len(missing) > 8 else "")
     return f"{len(missing)} ranks have not come within {timeout_s:g} s: {shown} (did they all start, with this store?)"
-
-
-def boottime_s() -> float:
-    """Seconds of CLOCK_BOOTTIME, which no step of the wall clock moves."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -6,7 +6,7 @@ one checkpoint can be taken for another's.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, Self
 from powerguard.trainer.chunks import THREADS, digest_of, over_chunks
 from powerguard.trainer.found import Found
 from powerguard.trainer.items import Loaded
-from powerguard.trainer.manifest import Manifest, Shard
+from powerguard.trainer.manifest import MANIFEST, Manifest, Shard
 from powerguard.trainer.snapshot import Snapshot
 
 PART_BYTES: Final = 32 << 20
@@ -120,6 +120,15 @@ class Remote:
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Self:
         return cls(**{field.name: document[field.name] for field in fields(cls)})
+
+
+def conflict(url: str, name: str, there: str | None, digest: str) -> TierError:
+    """Say that another manifest stands where one of this digest was to be put."""
+    msg = (
+        f"{url}/{name}: another checkpoint stands under this name ({there}, not {digest}):"
+        " two trainings share a job name, or the store mixed them up (give each job its own)"
+    )
+    return TierError(Kind.CONFLICT, msg)
 
 
 def folder_of(job: str) -> str:
@@ -289,6 +298,12 @@ class Listed:
     at_s: float
     committed: bool
     set_aside: bool
+
+    @classmethod
+    def of(cls, name: str, stored: Mapping[str, float]) -> Self:
+        """Make it of what lies in the folder: when each of its files was stored."""
+        at_s = stored.get(MANIFEST, max(stored.values(), default=0.0))
+        return cls(name=name, at_s=at_s, committed=MANIFEST in stored, set_aside=SET_ASIDE in stored)
 
 
 def outdated(listed: Iterable[Listed], keep: int, keep_days: int) -> list[str]:

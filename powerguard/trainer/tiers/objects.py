@@ -28,6 +28,7 @@ from powerguard.trainer.tiers.base import (
     Seen,
     Source,
     TierError,
+    conflict,
     folder_of,
     outdated,
     part_of,
@@ -89,11 +90,7 @@ class ObjectTier:
                 there = self.committed(name)
                 if there == manifest.digest:
                     return False
-                msg = (
-                    f"{self.url}/{name}: another checkpoint stands under this name ({there}, not {manifest.digest}):"
-                    " two trainings share a job name, or the object store mixed them up (give each job its own)"
-                )
-                raise TierError(Kind.CONFLICT, msg) from None
+                raise conflict(self.url, name, there, manifest.digest) from None
         return True
 
     def prune(self, keep: int, keep_days: int) -> list[str]:
@@ -212,9 +209,7 @@ class ObjectTier:
             with self._worded(name):
                 entries = [entry for page in obstore.list(self._store, name, chunk_size=1000) for entry in page]
             stored = {entry["path"].removeprefix(f"{name}/"): entry["last_modified"].timestamp() for entry in entries}
-            committed = MANIFEST in stored
-            at_s = stored[MANIFEST] if committed else max(stored.values(), default=0.0)
-            listed.append(Listed(name=name, at_s=at_s, committed=committed, set_aside=SET_ASIDE in stored))
+            listed.append(Listed.of(name, stored))
         return listed
 
     def _content(self, path: str, most: int) -> bytes | None:

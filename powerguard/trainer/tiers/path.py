@@ -36,6 +36,7 @@ from powerguard.trainer.tiers.base import (
     Seen,
     Source,
     TierError,
+    conflict,
     folder_of,
     outdated,
     parts_of,
@@ -150,11 +151,7 @@ class PathTier:
             if not created:
                 there = self.committed(name)
                 if there != manifest.digest:
-                    msg = (
-                        f"{folder}: another checkpoint stands under this name ({there}, not {manifest.digest}):"
-                        " two trainings share a job name (give each its own)"
-                    )
-                    raise TierError(Kind.CONFLICT, msg)
+                    raise conflict(self.url, name, there, manifest.digest)
             _sync(folder)
             _sync(self._root)
         return created
@@ -234,9 +231,7 @@ class PathTier:
                     stored = {each.name: each.stat(follow_symlinks=False).st_mtime for each in entries}
             except FileNotFoundError:  # another host prunes, too
                 continue
-            committed = MANIFEST in stored
-            at_s = stored[MANIFEST] if committed else max(stored.values(), default=0.0)
-            listed.append(Listed(name=name, at_s=at_s, committed=committed, set_aside=SET_ASIDE in stored))
+            listed.append(Listed.of(name, stored))
         return listed
 
     def _make(self, folder: Path) -> None:

@@ -14,10 +14,11 @@ from threading import Event, Lock
 from typing import Final
 
 from powerguard.trainer.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, ManifestError, Shard
+from powerguard.trainer.ranks.base import boottime_s
 from powerguard.trainer.reader import CorruptError, ShardReader
 from powerguard.trainer.snapshot import Snapshot
 from powerguard.trainer.tiers.base import Kind, Part, Remote, Target, TierError
-from powerguard.trainer.tiers.pace import Pace, boottime_s
+from powerguard.trainer.tiers.gate import Gate
 
 LINGER_S: Final = 120.0
 """How long whoever has finished looks whether others have: they put the manifest themselves if they take longer."""
@@ -72,14 +73,14 @@ class Transfer:
         self,
         order: Order,
         target: Target,
-        pace: Pace,
+        gate: Gate,
         progress: Progress,
         *,
         linger_s: float = LINGER_S,
         clock: Callable[[], float] = boottime_s,
     ) -> None:
         self.progress = progress
-        self.pace = pace
+        self.gate = gate
         self._order = order
         self._folder = Path(order.path)
         self._name = self._folder.name
@@ -94,17 +95,17 @@ class Transfer:
         """
         name, target = self._name, self._target
         manifest = self._manifest()
-        if self.pace.call(lambda: target.committed(name)) is None:
+        if self.gate.call(lambda: target.committed(name)) is None:
             mine = [shard for shard in manifest.shards if (self._folder / shard.file).exists()]
             self.progress.bytes_total = sum(shard.size_bytes for shard in mine)
             for shard in mine:
                 self._upload(shard)
             if not self._all_there(manifest):
                 return False
-        self.pace.call(lambda: target.commit(name, manifest))  # where one stands already, this says whether it is ours
+        self.gate.call(lambda: target.commit(name, manifest))  # where one stands already, this says whether it is ours
         self.progress.committed = True
         remote = self._order.remote
-        self.progress.pruned = len(self.pace.call(lambda: target.prune(remote.keep, remote.keep_days)))
+        self.progress.pruned = len(self.gate.call(lambda: target.prune(remote.keep, remote.keep_days)))
         return True
 
     def _manifest(self) -> Manifest:
@@ -119,12 +120,12 @@ class Transfer:
 
     def _upload(self, shard: Shard) -> None:
         name, target, progress = self._name, self._target, self.progress
-        missing = self.pace.call(lambda: target.missing(name, shard, progress.seen))
+        missing = self.gate.call(lambda: target.missing(name, shard, progress.seen))
         progress.done(shard.size_bytes - sum(part.size_bytes for part in missing), sent=False)
         if missing:
             with _reading(self._folder, shard) as file:
                 self._put_all(file, missing)
-        self.pace.call(lambda: target.finish(name, shard, progress.seen))
+        self.gate.call(lambda: target.finish(name, shard, progress.seen))
 
     def _put_all(self, file: ShardReader, parts: list[Part]) -> None:
         """Put the parts over a few connections; the first error ends all of them, and is raised here."""
@@ -155,14 +156,14 @@ class Transfer:
         for number in range(len(part.digests)):
             start = number * part.chunk_bytes
             file.read_chunk(part.first + number, content[start : start + part.chunk_bytes])
-        self.pace.call(lambda: self._target.put(self._name, part, content), part.size_bytes)
+        self.gate.call(lambda: self._target.put(self._name, part, content), part.size_bytes)
         self.progress.done(part.size_bytes, sent=True)
 
     def _all_there(self, manifest: Manifest) -> bool:
         """Look whether the other hosts' shards are there, for a while: what a NAS lists may be some seconds old."""
         until_s = self._clock() + self._linger_s
         rest, rest_s = Event(), _LOOK_FIRST_S
-        while absent := self.pace.call(lambda: self._target.absent(self._name, manifest)):
+        while absent := self.gate.call(lambda: self._target.absent(self._name, manifest)):
             self.progress.waiting_for = tuple(absent)
             self.progress.seen(1)
             if self._clock() >= until_s:

@@ -21,9 +21,10 @@ from types import MappingProxyType
 from typing import IO, Any, Final
 
 from powerguard.trainer.found import SavedCheckpoint
+from powerguard.trainer.ranks.base import boottime_s
 from powerguard.trainer.reader import held
 from powerguard.trainer.tiers.base import Kind, Remote
-from powerguard.trainer.tiers.pace import backoff_s, boottime_s
+from powerguard.trainer.tiers.gate import backoff_s
 from powerguard.trainer.tiers.transfer import Order
 from powerguard.trainer.tiers.upload_child import order_line
 from powerguard.wire import clean_text
@@ -75,7 +76,7 @@ class Uploader:
     """Copies checkpoints to one slower tier, in the background. Every call returns at once; none touches the tier.
 
     remote: where to. retry_s: the first rest after a failed upload; it doubles. stall_s: a child that moves nothing for
-    so long is killed (a hung mount). pace: settings of the child's `Pace`.
+    so long is killed (a hung mount). gate: settings of the child's `Gate`.
     """
 
     def __init__(
@@ -85,14 +86,14 @@ class Uploader:
         job: str,
         retry_s: float = _RETRY_FIRST_S,
         stall_s: float = _STALL_S,
-        pace: Mapping[str, float] | None = None,
+        gate: Mapping[str, float] | None = None,
         clock: Callable[[], float] = boottime_s,
     ) -> None:
         self._remote = Remote.of(remote)
         self._job = job
         self._retry_s = retry_s
         self._stall_s = stall_s
-        self._pace = dict(pace or {})
+        self._gate = dict(gate or {})
         self._clock = clock
         self._rng = random.Random()  # noqa: S311 - spreads retries, hides nothing
         self._changed = Condition()
@@ -211,7 +212,7 @@ class Uploader:
             if not wanted:
                 return
             with contextlib.suppress(BrokenPipeError):
-                _pipe(child.stdin).write(order_line(order, self._pace))
+                _pipe(child.stdin).write(order_line(order, self._gate))
             self._follow(_pipe(child.stdout), told)
         finally:
             child.kill()

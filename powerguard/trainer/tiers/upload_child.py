@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from powerguard.trainer.tiers import tier_of
 from powerguard.trainer.tiers.base import Remote, TierError
-from powerguard.trainer.tiers.pace import Pace
+from powerguard.trainer.tiers.gate import Gate
 from powerguard.trainer.tiers.transfer import Order, Progress, Transfer
 
 _NICE: Final = 19
@@ -29,10 +29,10 @@ _TELL_EVERY_S: Final = 1.0
 MAX_ORDER_BYTES: Final = 64 << 10
 
 
-def order_line(order: Order, pace: dict[str, float]) -> bytes:
-    """What the parent writes. pace: settings of `Pace`, where they are not its own."""
+def order_line(order: Order, gate: dict[str, float]) -> bytes:
+    """What the parent writes. gate: settings of `Gate`, where they are not its own."""
     document = {field.name: getattr(order, field.name) for field in fields(order)}
-    return json.dumps({**document, "remote": order.remote.as_json(), "pace": pace}).encode() + b"\n"
+    return json.dumps({**document, "remote": order.remote.as_json(), "gate": gate}).encode() + b"\n"
 
 
 def main() -> int:
@@ -41,14 +41,14 @@ def main() -> int:
     document = json.loads(sys.stdin.buffer.readline(MAX_ORDER_BYTES))
     remote = Remote.from_json(document["remote"])
     order = Order(remote=remote, job=document["job"], path=document["path"], digest=document["digest"])
-    pace = Pace(bytes_per_s=order.remote.bytes_per_s, **document["pace"])
+    gate = Gate(bytes_per_s=order.remote.bytes_per_s, **document["gate"])
     progress = Progress()
     ended = Event()
     verdict: dict[str, Any] = {}
 
     def work() -> None:
         try:
-            committed = Transfer(order, tier_of(order.remote, order.job), pace, progress).run()
+            committed = Transfer(order, tier_of(order.remote, order.job), gate, progress).run()
             verdict.update(ended="committed" if committed else "waiting")
         except TierError as error:
             verdict.update(ended=error.kind.value, error=str(error))
@@ -60,26 +60,26 @@ def main() -> int:
     parent = os.getppid()
     while not ended.wait(_TELL_EVERY_S):
         # The parent's end may be open in its own children after it died: whose child we are tells that, too.
-        if os.getppid() != parent or select.select([sys.stdin], [], [], 0)[0] or not _tell(_told(progress, pace)):
+        if os.getppid() != parent or select.select([sys.stdin], [], [], 0)[0] or not _tell(_told(progress, gate)):
             os._exit(1)  # threads that hang in a mount are not waited for
     worker.join(_TELL_EVERY_S)  # a bug's last words come before ours
-    _tell(_told(progress, pace) | verdict)
+    _tell(_told(progress, gate) | verdict)
     os._exit(0)
 
 
-def _told(progress: Progress, pace: Pace) -> dict[str, Any]:
+def _told(progress: Progress, gate: Gate) -> dict[str, Any]:
     return {
         "moved": progress.moved,
         "committed": progress.committed,
-        "trouble": "" if pace.trouble is None else str(pace.trouble),
+        "trouble": "" if gate.trouble is None else str(gate.trouble),
         "bytes_total": progress.bytes_total,
         "bytes_done": progress.bytes_done,
         "bytes_sent": progress.bytes_sent,
         "waiting_for": list(progress.waiting_for[:64]),
         "pruned": progress.pruned,
-        "retries": {kind.value: count for kind, count in list(pace.retries.items())},
-        "backing_off": pace.backing_off,
-        "resting": pace.resting,
+        "retries": {kind.value: count for kind, count in list(gate.retries.items())},
+        "backing_off": gate.backing_off,
+        "resting": gate.resting,
     }
 
 

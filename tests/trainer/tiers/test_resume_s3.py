@@ -7,7 +7,7 @@ from powerguard.trainer.ranks.base import Alone
 from powerguard.trainer.resume import LocalTier, choose
 from powerguard.trainer.store import Store
 from powerguard.trainer.tiers import ObjectTier
-from powerguard.trainer.tiers.pace import Pace
+from powerguard.trainer.tiers.gate import Gate
 from powerguard.trainer.tiers.transfer import Order, Progress, Transfer
 from tests.trainer.tiers.rig import CHUNK, Proxy, flip, remote_of, save, state, storm
 
@@ -18,7 +18,7 @@ def test_of_an_object_store_only_the_rotten_chunk_is_fetched(tmp_path: Path, pro
     remote = remote_of(bucket, proxy.url, tmp_path)
     saved = save(root, 7, mib=40)
     order = Order(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
-    assert Transfer(order, ObjectTier(remote, "llm"), Pace(), Progress()).run()
+    assert Transfer(order, ObjectTier(remote, "llm"), Gate(), Progress()).run()
     flip(Path(saved.path, "shard-00000"), 3 * CHUNK + 9)
     proxy.asked.clear()
     with Store(root, job="llm", slots=0) as store:
@@ -34,7 +34,7 @@ def test_an_object_store_in_a_storm_still_yields_it(tmp_path: Path, proxy: Proxy
     remote = remote_of(bucket, proxy.url, tmp_path)
     saved = save(root, 7, mib=24)
     order = Order(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
-    assert Transfer(order, ObjectTier(remote, "llm"), Pace(), Progress()).run()
+    assert Transfer(order, ObjectTier(remote, "llm"), Gate(), Progress()).run()
     shutil.rmtree(root)
     proxy.rule = storm(5, 0.25)
     with Store(root, job="llm", slots=0) as store:

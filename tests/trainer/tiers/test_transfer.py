@@ -14,7 +14,7 @@ from powerguard.trainer.found import SavedCheckpoint
 from powerguard.trainer.manifest import MANIFEST, Manifest
 from powerguard.trainer.tiers import ObjectTier, PathTier, Remote, tier_of
 from powerguard.trainer.tiers.base import SET_ASIDE, Kind, Listed, TierError, outdated, read_shard
-from powerguard.trainer.tiers.pace import Pace
+from powerguard.trainer.tiers.gate import Gate
 from powerguard.trainer.tiers.transfer import Order, Progress, Transfer
 from tests.trainer.tiers.rig import CHUNK, Fault, Proxy, S3Server, flip, remote_of, save, small_disk, state
 
@@ -35,7 +35,7 @@ def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
 def carried(saved: SavedCheckpoint, remote: Remote, progress: Progress | None = None, **options: float) -> bool:
     order = Order(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
     target = tier_of(remote, "llm")
-    return Transfer(order, target, Pace(patience_s=5.0), progress or Progress(), **options).run()
+    return Transfer(order, target, Gate(patience_s=5.0), progress or Progress(), **options).run()
 
 
 def manifest_of(saved: SavedCheckpoint) -> Manifest:
@@ -168,7 +168,7 @@ def test_an_nas_that_gives_back_other_bytes_commits_nothing(tmp_path: Path) -> N
 
     order = Order(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
     with pytest.raises(TierError, match="chunk 1 reads back other than it was written"):
-        Transfer(order, Rotten(remote, "llm"), Pace(), Progress()).run()
+        Transfer(order, Rotten(remote, "llm"), Gate(), Progress()).run()
     assert PathTier(remote, "llm").found() == []
     assert carried(saved, remote)
 
@@ -229,8 +229,8 @@ def test_only_so_many_bytes_a_second(tmp_path: Path, proxy: Proxy, bucket: str) 
     clock = Clock()
     saved = save(tmp_path / "root", 7, mib=40)
     order = Order(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
-    pace = Pace(bytes_per_s=remote.bytes_per_s)
-    assert Transfer(order, tier_of(remote, "llm"), pace, Progress()).run()
+    gate = Gate(bytes_per_s=remote.bytes_per_s)
+    assert Transfer(order, tier_of(remote, "llm"), gate, Progress()).run()
     assert clock.passed_s() >= 5 / 16
 
 

@@ -48,7 +48,7 @@ class Uploads:
         self._all: list[Uploader] = []
 
     def __call__(self, remote: str | Remote, **options: Any) -> Uploader:  # noqa: ANN401 - as Uploader takes them
-        uploader = Uploader(remote, **{"job": "llm", "retry_s": 0.2, "pace": QUICK, **options})
+        uploader = Uploader(remote, **{"job": "llm", "retry_s": 0.2, "gate": QUICK, **options})
         self._all.append(uploader)
         return uploader
 
@@ -307,7 +307,7 @@ def test_a_store_that_is_down_is_asked_less_and_less_and_then_served(
     """Out of patience it rests; each rest is longer; when the store is back, the upload is done without a word."""
     proxy.rule = lambda _method, _path: Fault(503, "SlowDown")
     remote = remote_of(bucket, proxy.url, tmp_path)
-    uploader = uploads(remote, pace={**QUICK, "patience_s": 1.0})
+    uploader = uploads(remote, gate={**QUICK, "patience_s": 1.0})
     uploader.offer(save(tmp_path / "root", 7))
     until(lambda: uploader.status().failures.get("throttled"))
     assert "asks us to slow down [503 SlowDown]" in uploader.status().error
@@ -377,7 +377,7 @@ def test_a_bucket_that_is_made_later_is_used(uploads: Uploads, tmp_path: Path, s
 
 
 def test_a_server_that_is_not_there(uploads: Uploads, tmp_path: Path) -> None:
-    uploader = uploads(remote_of("s3://bucket", "http://127.0.0.1:9", tmp_path), pace={**QUICK, "patience_s": 0.3})
+    uploader = uploads(remote_of("s3://bucket", "http://127.0.0.1:9", tmp_path), gate={**QUICK, "patience_s": 0.3})
     uploader.offer(save(tmp_path / "root", 7, mib=1))
     until(lambda: uploader.status().failures.get("network"))
     assert "no answer" in uploader.status().error

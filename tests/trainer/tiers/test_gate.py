@@ -9,7 +9,7 @@ import pytest
 from powerguard.trainer.tiers import Remote, tier_of
 from powerguard.trainer.tiers.base import Kind, TierError, folder_of
 from powerguard.trainer.tiers.connect import credentials, opened
-from powerguard.trainer.tiers.pace import Pace, backoff_s
+from powerguard.trainer.tiers.gate import Gate, backoff_s
 from tests.trainer.tiers.rig import SECRET, environment
 from tests.trainer.tiers.rig import credentials as write_credentials
 
@@ -28,26 +28,26 @@ def failing(times: int, kind: Kind = Kind.SERVER) -> Callable[[], str]:
 
 
 def test_it_is_tried_again_until_it_works() -> None:
-    pace = Pace(first_s=0.001, most_s=0.002)
-    assert pace.call(failing(5)) == "yes"
-    assert pace.retries == {Kind.SERVER: 5}
-    assert pace.trouble is None
+    gate = Gate(first_s=0.001, most_s=0.002)
+    assert gate.call(failing(5)) == "yes"
+    assert gate.retries == {Kind.SERVER: 5}
+    assert gate.trouble is None
 
 
 def test_what_waiting_does_not_help_against_is_not_tried_again() -> None:
-    pace = Pace(first_s=0.001)
+    gate = Gate(first_s=0.001)
     with pytest.raises(TierError, match="no"):
-        pace.call(failing(1, Kind.DENIED))
-    assert pace.retries == {}
+        gate.call(failing(1, Kind.DENIED))
+    assert gate.retries == {}
 
 
 def test_patience_ends() -> None:
     """Counted from the last success: one that works now and then is worth going on with."""
-    pace = Pace(first_s=0.001, most_s=0.002, patience_s=0.05)
+    gate = Gate(first_s=0.001, most_s=0.002, patience_s=0.05)
     with pytest.raises(TierError):
-        pace.call(failing(10**9))
-    assert pace.retries[Kind.SERVER] >= 2
-    assert pace.call(failing(0)) == "yes"
+        gate.call(failing(10**9))
+    assert gate.retries[Kind.SERVER] >= 2
+    assert gate.call(failing(0)) == "yes"
 
 
 def test_rests_double_are_random_and_bounded() -> None:

@@ -5,11 +5,11 @@ a random time up to a limit that doubles ("full jitter"), so that a thousand hos
 """
 
 import random
-import time
 from collections.abc import Callable
 from threading import Condition
 from typing import Final, TypeVar
 
+from powerguard.trainer.ranks.base import boottime_s
 from powerguard.trainer.tiers.base import TRANSIENT, Kind, TierError
 
 _T = TypeVar("_T")
@@ -19,18 +19,13 @@ MOST_S: Final = 60.0
 PATIENCE_S: Final = 600.0
 
 
-def boottime_s() -> float:
-    """Monotonic seconds, suspended time included."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 def backoff_s(errors: int, *, first_s: float, most_s: float, rng: random.Random) -> float:
     """How long to wait after so many errors in a row: between half of, and all of, a limit that doubles."""
     limit_s = min(most_s, first_s * 2.0 ** min(errors - 1, 30))
     return rng.uniform(limit_s / 2, limit_s)
 
 
-class Pace:
+class Gate:
     """The gate. bytes_per_s: None: no limit.
 
     patience_s: how long transient errors may go on without one success in between; then the upload is given up for now.
