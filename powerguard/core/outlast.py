@@ -37,11 +37,8 @@ def play(legs: list[Leg], minimum: int, now_s: float) -> float:
     at_s = now_s
     while sum(leg.supplies for leg in legs) >= minimum:
         # A look at a table costs more than all else here, and this runs at every reading on battery: one look a leg.
-        taus_s = [math.inf if math.isinf(leg.left) else leg.tau_s(leg.load) for leg in legs]
-        ends = [
-            min(math.inf if math.isinf(leg.left) else at_s + leg.left * tau_s, leg.cut_at_s)
-            for leg, tau_s in zip(legs, taus_s, strict=True)
-        ]
+        taus_s = [leg.tau_s(leg.load) for leg in legs]
+        ends = [min(at_s + leg.left * tau_s, leg.cut_at_s) for leg, tau_s in zip(legs, taus_s, strict=True)]
         ends_s = min(ends)
         if math.isinf(ends_s):
             return at_s + ENDLESS_S

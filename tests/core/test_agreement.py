@@ -208,12 +208,86 @@ def test_lost_is_the_feed_when_all_its_sources_are() -> None:
     assert fusion.lose(POLICY, CALM, missed) is CALM
 
 
+THREE = make_policy(["sources=3", "table=50:540,75:360,100:240"])
+
+
+def of_three(*told: Told) -> Feed:
+    """Return the feed of three sources after readings; the first one named is asked first in every vote."""
+    feed = Feed()
+    for each in told:
+        feed = fusion.observe(THREE, feed, says(*each))
+    return feed
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        ((0.0, "first", "battery"),),
+        ((0.0, "first", "utility"),),
+        ((0.0, "first", "utility"), (1.0, "first", "battery"), (2.0, "first", "battery")),
+    ],
+    ids=["has never said anything else", "has long been silent on utility", "fell silent on battery long ago"],
+)
+def test_whose_word_does_not_count_silences_nobody_after_it(first: tuple[Told, ...]) -> None:
+    calm = (*first, (100.0, "snmp", "utility"), (100.5, "nut", "utility"))
+    assert word(of_three(*calm)) == "utility"
+    feed = of_three(*calm, (101.0, "snmp", "battery"), (101.5, "nut", "battery"))
+    assert (feed.supply, word(feed)) == (BATTERY, "battery")
+
+
+def test_a_doubted_source_silences_nobody_after_it() -> None:
+    feed = stuck(feed=after((1.0, "nut", "utility"), (1.1, "snmp", "utility")))
+    assert [(each.source, each.doubted) for each in feed.heard] == [("nut", True), ("snmp", False)]
+    assert after((190.0, "snmp", "battery"), (191.0, "snmp", "battery"), feed=feed).supply is BATTERY
+
+
+def test_one_odd_battery_of_another_source_counts_as_what_it_said_before() -> None:
+    feed = after((2.0, "nut", "bypass"), (3.0, "nut", "battery"), (3.5, "snmp", "utility"), feed=CALM)
+    assert word(feed) == "bypass"
+
+
+def test_the_edges_of_a_word() -> None:
+    """Seconds that a float holds exactly: what is just old enough, and what is just too old."""
+    calm = after((-2.0, "snmp", "utility"), (-1.0, "nut", "utility"))
+    assert after((0.0, "snmp", "battery"), (0.2, "snmp", "battery"), feed=calm).supply is BATTERY
+    twice = after((0.0, "snmp", "battery"), (0.5, "snmp", "battery"), feed=calm)
+    assert agreement.told_again(POLICY, twice, 0.5)
+    assert agreement.told_again(POLICY, twice, 0.5 + POLICY.stale_s)
+    assert not agreement.told_again(POLICY, twice, 0.501 + POLICY.stale_s)
+    assert after((60.5, "nut", "utility"), feed=twice).supply is BATTERY
+    assert after((60.501, "nut", "utility"), feed=twice).supply is UTILITY
+
+
+def test_news_of_the_end_that_came_with_the_last_word_does_not_end_it() -> None:
+    feed = after((2.0, "nut", "battery"), (2.25, "nut", "battery"), (2.5, "snmp", "battery"), feed=CALM)
+    feed = after((3.0, "snmp", "battery"), (3.0, "nut", "utility"), feed=feed)
+    assert after((9.0, "nut", "utility"), feed=feed).supply is BATTERY
+    later = after((2.0, "nut", "battery"), (2.25, "nut", "battery"), (2.5, "snmp", "battery"), feed=CALM)
+    later = after((3.0, "snmp", "battery"), (3.25, "nut", "utility"), feed=later)
+    assert after((9.0, "nut", "utility"), feed=later).supply is UTILITY
+
+
+def test_after_exactly_half_a_minute_those_decide_that_cannot_be_forged() -> None:
+    sure: dict[str, Any] = {"authenticated": True}
+    feed = CALM
+    for at_s in range(2, 32):
+        feed = after((float(at_s), "snmp", "battery"), (at_s + 0.5, "nut", "utility", sure), feed=feed)
+    assert (feed.disagree_since_s, feed.supply) == (2.0, BATTERY)
+    assert after((31.999, "nut", "utility", sure), feed=feed).supply is BATTERY
+    assert after((32.0, "nut", "utility", sure), feed=feed).supply is UTILITY
+
+
 # --- Found out ------------------------------------------------------------------------------------------------------
 
 
-def stuck(*, until_s: float = 184.0, nut: dict[str, Any] | None = None, snmp: dict[str, Any] | None = None) -> Feed:
+def stuck(
+    *,
+    until_s: float = 184.0,
+    nut: dict[str, Any] | None = None,
+    snmp: dict[str, Any] | None = None,
+    feed: Feed = CALM,
+) -> Feed:
     """Return the feed after `nut` has said battery from second 2, and `snmp` utility, with nothing emptying."""
-    feed = CALM
     at_s = 2.0
     while at_s <= until_s:
         told = {"charge_pct": 100.0, "runtime_s": 600.0, **(nut or {})}
@@ -259,6 +333,7 @@ def test_a_doubted_source_says_nothing_else_either() -> None:
     feed = after((184.8, "nut", "battery", {"overload": True, "runtime_s": 590.0, "load_pct": 99.0}), feed=stuck())
     assert feed.reading is not None
     assert (feed.reading.overload, feed.reading.runtime_s, feed.reading.load_pct) == (False, None, None)
+    assert (feed.reading.at_s, feed.reading.ups, feed.reading.source) == (184.8, "ups", "nut")
 
 
 # --- Who cannot be forged -------------------------------------------------------------------------------------------
@@ -336,9 +411,11 @@ def merged(first: dict[str, Any], second: dict[str, Any], *, twice: bool = True,
         ("runtime_s", None, 300.0, 300.0),
         ("runtime_s", 300.0, None, 300.0),
         ("charge_pct", 80.0, 90.0, 80.0),
+        ("charge_pct", 90.0, 80.0, 80.0),
         ("load_pct", 40.0, 50.0, 50.0),
         ("load_pct", 50.0, 40.0, 50.0),
         ("watts", 900.0, 800.0, 900.0),
+        ("watts", 800.0, 900.0, 900.0),
         ("input_v", 230.0, None, 230.0),
         ("input_v", 230.0, 229.0, 229.0),
         ("battery_temp_c", 25.0, None, 25.0),
