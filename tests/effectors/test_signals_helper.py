@@ -195,6 +195,20 @@ def test_a_file_that_is_not_ours_is_told(jobs: Jobs) -> None:
     assert jobs.advances("llm.sock")
 
 
+def test_the_watch_is_there_again_as_soon_as_the_file_is_mended(jobs: Jobs) -> None:
+    """It complains once, and does not sleep over the next stop."""
+    process = jobs.rank("llm.sock", "listens")
+    jobs.stopped.write_text("nonsense", encoding="utf-8")
+    watch = subprocess.Popen(jobs.argv("watch", "--lease-s", "0"), stderr=subprocess.PIPE)
+    assert watch.stderr is not None
+    assert b"kill -CONT" in watch.stderr.readline()
+    jobs.stopped.unlink()
+    assert jobs.ask("stop", "llm.sock")["ok"]
+    told = watch.communicate(timeout=60)[1]
+    assert (watch.returncode, b"kill -CONT" in told) == (0, False)
+    assert not stands(process.pid)
+
+
 @pytest.mark.parametrize("at_s", [float("nan"), float("inf"), 1e12, -1.0])
 def test_a_moment_that_never_was_keeps_nobody_standing(tmp_path: Path, at_s: float) -> None:
     """The watch would wait for a lease from then on."""

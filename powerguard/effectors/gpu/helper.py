@@ -38,9 +38,7 @@ TURN_SHARE: Final = 0.25
 LOOK_SHARE: Final = 0.7
 """Of the time for an answer: until it is our turn, and until all GPUs have been looked at; the rest is for setting."""
 
-WATCH_S: Final = 5.0
-BROKEN_S: Final = 600.0
-"""Between two complaints about a file that cannot be read."""
+WATCH_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,14 +303,16 @@ def watch(folder: Folder, lease_s: float) -> int:
     systemd starts it again for as long as the file is there (powerguard-gpu-watch.path), so each attempt is a process
     of its own, and one that hangs in the driver is no worse than that.
     """
+    told = ""
     while True:
         try:
             kept = folder.read()
             held_s = folder.held_s()
-        except KeptError as error:
-            tell(3, str(error))
-            time.sleep(BROKEN_S)
-            return 1
+        except KeptError as error:  # a person must mend it, and we are there when he has
+            if str(error) != told:
+                tell(3, told := str(error))
+            time.sleep(WATCH_S)
+            continue
         if kept is None:
             return 0
         left_s = kept.due_s(held_s, lease_s) - boottime_s()

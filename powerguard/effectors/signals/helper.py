@@ -54,8 +54,7 @@ _ROUNDS: Final = 5
 """A process that is not stopped yet may start others: so often it is looked again."""
 
 _SETTLE_S: Final = 1.0
-_WATCH_S: Final = 5.0
-_BROKEN_S: Final = 600.0
+_WATCH_S: Final = 1.0
 _MOST_LISTED: Final = 64
 """Of each kind: an answer is one line of at most 64 KiB."""
 
@@ -407,13 +406,15 @@ def watch(places: Places, lease_s: float) -> int:
 
     systemd starts it again for as long as the file is there (powerguard-signal-watch.path).
     """
+    told = ""
     while True:
         try:
             kept = places.folder.read()
-        except KeptError as error:
-            tell(3, str(error))
-            time.sleep(_BROKEN_S)
-            return 1
+        except KeptError as error:  # a person must mend it, and we are there when he has
+            if str(error) != told:
+                tell(3, told := str(error))
+            time.sleep(_WATCH_S)
+            continue
         if not kept:
             return 0
         left_s = max(places.folder.held_s(), *(entry.at_s for entry in kept)) + lease_s - boottime_s()
