@@ -149,8 +149,10 @@ class Store:
         self.leave_room(size_bytes, stop or Event())
         manifest_bytes = self._manifest_bytes if self.leader else 0
         is_done = self._slots.prepare(self.rank, size_bytes, manifest_bytes, rate=rate, stop=stop)
-        if is_done and (short := self._room.shortage(roomy(size_bytes) * self._sharers, self.slots_ready(size_bytes))):
-            raise StoreError(short)
+        if is_done and self.leader:  # one tells it for all
+            short = self._room.shortage(roomy(size_bytes) * self._sharers, self.slots_ready(size_bytes))
+            if short:
+                raise StoreError(short)
         return is_done
 
     def leave_room(self, size_bytes: int, stop: Event = _NO_TIME) -> None:
