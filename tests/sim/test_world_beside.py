@@ -70,9 +70,10 @@ def test_the_world_draws_all_of_it_and_only_with_faults() -> None:
     ],
     ids=["network", "twin", "both", "reordered"],
 )
-def test_nothing_is_violated_and_nobody_is_lost_by_planning(faults: FaultSite) -> None:
+@pytest.mark.parametrize("outages", [30, pytest.param(300, marks=pytest.mark.slow)])
+def test_nothing_is_violated_and_nobody_is_lost_by_planning(faults: FaultSite, outages: int) -> None:
     """Each of them in every outage, with all the other faults beside."""
-    options = Options(seed=500_000, outages=60)
+    options = Options(seed=500_000, outages=outages)
     made = report(play_many(Site(faults=faults), options, jobs=1), options)
     assert made["invariant_violations"] == []
     assert made["planning_dirty_outages"] == []

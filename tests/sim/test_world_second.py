@@ -75,9 +75,10 @@ def test_the_world_draws_every_kind_and_only_with_faults() -> None:
     assert 60 < some < 140
 
 
-def test_among_two_sources_nothing_is_violated() -> None:
+@pytest.mark.parametrize("outages", [60, pytest.param(600, marks=pytest.mark.slow)])
+def test_among_two_sources_nothing_is_violated(outages: int) -> None:
     """Every host has a second source, and three of five of those are ill: no host loses its power by planning."""
-    options = Options(seed=700_000, outages=120)
+    options = Options(seed=700_000, outages=outages)
     made = report(play_many(ALWAYS, options, jobs=1), options)
     assert made["invariant_violations"] == []
     assert made["planning_dirty_outages"] == []
