@@ -116,7 +116,10 @@ def say(answer: Answer) -> None:
         sys.stdout.write(json.dumps(answer, separators=(",", ":")) + "\n")
         sys.stdout.flush()
     except OSError:
-        return  # whoever asked has gone; what was asked is done all the same
+        # Whoever asked has gone; what was asked is done all the same. Nor shall the interpreter try again at its end,
+        # complain, and end with a status of its own.
+        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - a device
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 # --- The folder -----------------------------------------------------------------------------------------------------
@@ -244,6 +247,8 @@ class KeptFolder:
                 right = f"only root may: call {self._helper} as root"
             case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
                 right = f"nothing was changed: make room (df {self.path})"
+            case errno.EISDIR | errno.ELOOP | errno.ENOTDIR:
+                right = f"something else lies there, and the folder is {self._helper}'s own: remove it"
             case _:
-                right = f"it is {self._helper}'s own, of root: what lies there?"
+                right = f"mount | grep {self.path.parent}; dmesg"
         return KeptError(f"{path}: cannot {verb}: {error.strerror or error} ({right})")

@@ -245,6 +245,22 @@ def test_what_is_no_word_is_refused(jobs: Jobs) -> None:
     assert (told["word"], told["ok"], "unknown word" in told["error"]) == ("", False, True)
 
 
+def test_whoever_hangs_up_has_what_he_asked_for(jobs: Jobs) -> None:
+    """A daemon whose time is up does not wait; and nothing but the facts is in the log."""
+    process = jobs.rank("llm.sock", "listens")
+    pipe = subprocess.PIPE
+    with subprocess.Popen(jobs.argv("serve"), stdin=pipe, stdout=pipe, stderr=pipe) as helper:
+        assert helper.stdin is not None
+        assert helper.stdout is not None
+        assert helper.stderr is not None
+        helper.stdout.close()
+        helper.stdin.write(b'{"word": "stop", "socket": "llm.sock"}\n')
+        helper.stdin.close()
+        log = helper.stderr.read()
+    assert (helper.returncode, log.count(b"\n"), b"stopped" in log) == (0, 1, True)
+    assert stands(process.pid)
+
+
 def test_a_connection_that_says_nothing_is_no_word(jobs: Jobs) -> None:
     assert jobs.serve(b"") is None
 
