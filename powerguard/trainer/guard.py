@@ -5,8 +5,8 @@
         train(step)
         guard.step(step)
 
-The training thread calls `step` at every step boundary; everything that touches the model happens in it, there and
-nowhere else. It takes no lock while nobody asks: then a step costs a look at the clock and three stores.
+The training thread calls `step` at every step boundary; all that touches the model happens in it, there and nowhere
+else. It takes no lock while nobody asks: a step then costs a look at the clock and three stores.
 """
 
 from collections.abc import Callable, Iterator
@@ -277,8 +277,7 @@ class Guard:
                     self._end(desk.ending)
                 elif not self._stands():
                     break
-            desk.boundary, desk.serving = None, False
-            desk.asked = False
+            desk.boundary, desk.serving, desk.asked = None, False, False
             desk.changed.notify_all()
             if began_s >= self._pace.due_s and not self._closed:
                 self._periodic(step, began_s)
@@ -300,8 +299,7 @@ class Guard:
                 desk.ending = together.last_of(known)
                 self._end(desk.ending)
         with desk.changed:
-            desk.boundary, desk.serving = None, False
-            desk.asked = False
+            desk.boundary, desk.serving, desk.asked = None, False, False
             if desk.signalled is not None:
                 desk.wanted.set()  # the writer's thread passes it on: it is to leave what can wait
             desk.changed.notify_all()

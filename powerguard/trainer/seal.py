@@ -113,6 +113,7 @@ def seal(
     """
     root, disk = Path(folder).resolve(), disk or Disk()
     _check_foreign(root)
+    _check_alone(root)
     before = _read_old(root, again=again)
     tree = walk(root)
     if not tree.files:
@@ -181,6 +182,17 @@ def _check_foreign(root: Path) -> None:
             f"{ours}: a checkpoint of powerguard's own, which needs no seal: its manifest holds the digests "
             f"(`powerguard checkpoints verify {root}` reads it to the last byte)"
         )
+        raise SealError(msg)
+
+
+def _check_alone(root: Path) -> None:
+    """Refuse a seal within a seal: whichever is made anew breaks the other."""
+    inner = next((path.parent for path in root.glob(f"*/{SEAL}")), None)
+    if inner is not None:
+        msg = f"{root}: {inner.name} in it is sealed by itself (seal each checkpoint's own folder, not the one above)"
+        raise SealError(msg)
+    if (root.parent / SEAL).exists():
+        msg = f"{root}: {root.parent} is sealed as a whole (seal that --again, or remove its {SEAL} first)"
         raise SealError(msg)
 
 

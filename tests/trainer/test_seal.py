@@ -233,6 +233,17 @@ def test_what_needs_no_seal_is_refused(tmp_path: Path) -> None:
         ):
             seal(folder)
         assert not (folder / SEAL).exists()
+    (tmp_path / "hf" / "checkpoint-1").mkdir(parents=True)
+    (tmp_path / "hf" / "checkpoint-1" / "model").write_bytes(b"1")
+    sealed, above = tmp_path / "hf" / "checkpoint-1", tmp_path / "hf"
+    seal(sealed)
+    with pytest.raises(SealError, match=rf"^{above}: checkpoint-1 in it is sealed by itself"):
+        seal(above)
+    (sealed / SEAL).unlink()
+    seal(above)
+    with pytest.raises(SealError, match=rf"^{sealed}: {above} is sealed as a whole"):
+        seal(sealed)
+    assert verify(above).is_whole
     with pytest.raises(SealError, match=r"^/dev/null: is no folder"):
         seal("/dev/null")
 
