@@ -9,8 +9,8 @@ from powerguard.sim.world.site import Site
 
 
 def test_three_outages_break_no_invariant() -> None:
-    """A dip, a hold and a power-off, with a daemon that is killed and a card that spoils its answers."""
-    options = Options(seed=14, outages=3, level="sockets")
+    """A dip, a hold and a power-off, with a daemon that is killed, a card that spoils its answers, and full disks."""
+    options = Options(seed=35, outages=3, level="sockets")
     told = report(play_many(Site(), options), options)
     assert told["invariant_violations"] == []
     assert (told["outages"], told["planning_dirty"], told["shutdowns"] > 0) == (3, 0, True)
@@ -24,7 +24,9 @@ def test_script_breaks_everything_sooner_or_later() -> None:
     assert any(script.kills for script in scripts)
     assert any(script.spoiled for script in scripts)
     assert any(script.bmc.dead for script in scripts)
+    assert {word for script in scripts for word in script.disk} == {"--mb-per-s", "8", "2.5", "--full"}
     assert not any(wired.draw(seed, faults=False).kills for seed in range(100))
+    assert len({wired.draw(seed, faults=False).disk for seed in range(100)}) == 1
 
 
 @pytest.mark.slow

@@ -39,18 +39,24 @@ _END_S: Final = 60.0
 _FAULTS: Final = (Fault.DROP, Fault.LOSS, Fault.LATE, Fault.GARBAGE, Fault.GEN_ERR, Fault.NULLS, Fault.TEXT)
 
 
+_HONEST: Final = ("--mb-per-s", "8")
+_SLOW: Final = ("--mb-per-s", "2.5")
+_FULL: Final = ("--full",)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
     """What happens in one outage. Times are seconds since the first cut.
 
     cuts: (from, to). kills: (when, until the daemon is started again). spoiled: (from, to, how) of the UPS's card.
-    bmc: how it misbehaves.
+    bmc: how it misbehaves. disk: the trainer's, as words for the toy: honest, slow, or full.
     """
 
     cuts: tuple[tuple[float, float], ...]
     kills: tuple[tuple[float, float], ...] = ()
     spoiled: tuple[tuple[float, float, Fault], ...] = ()
     bmc: Faults = field(default_factory=Faults)
+    disk: tuple[str, ...] = _HONEST
 
 
 def draw(seed: int, *, faults: bool) -> Script:
@@ -62,7 +68,13 @@ def draw(seed: int, *, faults: bool) -> Script:
         cuts.append((begin_s, begin_s + _length_s(lengths)))
     if not faults:
         return Script(cuts=tuple(cuts))
-    return Script(cuts=tuple(cuts), kills=_kills(seed), spoiled=_spoiled(seed), bmc=_bmc(stream(seed, "wired bmc")))
+    return Script(
+        cuts=tuple(cuts),
+        kills=_kills(seed),
+        spoiled=_spoiled(seed),
+        bmc=_bmc(stream(seed, "wired bmc")),
+        disk=_disk(stream(seed, "wired disk")),
+    )
 
 
 def _length_s(chance: Random) -> float:
@@ -91,6 +103,13 @@ def _bmc(chance: Random) -> Faults:
     if which < 0.3:
         return Faults(dead=True)
     return Faults(busy=1) if which < 0.4 else Faults()
+
+
+def _disk(chance: Random) -> tuple[str, ...]:
+    which = chance.random()
+    if which < 0.15:
+        return _FULL
+    return _SLOW if which < 0.4 else _HONEST
 
 
 class Stage(LiveStage):
@@ -203,7 +222,7 @@ class Outage:
             tasks = [asyncio.get_running_loop().create_task(each) for each in (stage.follow_trainer(), stage.count())]
             try:
                 toy = ["--socket", str(folder / "toy.sock"), "--dir", str(folder / "checkpoints")]
-                padding = ["--mb", "8", "--mb-per-s", "8", "--step-ms", "50"]
+                padding = ["--mb", "8", "--step-ms", "50", *self.script.disk]
                 await stage.start("trainer", sys.executable, "-P", "-m", "powerguard.sim.toy_trainer", *toy, *padding)
                 await until(stage, lambda: stage.step is not None, "the trainer to train")
                 await stage.run_daemon(config)
