@@ -207,8 +207,19 @@ class KeptFolder:
             raise self.cannot(path, "write", error) from None
 
     def hold(self) -> None:
-        """Note that the daemon is there and wants what was changed to stay."""
-        self.put(_HELD, f"{boottime_s():.3f}")
+        """Note that the daemon is there and wants what was changed to stay. Raises KeptError.
+
+        In place, and from the first change on: that works where somebody has filled the disk since.
+        """
+        path = self.path / _HELD
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            try:
+                os.pwrite(descriptor, f"{boottime_s():20.3f}\n".encode("ascii"), 0)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise self.cannot(path, "write", error) from None
 
     def held_s(self) -> float:
         """When the daemon last said so; 0 where it never did."""
@@ -246,7 +257,7 @@ class KeptFolder:
             case errno.EACCES | errno.EPERM:
                 right = f"only root may: call {self._helper} as root"
             case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
-                right = f"nothing was changed: make room (df {self.path})"
+                right = f"make room: df {self.path}; df -i {self.path}"
             case errno.EISDIR | errno.ELOOP | errno.ENOTDIR:
                 right = f"something else lies there, and the folder is {self._helper}'s own: remove it"
             case _:

@@ -86,8 +86,10 @@ def test_a_hold_of_the_future_or_of_nonsense_holds_nothing(folder: KeptFolder) -
     for text in ("garbage", "nan", "inf", "-1", str(boottime_s() + 1000)):
         (folder.path / "held").write_text(text, encoding="ascii")
         assert folder.held_s() == 0.0
+    before = (folder.path / "held").stat().st_ino
     folder.hold()
     assert 0 <= boottime_s() - folder.held_s() < 60
+    assert (folder.path / "held").stat().st_ino == before, "on a disk that is full there is no room for another one"
 
 
 def test_a_lock_that_cannot_be_had_is_told(folder: KeptFolder) -> None:

@@ -217,6 +217,20 @@ def test_a_moment_that_never_was_keeps_nobody_standing(tmp_path: Path, at_s: flo
     assert [entry.at_s for entry in folder.read()] == [0.0]
 
 
+def test_where_the_disk_has_filled_up_whoever_stands_goes_on_all_the_same(jobs: Jobs) -> None:
+    """What is left of the file cannot be written: an alarm for that would keep the word from him that he may train."""
+    processes = [jobs.rank(name, "listens") for name in ("a.sock", "b.sock")]
+    for name in ("a.sock", "b.sock"):
+        assert jobs.ask("stop", name)["ok"]
+    argv = [require("prlimit"), "--fsize=100", *jobs.argv("continue", "a.sock")]
+    ended = subprocess.run(argv, capture_output=True, check=False, timeout=60)
+    assert (json.loads(ended.stdout)["ok"], b"make room" in ended.stderr) == (True, True)
+    assert [stands(process.pid) for process in processes] == [False, True]
+    assert len(Folder(jobs.folder).read()) == 2
+    assert jobs.ask("continue")["ok"]
+    assert not stands(processes[1].pid)
+
+
 @pytest.mark.root
 def test_who_may_not_be_signalled_does_not_hold_up_the_others(jobs: Jobs) -> None:
     """Root without CAP_KILL, as where a security module says no: the one goes on, the other is kept and told."""

@@ -109,6 +109,7 @@ def do_cap(folder: Folder, word: Word) -> Answer:
             if entry is not None:
                 entries[gpu.uuid] = entry
         if entries:
+            folder.hold()
             folder.write(Limits(capped_s=boottime_s(), gpus=tuple(entries.values())))
         for index, reads in nvml.set_limits(wanted, began_s + word.within_s).items():
             if isinstance(reads, NvmlError):

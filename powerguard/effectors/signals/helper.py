@@ -89,6 +89,7 @@ def do_stop(places: Places, word: Word) -> Answer:
         kept = places.folder.read()
         job = _job(places, word.socket, kept)
         known, others = _parted(kept, word.socket, job.listener.uid)
+        places.folder.hold()
         sent: set[tuple[int, int]] = set()
         refused: list[Process] = []
         for turn in range(_ROUNDS + 1):
@@ -155,7 +156,10 @@ def _let_go(places: Places, kept: tuple[Stopped, ...], name: str) -> tuple[list[
     if going:
         left = (replace(entry, processes=tuple(key for key in entry.processes if key in keys)) for entry in going)
         others = (entry for entry in kept if entry not in going)
-        places.folder.write((*others, *(entry for entry in left if entry.processes)))
+        try:
+            places.folder.write((*others, *(entry for entry in left if entry.processes)))
+        except KeptError as error:  # they go on all the same, and the watch will say so to them once more
+            tell(4, str(error))
     return told, refused
 
 
