@@ -158,9 +158,12 @@ def test_a_hard_link_to_somebodys_other_socket_leads_nowhere(jobs: Jobs) -> None
 def test_where_proc_hides_processes_that_is_told(jobs: Jobs) -> None:
     """hidepid= hides other users' processes from root without CAP_SYS_PTRACE, unless the mount names a group of his."""
     process = jobs.rank("llm.sock", "listens")
-    script = 'mount -t proc -o hidepid=2,gid=4242 proc /proc && exec setpriv --bounding-set=-all,+kill "$@"'
+    script = 'mount -t proc -o hidepid=2,gid=4242 proc /proc || exit 77; exec setpriv --bounding-set=-all,+kill "$@"'
     argv = [require("unshare"), "-m", "sh", "-c", script, "sh", *jobs.argv("stop", "llm.sock")]
-    told = json.loads(subprocess.run(argv, capture_output=True, check=False, timeout=60).stdout)
+    ended = subprocess.run(argv, capture_output=True, check=False, timeout=60)
+    if not ended.stdout:
+        pytest.skip("root may not mount here (a container)")
+    told = json.loads(ended.stdout)
     assert (told["ok"], "hidepid=, mount it with gid=powerguard" in told["error"]) == (False, True)
     assert not stands(process.pid)
 
