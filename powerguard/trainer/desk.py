@@ -117,6 +117,7 @@ class Desk:
             is_pressing = after is not After.CONTINUE or request.reason is Reason.ON_BATTERY
             if is_pressing and not operation.ended:
                 self._note_uploads(request.lease_s, asker)
+        self._ask(lambda others: others.news())  # it may have ended before it was known here
         self._stop_uploads(now=is_pressing)
         with self.changed:
             return self.status_of(operation)

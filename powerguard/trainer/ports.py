@@ -60,6 +60,10 @@ class Elsewhere(Protocol):
         """What is wrong between the ranks, for a person; "" while nothing is."""
         ...
 
+    def news(self) -> None:
+        """Bring the desk up to date with what they have agreed on."""
+        ...
+
     def opened(self, request: TriggerRequest) -> int:
         """Have all ranks save; return the number of the generation that this wish is part of."""
         ...

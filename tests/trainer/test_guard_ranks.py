@@ -14,7 +14,7 @@ from powerguard.trainer.desk import Desk
 from powerguard.trainer.ranks import Memory, MemoryRanks, RanksError
 from powerguard.trainer.ranks.parts import Parts
 from powerguard.trainer.store import SavedCheckpoint, Store
-from powerguard.trainer.together import Collective
+from powerguard.trainer.together import Collective, Together
 from powerguard.wire import After, CheckpointStatus, Phase, Reason, TriggerRequest
 from tests.trainer.toy import short_folder
 
@@ -287,6 +287,36 @@ def test_a_host_whose_training_ends_holds_nobody(folder: Path) -> None:
     world.end()
 
 
+class Late:
+    """The other ranks, as an asker finds them who joins a checkpoint and is held up until that has ended."""
+
+    def __init__(self, together: Together, settled: Callable[[int], object]) -> None:
+        self._together, self._settled = together, settled
+        self.paused, self.resumed, self.cancelled = together.paused, together.resumed, together.cancelled
+        self.tick, self.news = together.tick, together.news
+        self.holds, self.hosts_holding, self.trouble = False, None, ""
+
+    def opened(self, request: TriggerRequest) -> int:
+        first = self._together.opened(TriggerRequest(id="first"))
+        number = self._together.opened(request)
+        assert number == first
+        self._settled(number)
+        return number
+
+
+def test_who_joins_what_ends_meanwhile_is_told(folder: Path) -> None:
+    """No news comes any more of what has ended; who asked must not wait for some."""
+    world = World(folder, ["a", "a"])
+    desk, together = world.ranks[0].guard.desk, world.ranks[0].guard._together
+    assert together is not None
+    desk.others = Late(
+        together, lambda number: world.until(lambda: desk.last is not None and desk.of_generation(number) is None)
+    )
+    assert world.trigger(0, "joins", After.CONTINUE).phase is Phase.COMMITTED
+    desk.others = together
+    world.end()
+
+
 class Lost:
     """The other ranks, as one sees them that has lost them; see `ports.Elsewhere`."""
 
@@ -297,7 +327,7 @@ class Lost:
     def _gone(self, *_: object, all_hosts: bool = False) -> Never:
         raise RanksError(self.trouble)
 
-    opened = cancelled = paused = resumed = tick = _gone
+    opened = cancelled = paused = resumed = tick = news = _gone
 
 
 def test_a_rank_that_has_lost_the_others_says_so_at_its_endpoint() -> None:
