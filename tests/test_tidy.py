@@ -1,11 +1,12 @@
 """The house rules that no linter knows, and the linters themselves, as tests."""
 
 import ast
+import functools
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
@@ -99,11 +100,17 @@ def foreign(name: str, source: str) -> Iterator[str]:
             yield f"{name}:{number}: names the machine it was written on: {line.strip()}"
 
 
+@functools.lru_cache(maxsize=1)
+def tree_of(source: str) -> ast.Module:
+    """Parse it once for all finders that look at the same file."""
+    return ast.parse(source)
+
+
 def too_long(name: str, source: str) -> Iterator[str]:
     lines = len(source.splitlines())
     if lines > LONGEST_FILE and not allowed(name, LONG_FILES):
         yield f"{name}: {lines} lines; split it at {LONGEST_FILE}"
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > LONGEST_FUNCTION:
@@ -113,7 +120,7 @@ def too_long(name: str, source: str) -> Iterator[str]:
 def swallows(name: str, source: str) -> Iterator[str]:
     if allowed(name, SWALLOWERS):
         return
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(source)):
         if isinstance(node, ast.ExceptHandler) and not reraises(node):
             kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
             for kind in kinds:
@@ -131,7 +138,7 @@ def reraises(handler: ast.ExceptHandler) -> bool:
 
 
 def mocks(name: str, source: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(source)):
         found = ""
         if isinstance(node, ast.ImportFrom | ast.Import):
             names = {alias.name.rpartition(".")[2] for alias in node.names} | {getattr(node, "module", None) or ""}
@@ -148,14 +155,14 @@ def mocks(name: str, source: str) -> Iterator[str]:
 def starts_programs(name: str, source: str) -> Iterator[str]:
     if allowed(name, STARTERS):
         return
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(source)):
         if isinstance(node, ast.Call) and SUBPROCESS.match(dotted(node.func)):
             yield f"{name}:{node.lineno}: {dotted(node.func)}: programs are started by powerguard.effectors.child"
 
 
 def imports(name: str, source: str) -> Iterator[tuple[int, str]]:
     """Line and module of every import, those inside functions too."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(source)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -198,8 +205,12 @@ def dotted(node: ast.AST | None) -> str:
 Finder = Callable[[str, str], Iterator[str]]
 
 
-def found_by(finder: Finder, paths: list[Path]) -> list[str]:
-    return [slip for path in paths for slip in finder(name_of(path), path.read_text(encoding="utf-8"))]
+def found_by(finders: Iterable[Finder], paths: list[Path]) -> list[str]:
+    found: list[str] = []
+    for path in paths:
+        name, source = name_of(path), path.read_text(encoding="utf-8")
+        found += [slip for finder in finders for slip in finder(name, source)]
+    return found
 
 
 # --- The tools -----------------------------------------------------------------------------------------------------
@@ -224,26 +235,25 @@ def test_tool_has_nothing_to_say(tool: str) -> None:
 # --- The rules -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("finder", [too_long, swallows, starts_programs, wrong_imports], ids=lambda f: f.__name__)
-def test_product_keeps_the_rule(finder: Finder) -> None:
+def test_product_keeps_the_rules() -> None:
     """Short functions, one bulkhead, one way to start a program, imports that point one way."""
-    assert found_by(finder, modules(PRODUCT)) == []
+    assert found_by((too_long, swallows, starts_programs, wrong_imports), modules(PRODUCT)) == []
 
 
 def test_nothing_is_left_unfinished() -> None:
     """What is not there yet is not half there."""
     kept = ("powerguard/", "config/", "systemd/", "scripts/", "docs/", ".ci/")
-    assert found_by(unfinished, [path for path in texts() if name_of(path).startswith(kept)]) == []
+    assert found_by((unfinished,), [path for path in texts() if name_of(path).startswith(kept)]) == []
 
 
 def test_project_speaks_of_itself_alone() -> None:
     """No path and no host of the machine on which it was written."""
-    assert found_by(foreign, texts()) == []
+    assert found_by((foreign,), texts()) == []
 
 
 def test_tests_replace_nothing_behind_our_back() -> None:
     """A patched test proves the patch."""
-    assert found_by(mocks, modules("tests")) == []
+    assert found_by((mocks,), modules("tests")) == []
 
 
 def test_allowances_are_still_needed() -> None:
