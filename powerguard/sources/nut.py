@@ -38,6 +38,7 @@ _WHOLE_ON_BATTERY_S: Final = 0.5
 _LIST_S: Final = (1.0, 5.0, 60.0)
 """From one list of all variables to the next: a upsd that has just started hears of them one by one."""
 _MOST_TOLD: Final = 100
+_MOST_STANDING: Final = 8
 _DICE: Final = random.SystemRandom()
 _MEANINGS: Final = {
     "DATA-STALE": "its driver hears nothing from the UPS (check the cable or the card, and the driver's log)",
@@ -103,6 +104,7 @@ class NutSource:
         self._link: Link | None = None
         self._login = Login(options, clock)
         self._plain_until_s = 0.0
+        self._had_tls = False
         self._wanted: tuple[str, ...] = ()
         self._list_at_s = 0.0
         self._lists = 0
@@ -117,6 +119,7 @@ class NutSource:
         self._is_lost = False
         self._miss_at_s = -1e9
         self._told: set[str] = set()
+        self._standing: dict[str, set[str]] = {}
 
     def poll_now(self) -> None:
         """Poll at once, and publish what comes of it; during a poll: once more after it."""
@@ -216,8 +219,11 @@ class NutSource:
 
     async def _drop(self) -> None:
         link, self._link = self._link, None
-        if link is not None:
-            await link.close()
+        if link is None:
+            return
+        if link.failure and not self._on_battery:
+            self._plain_until_s = min(self._plain_until_s, self._clock())  # started anew, it may have a right one
+        await link.close()
 
     async def _connected(self) -> Link:
         link = self._link
@@ -273,14 +279,23 @@ class NutSource:
         except TlsError as error:
             if not required:
                 self._plain_until_s = self._clock() + TRY_AGAIN_S
-                because = f"{error}: readings go on without TLS and without login"
-                self._once("tls_not_believed", because, error=True)
+                self._stands("tls_not_believed", f"{error}: readings go on without TLS and without login")
             msg = f"{error} (set ca to the authority that signed it, and host to a name that stands in it)"
             raise LinkError(msg) from error
         self._plain_until_s = 0.0
         if refusal is not None and required:
             msg = f"{self._where} offers no TLS ({refusal.code}): give it a certificate, or set tls: if-offered"
             raise LinkError(msg)
+        self._standing.pop("tls_not_believed", None)
+        if refusal is None:
+            self._had_tls = True
+            self._standing.pop("tls_gone", None)
+        elif self._had_tls:
+            because = (
+                f"{self._where} offers TLS no more ({refusal.code}): readings and login go on in clear text "
+                "(right: its certificate again; tls: required makes do with nothing less)"
+            )
+            self._stands("tls_gone", because)
 
     async def _context(self) -> ssl.SSLContext:
         """Return what to verify with. Read anew for each connection: authorities are renewed while we run."""
@@ -399,8 +414,9 @@ class NutSource:
             return  # after a certificate that was not believed somebody may stand between us and upsd
         await self._login.make(link, limit_s=self._limit_s)
         if self._login.problem:
-            self._once("login_refused", f"{self._where}: {self._login.problem}", error=True)
+            self._stands("login_refused", f"{self._where}: {self._login.problem}")
         elif self._login.is_held:
+            self._standing.pop("login_refused", None)
             log.info("login_held", ups=self._ups, source=self.name, user=self._options.user, role=self._options.role)
 
     # --- What is told -------------------------------------------------------------------------------------------
@@ -435,10 +451,16 @@ class NutSource:
         self._is_lost = self._misses >= (2 if is_old else _LOST_AFTER)
         publish(SourceFailed(at_s=now_s, ups=self._ups, source=self.name, reason=reason, lost=self._is_lost))
 
-    def _once(self, event: str, because: str, *, key: str = "", error: bool = False, **keyed: str) -> None:
+    def _once(self, event: str, because: str, *, key: str = "", **keyed: str) -> None:
         """Tell each standing oddity once; a peer that makes up new ones every second is not told on for ever."""
         key = key or because
         if key not in self._told and len(self._told) < _MOST_TOLD:
             self._told.add(key)
-            tell = log.error if error else log.warning
-            tell(event, ups=self._ups, source=self.name, because=because, **keyed)
+            log.warning(event, ups=self._ups, source=self.name, because=because, **keyed)
+
+    def _stands(self, event: str, because: str) -> None:
+        """Tell what somebody must put right, once until it was right again: it may be broken anew months later."""
+        told = self._standing.setdefault(event, set())
+        if because not in told and len(told) < _MOST_STANDING:
+            told.add(because)
+            log.error(event, ups=self._ups, source=self.name, because=because)

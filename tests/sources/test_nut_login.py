@@ -18,8 +18,13 @@ class Doorkeeper:
 
     def __init__(self, *answers: bytes) -> None:
         self.answers = list(answers)
+        self.hangs_up = False
 
-    def __call__(self, upsd: FakeUpsd, words: tuple[str, ...], _writer: asyncio.StreamWriter) -> bytes:
+    def __call__(self, upsd: FakeUpsd, words: tuple[str, ...], writer: asyncio.StreamWriter) -> bytes | None:
+        if self.hangs_up:
+            self.hangs_up = False
+            writer.close()
+            return None
         if words[0] == "LOGIN" and self.answers:
             return self.answers.pop(0)
         return upsd.honest(words)
@@ -68,7 +73,7 @@ async def test_a_driver_that_is_not_there_yet_delays_the_login_on_the_same_conne
 
 
 async def test_a_refused_login_is_tried_again_after_five_minutes_on_utility_only(tmp_path: Path) -> None:
-    """It takes a new connection, which nobody risks on battery; the alarm is one."""
+    """It takes a new connection, which nobody risks on battery; the alarm is one, until a login was held again."""
     clock, door = Later(), Doorkeeper(b"ERR ACCESS-DENIED\n", b"ERR ACCESS-DENIED\n")
     with capture_logs() as logs:
         async with logging_in(door, secret(tmp_path, "word", "w"), clock) as (upsd, heard):
@@ -91,7 +96,10 @@ async def test_a_refused_login_is_tried_again_after_five_minutes_on_utility_only
             await until(heard, Reading)
             await until(heard, Reading)
             assert upsd.connections == 3
-    assert [entry["event"] for entry in logs] == ["login_refused", "login_held"]
+            door.answers, door.hangs_up = [b"ERR ACCESS-DENIED\n"], True  # started anew, with another password
+            await said(upsd, "LOGIN", 4)
+            await until(heard, Reading)
+    assert [entry["event"] for entry in logs] == ["login_refused", "login_held", "login_refused"]
 
 
 async def test_a_role_is_asked_for_in_both_words(tmp_path: Path) -> None:

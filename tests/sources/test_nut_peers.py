@@ -221,3 +221,31 @@ async def test_a_certificate_that_is_not_believed(tmp_path: Path, names: list[st
                 assert await peer.logins() == 0
         assert [(entry["event"], entry["log_level"]) for entry in logs] == [("tls_not_believed", "error")]
         assert says in logs[0]["because"]
+
+
+@pytest.mark.peer("certutil", "pk12util")
+async def test_a_upsd_that_comes_back_with_other_tls_is_told_and_a_right_one_used_at_once(tmp_path: Path) -> None:
+    """Clear text after TLS was verified is told. A certificate that was put right serves from the restart on."""
+    ours = Authority(tmp_path)
+    good, wrong = ours.nss("127.0.0.1"), ours.nss("ups.example.org")
+    more = {"user": "sec", "password": password(tmp_path, "sec"), "ca": str(ours.pem)}
+
+    with capture_logs() as logs:
+        async with upsd(certificate=good) as peer, listening(options(peer.port, **more)) as (_, heard):
+            config = (peer.folder / "upsd.conf").read_text(encoding="utf-8")
+
+            async def comes_back(text: str, logins: int, *, authenticated: bool) -> None:
+                await peer.kill()
+                (peer.folder / "upsd.conf").write_text(text, encoding="utf-8")
+                forget(heard)
+                await peer.start()
+                await until(heard, Reading, lambda reading: reading.authenticated is authenticated)
+                while await peer.logins() != logins:  # noqa: ASYNC110 - upsd tells nobody
+                    await asyncio.sleep(0.05)
+
+            assert (await until(heard, Reading)).authenticated
+            await comes_back(config.partition("CERTPATH")[0], 1, authenticated=False)
+            await comes_back(config.replace(str(good[0]), str(wrong[0])), 0, authenticated=False)
+            await comes_back(config, 1, authenticated=True)
+    told = [entry["event"] for entry in logs if entry["log_level"] == "error"]
+    assert told == ["tls_gone", "tls_not_believed"]
