@@ -12,13 +12,13 @@ from powerguard.sim.world.battery import GaugeKind
 from powerguard.sim.world.bound import bound
 from powerguard.sim.world.guarded import Guarded
 from powerguard.sim.world.host import Answer
-from powerguard.sim.world.invariants import Violation, hold
 from powerguard.sim.world.oracle import best
 from powerguard.sim.world.outages import Cut
 from powerguard.sim.world.policies import MAKERS, ORACLE, POLICIES, one
 from powerguard.sim.world.run import Result, play
 from powerguard.sim.world.scene import Scene, StopOrder, draw
 from powerguard.sim.world.site import DrillSite, HostSite, OutageSite, Site, TrainerSite, UpsSite
+from powerguard.sim.world.violation import Violation, hold
 from powerguard.sim.world.world import World
 
 BACK_S = 3600.0 + 5.0 + 180.0

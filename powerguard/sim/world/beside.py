@@ -2,13 +2,14 @@
 
 The network may go with the power, and every source with it: then only the kernel tells that the link went. The other
 UPS is of the same make and as full, and carries the same share of the host: both end together, so that the truth is
-that of one battery, and what the core makes of two can be held against it. It may fall silent for a while.
+that of one battery, and what the core makes of two can be held against it. It may fall silent for a while. Where the
+host needs both, the other UPS may hang on another circuit, which keeps its utility: the host ends with the first then.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from powerguard.core.events import Event, NetworkSeen, Reading, SourceFailed
+from powerguard.core.events import Event, NetworkSeen, OutputSource, Reading, SourceFailed
 from powerguard.core.frozen import replace
 from powerguard.sim.world.outages import Cut
 from powerguard.sim.world.site import FaultSite
@@ -24,12 +25,13 @@ class BesideFacts:
     """The facts of one outage.
 
     network: (from, to) in which this host's link is down; None: it stays. twin: there is another UPS; needed: power
-    supplies that the host needs of its two. silent: (from, to) in which the twin tells nothing.
+    supplies that the host needs of its two. apart: its utility stays. silent: (from, to) in which it tells nothing.
     """
 
     network: tuple[float, float] | None = None
     twin: bool = False
     needed: int = 1
+    apart: bool = False
     silent: tuple[float, float] = (0.0, 0.0)
 
     def is_cut_off(self, now_s: float) -> bool:
@@ -42,11 +44,13 @@ def draw_beside(seed: int, faults: FaultSite, cuts: tuple[Cut, ...]) -> BesideFa
     network, twin = stream(seed, "network"), stream(seed, "twin")
     goes, back_s = network.random() < faults.network_lost_share, uniform(network, faults.network_back_s)
     there, needed = twin.random() < faults.twin_share, twin.choice((1, 2))
+    is_apart = stream(seed, "twin apart").random() < faults.twin_apart_share
     is_silent, at_s, lasts_s = twin.random() < 0.5, twin.uniform(-2.0, 300.0), uniform(twin, faults.source_lost_s)
     return BesideFacts(
         network=(cuts[0].begin_s, cuts[0].end_s + back_s) if goes else None,
         twin=there,
         needed=needed,
+        apart=is_apart and needed > 1,
         silent=(at_s, at_s + lasts_s) if is_silent else (0.0, 0.0),
     )
 
@@ -72,7 +76,22 @@ class Beside:
         if facts.network is not None and not up:
             since_s = facts.network[0]
         if since_s is None:
-            yield replace(reading, ups=TWIN)
+            yield _on_utility(replace(reading, ups=TWIN)) if facts.apart else replace(reading, ups=TWIN)
         else:
             lost = now_s - since_s >= _MISSES_S
             yield SourceFailed(at_s=reading.at_s, ups=TWIN, source=reading.source, reason="no answer", lost=lost)
+
+
+def _on_utility(reading: Reading) -> Reading:
+    """Return what a UPS at the same load says whose utility has stayed, and to which nobody has said anything."""
+    return replace(
+        reading,
+        output_source=OutputSource.UTILITY,
+        runtime_s=None,
+        charge_pct=None if reading.charge_pct is None else 100.0,
+        on_battery_s=None if reading.on_battery_s is None else 0.0,
+        input_present=None if reading.input_present is None else True,
+        low_battery=False,
+        output_off_in_s=None,
+        forced_shutdown=False,
+    )

@@ -53,11 +53,13 @@ from powerguard.core.plain import from_plain, to_plain
 from powerguard.core.recovery import Stored, restore
 from powerguard.sim.world.beside import TWIN, Beside
 from powerguard.sim.world.host import Answer
-from powerguard.sim.world.invariants import check_step, hold
+from powerguard.sim.world.invariants import check_step
 from powerguard.sim.world.scene import Scene
 from powerguard.sim.world.second import Second
 from powerguard.sim.world.site import Site
 from powerguard.sim.world.streams import stream
+from powerguard.sim.world.together import check_restored
+from powerguard.sim.world.violation import hold
 from powerguard.sim.world.world import SOURCE, UPS, World
 
 TRAINER = "llm"
@@ -189,6 +191,7 @@ class Guarded:
             gap_s = now_s - self._kept_at_s + self.world.scene.wall_error_s
             stored = Stored(state=_through_journal(self._kept), boot_id=self._kept_boot, at_s=stored_at_s, gap_s=gap_s)
             answer = restore(self._policy, stored, now_s + self._offset_s)
+            check_restored(self._kept, answer.state)
         self._took(answer)
         self._poll_s = now_s
         self._watch()
@@ -411,7 +414,10 @@ class Guarded:
         for cut in world.scene.cuts:
             if cut.end_s <= world.now_s:
                 began_s = cut.end_s
-        unheard = any(begin_s < world.now_s and end_s > began_s for begin_s, end_s in world.scene.silences)
+        beside = world.scene.beside
+        # A UPS that fell silent with the power is on battery, to whoever needs it, until it answers.
+        silences = (*world.scene.silences, *((beside.silent,) if beside.twin else ()))
+        unheard = any(begin_s < world.now_s and end_s > began_s for begin_s, end_s in silences)
         known = world.utility and world.now_s - began_s > _NEWS_S and not unheard and self._second is None
         hold(not known, "nobody is signalled with utility there")
         return world.host.signal(world.now_s, "stop" if isinstance(action, StopTrainer) else "terminate")
@@ -458,7 +464,9 @@ class Guarded:
             gap_s=now_s - self._kept_at_s,
             in_flight=in_flight,
         )
-        self._took(restore(self._policy, stored, now_s + self._offset_s))
+        answer = restore(self._policy, stored, now_s + self._offset_s)
+        check_restored(self._kept, answer.state)
+        self._took(answer)
         self._poll_s = now_s
         self._seen_s = -math.inf
 

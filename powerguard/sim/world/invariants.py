@@ -38,20 +38,12 @@ from powerguard.core.model import (
     Supply,
 )
 from powerguard.core.table import TABLE, phase_name
+from powerguard.sim.world.together import check_feeds
+from powerguard.sim.world.violation import hold
 
 _MOVES = {(phase_name(old), cause.value, phase_name(new)) for (old, cause), new in TABLE.items()}
 _GRADES = tuple(Grade)
 _HAIR = 1e-6
-
-
-class Violation(AssertionError):  # noqa: N818 - it is one
-    """An invariant that does not hold; its text is the invariant."""
-
-
-def hold(condition: object, sentence: str) -> None:
-    """Raise Violation where the condition is not true."""
-    if not condition:
-        raise Violation(sentence)
 
 
 def check_step(policy: Policy, before: State, event: Event, answer: Step) -> None:
@@ -66,6 +58,8 @@ def check_step(policy: Policy, before: State, event: Event, answer: Step) -> Non
     _check_account(before, answer.state)
     if answer.state.feed.heard:
         _check_heard(before, answer)
+    if answer.state.upses and policy.feeds:
+        check_feeds(policy, before, answer)
 
 
 def _check_heard(before: State, answer: Step) -> None:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from powerguard.sim.world.host import Power
-from powerguard.sim.world.invariants import Violation
 from powerguard.sim.world.scene import Scene
 from powerguard.sim.world.site import Site
+from powerguard.sim.world.violation import Violation
 from powerguard.sim.world.world import World
 
 WARM_S = 12.0

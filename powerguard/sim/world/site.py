@@ -183,6 +183,9 @@ class FaultSite(Options):
     )
     network_back_s: Span = Field(default=(20.0, 90.0), description="From utility back to the network back.")
     twin_share: Share = Field(default=0.06, description="Hosts that another UPS feeds as well.")
+    twin_apart_share: Share = Field(
+        default=0.3, description="Of those that need both: the other UPS hangs on another circuit, which stays."
+    )
     daemon_killed_share: Share = Field(default=0.08, description="The daemon is killed, and started again.")
     daemon_away_s: Span = Field(default=(1.0, 15.0), description="Until it runs again.")
     bmc_refuses_share: Share = Field(default=0.05, description="The BMC refuses every order.")

@@ -32,6 +32,11 @@ _DRAWING: dict[str, Any] = {"trainer": {"draws_on_share": 0.6, "never_pauses_sha
 _CUT_OFF: dict[str, Any] = {"faults": {"network_lost_share": 1.0, "second_share": 0.0}}
 _TWO_UPSES: dict[str, Any] = {"faults": {"twin_share": 1.0, "second_share": 0.0}}
 _TWO_CUT_OFF: dict[str, Any] = {"faults": {"twin_share": 1.0, "network_lost_share": 1.0, "second_share": 0.0}}
+_TWO_TWICE: dict[str, Any] = {
+    "outage": {"restrike_share": 1.0, "sag_share": 1.0, "restrike_after_s": 150.0},
+    "faults": {"twin_share": 1.0, "second_share": 0.0, "source_lost_s": [200.0, 600.0]},
+}
+"""Short outages that strike again, and the other UPS silent for minutes: long before the second one, at times."""
 _TWO_SOURCES: dict[str, Any] = {"faults": {"second_share": 1.0, "glitch_rate": 0.02}}
 
 _TOLD_OFF = "    if feed.countdown_at_s is None or feed.fsd_at_s is None:\n"
@@ -185,6 +190,80 @@ PLANTS: tuple[Plant, ...] = (
                 "    elif on_battery:\n        supply = Supply.UNKNOWN",
             ),
         ),
+        site=_TWO_UPSES,
+    ),
+    Plant(
+        name="silent_feed_counts_as_utility",
+        module="powerguard.core.feeds",
+        swaps=(
+            (
+                "    return Supply.UNKNOWN if bypassed or feed.lost_since_s is not None else Supply.UTILITY",
+                "    return Supply.UTILITY",
+            ),
+        ),
+        within=75,
+        hint=44,
+        site=_TWO_TWICE,
+    ),
+    Plant(
+        name="one_feed_is_enough_whatever_is_needed",
+        module="powerguard.core.feeds",
+        swaps=(("    if on_utility >= policy.minimum_supplies:", "    if on_utility >= 1:"),),
+        within=20,
+        hint=23,
+        site=_TWO_UPSES,
+    ),
+    Plant(
+        name="one_silent_feed_silences_the_host",
+        module="powerguard.core.feeds",
+        swaps=(("max(lost) if lost and len(lost) == len(policy.feeds) else None", "max(lost) if lost else None"),),
+        within=20,
+        site=_TWO_UPSES,
+    ),
+    Plant(
+        name="energy_of_a_silent_feed_not_counted",
+        module="powerguard.core.feeds",
+        swaps=(("    upses = tuple(_advanced(policy, upses, each, now_s) for each in upses)\n", ""),),
+        within=20,
+        site=_TWO_CUT_OFF,
+    ),
+    Plant(
+        name="energy_of_several_added_up",
+        module="powerguard.core.feeds",
+        swaps=(("for supplies, value in known) / weight if weight", "for supplies, value in known) if weight"),),
+        within=20,
+        site=_TWO_UPSES,
+    ),
+    Plant(
+        name="endless_before_the_outage",
+        module="powerguard.core.feeds",
+        swaps=(("word is Supply.UTILITY and feed.supply is Supply.BATTERY", "word is Supply.UTILITY"),),
+        within=20,
+        site=_TWO_UPSES,
+    ),
+    Plant(
+        name="feeds_forgotten_at_boot",
+        module="powerguard.core.feeds",
+        swaps=(
+            ("battery=carried(each.battery)) for each in upses)", "battery=carried(each.battery)) for each in ())"),
+        ),
+        within=20,
+        site=_TWO_UPSES,
+    ),
+    Plant(
+        name="presumption_ends_by_itself",
+        module="powerguard.core.silence",
+        swaps=(("        each.presumed\n        or bool", "        False\n        or bool"),),
+        within=20,
+        hint=22,
+        site=_TWO_CUT_OFF,
+    ),
+    Plant(
+        name="silent_with_another_feed_and_only_alarmed",
+        module="powerguard.core.silence",
+        swaps=(("abs(other.feed.since_s - lost_s) <= PRESUMED_S", "abs(other.feed.since_s - lost_s) <= -1.0"),),
+        within=75,
+        hint=43,
         site=_TWO_UPSES,
     ),
     Plant(
