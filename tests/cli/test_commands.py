@@ -2,6 +2,8 @@
 
 import argparse
 import asyncio
+import contextlib
+import io
 import json
 import os
 import re
@@ -19,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
-from powerguard.cli.main import VERBS, Verbs
+from powerguard.cli.main import VERBS, Verbs, main
 from powerguard.core.events import Abort, CheckpointNow, SetMaintenance
 from powerguard.core.model import State
 from powerguard.daemon.admin import admin_server
@@ -43,7 +46,24 @@ class Ended:
         return dict(json.loads(self.out))
 
 
-async def powerguard(*words: str, **env: str) -> Ended:
+async def powerguard(*words: str) -> Ended:
+    """Run a verb in a thread of this process, while the served daemon answers on the loop."""
+    out, err = io.StringIO(), io.StringIO()
+
+    def run() -> int:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                return main(words)
+            except SystemExit as ended:
+                return int(ended.code or 0)
+
+    async with asyncio.timeout(30.0):
+        code = await asyncio.to_thread(run)
+    return Ended(code, out.getvalue(), err.getvalue())
+
+
+async def powerguard_alone(*words: str, **env: str) -> Ended:
+    """Run it as its users do: where the process itself is what matters."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -58,6 +78,14 @@ async def powerguard(*words: str, **env: str) -> Ended:
         out, err = await process.communicate()
     assert b"Traceback" not in out + err
     return Ended(process.returncode or 0, out.decode(), err.decode())
+
+
+@pytest.fixture(autouse=True)
+def _the_daemons_log_stands_apart() -> Iterator[None]:
+    """The daemon that is served here logs in the same process: what it says is no verb's output."""
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture
@@ -205,7 +233,7 @@ async def test_plan_that_does_not_fit(folder: Path) -> None:
 async def test_event_polls_at_once(folder: Path) -> None:
     daemon = scene()
     async with served(daemon, folder) as path:
-        ended = await powerguard("event", "onbattery", "rack-a", "--socket", path)
+        ended = await powerguard_alone("event", "onbattery", "rack-a", "--socket", path)
     assert (ended, daemon.polls, daemon.events) == (Ended(0, "", ""), 1, [])
 
 
@@ -213,21 +241,21 @@ async def test_event_gives_its_hint_to_the_hint_socket(folder: Path) -> None:
     """Which is open to everybody: the admin socket is not even asked, unless somebody wants to know who owns it."""
     daemon, other = scene("on_battery"), scene("on_battery")
     async with served(other, folder) as path, hint_socket(daemon, path=f"{folder}/hint.sock"):
-        assert await powerguard("event", "onbattery", "rack-a", "--socket", path) == Ended(0, "", "")
+        assert await powerguard_alone("event", "onbattery", "rack-a", "--socket", path) == Ended(0, "", "")
         async with asyncio.timeout(5):
             while True:
                 if daemon.polls:
                     break
                 await asyncio.sleep(0.01)
         assert other.polls == 0
-        assert (await powerguard("event", "--for", "nut", "onbattery", "--socket", path)).code == 99
+        assert (await powerguard_alone("event", "--for", "nut", "onbattery", "--socket", path)).code == 99
         assert (daemon.polls, other.polls, daemon.events) == (1, 1, [])
 
 
 @pytest.mark.parametrize("words", [["onbattery"], [], ["--bogus"], ["a", "b", "c", "d"], ["--for", "nobody"]])
 async def test_event_never_fails(words: list[str], folder: Path) -> None:
     """No daemon, no name, options of tomorrow: a hook exits 0."""
-    ended = await powerguard("event", *words, "--socket", str(folder / "none.sock"))
+    ended = await powerguard_alone("event", *words, "--socket", str(folder / "none.sock"))
     assert (ended.code, ended.out) == (0, "")
     assert ended.err.startswith("powerguard event: ")
 
@@ -253,14 +281,14 @@ async def test_event_for_nut(folder: Path) -> None:
     daemon = scene("on_battery")
     daemon.sources = (replace(daemon.sources[0], source="nut:rack-a@10.0.0.9"),)
     async with served(daemon, folder) as path:
-        ended = await powerguard("event", "--socket", path, *command)
+        ended = await powerguard_alone("event", "--socket", path, *command)
         assert (ended.code, ended.out) == (0, "")
-        assert (await powerguard("event", "--socket", path, "--for", "nut", "--", "nut-shutdown")).code == 99
-    ended = await powerguard("event", "--socket", path, *command)
+        assert (await powerguard_alone("event", "--socket", path, "--for", "nut", "--", "nut-shutdown")).code == 99
+    ended = await powerguard_alone("event", "--socket", path, *command)
     assert (ended.code, ended.out) == (7, "two words --bogus\n")
-    ended = await powerguard("event", "--socket", path, "--for", "nut-shutdown", "--", str(folder / "missing"))
+    ended = await powerguard_alone("event", "--socket", path, "--for", "nut-shutdown", "--", str(folder / "missing"))
     assert (ended.code, "No such file" in ended.err) == (127, True)
-    assert (await powerguard("event", "--socket", path, "--for", "nut-shutdown")).code == 64
+    assert (await powerguard_alone("event", "--socket", path, "--for", "nut-shutdown")).code == 64
 
 
 async def test_event_does_not_wait_for_a_daemon_that_hangs(folder: Path) -> None:
@@ -270,7 +298,7 @@ async def test_event_does_not_wait_for_a_daemon_that_hangs(folder: Path) -> None
         silent.listen(4)
         loop = asyncio.get_running_loop()
         began = loop.time()
-        ended = await powerguard("event", "--for", "apcupsd", "x", "--socket", f"{folder}/s.sock")
+        ended = await powerguard_alone("event", "--for", "apcupsd", "x", "--socket", f"{folder}/s.sock")
         assert ended.code == 0
         assert loop.time() - began < 5.0
         assert "hangs" in ended.err
@@ -388,7 +416,7 @@ async def test_the_daemon_of_the_named_settings_is_asked(words: str, folder: Pat
             await powerguard(*words.split(), "--config", config),
         ]
         if words == "status":
-            told.append(await powerguard("status", POWERGUARD_CONFIG=config))
+            told.append(await powerguard_alone("status", POWERGUARD_CONFIG=config))
     for ended in told:
         assert "DOWN" not in ended.out + ended.err
         assert "s.sock" not in ended.out + ended.err
@@ -480,7 +508,7 @@ async def test_wrong_settings_exit_78(folder: Path) -> None:
 
 
 async def test_config_from_the_environment(folder: Path) -> None:
-    ended = await powerguard("run", POWERGUARD_CONFIG=str(folder / "none.yaml"))
+    ended = await powerguard_alone("run", POWERGUARD_CONFIG=str(folder / "none.yaml"))
     assert ended.code == 78
     assert "none.yaml" in ended.err
 
