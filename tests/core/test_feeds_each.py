@@ -172,3 +172,33 @@ def test_each_of_them_alone() -> None:
     assert all(one.upses == () and one.told == state.told and not made.feeds for made, one in alone)
     heard_of = after(ONE_OF_TWO, says(0.0, "b", "utility"))
     assert [made.ups for made, _ in feeds.each_alone(ONE_OF_TWO, heard_of)] == ["b"]
+
+
+# --- Commit, change of settings, and who went last --------------------------------------------------------------------
+
+
+def test_a_commit_is_contradicted_by_as_many_as_are_needed() -> None:
+    two = policy("feed=a", "feed=b", "feed=c", "minimum_supplies=2")
+
+    def contradicted(*words: Supply) -> bool:
+        upses = tuple(each(name, word, 1.0, 0.3) for name, word in zip("abc", words, strict=True))
+        return feeds.contradicts_commit(two, State(upses=upses), 1.0)
+
+    assert contradicted(BATTERY, UTILITY, UTILITY)
+    assert not contradicted(BATTERY, BATTERY, UTILITY)
+    assert not contradicted(UNKNOWN, UNKNOWN, UTILITY)
+    unheard = State(upses=(each("b", UTILITY, 1.0, 0.3), each("c", UTILITY, 1.0, 0.3)))
+    assert feeds.contradicts_commit(two, unheard, 1.0), "one that was never heard of stands in nobody's way"
+
+
+def test_settings_that_come_to_name_another_ups_begin_anew() -> None:
+    lone = replace(policy(), health=0.6)
+    state = feeds.adopt(lone, State(upses=(each("a", BATTERY, 0.5, 0.5),)), 7.0)
+    assert (state.upses, state.feed.since_s, state.battery.at_s, state.battery.health) == ((), 7.0, 7.0, 0.6)
+    assert feeds.adopt(ONE_OF_TWO, State(), 7.0).upses == (), "nothing was heard yet"
+
+
+def test_an_outage_begins_when_the_last_of_them_fell_silent() -> None:
+    told = (says(2.0, "a", "battery"), says(3.0, "a", "battery"), lost(5.0, "b"))
+    feed = after(ONE_OF_TWO, *CALM, *told).feed
+    assert (feed.supply, feed.since_s) == (BATTERY, 5.0)

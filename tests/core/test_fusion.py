@@ -339,3 +339,19 @@ def test_numbers_that_cannot_be_true_are_dropped_one_by_one(field: str, least: f
             at_s=1.0, ups="ups", source="snmp", output_source=OutputSource.UTILITY, **told | {field: value}
         )
         assert fusion.plausible(reading) == (reading if kept else replace(reading, **{field: None}))  # type: ignore[arg-type]
+
+
+def test_a_self_test_is_one_for_just_as_long() -> None:
+    """60 s to the moment, from its own beginning; then it is an outage, with a second reading."""
+    test = {"testing": True}
+    feed = seen((30.0, "utility"), (31.0, "battery", test), (60.0, "battery", test), (91.0, "battery", test))
+    assert (feed.supply, feed.suspect) == (UTILITY, False)
+    feed = seen((91.1, "battery", test), (92.0, "battery", test), feed=feed)
+    assert feed.supply is BATTERY
+
+
+@pytest.mark.parametrize(("runtime_s", "low_at_s"), [(1.0, None), (0.0, 4.0)])
+def test_a_runtime_of_0_is_low_battery_and_a_second_is_not(runtime_s: float, low_at_s: float | None) -> None:
+    told = {"runtime_s": runtime_s}
+    feed = seen((1.0, "utility"), (2.0, "battery"), (3.0, "battery", told), (4.0, "battery", told))
+    assert (feed.supply, feed.low_battery_at_s) == (BATTERY, low_at_s)
