@@ -202,3 +202,45 @@ def test_an_outage_begins_when_the_last_of_them_fell_silent() -> None:
     told = (says(2.0, "a", "battery"), says(3.0, "a", "battery"), lost(5.0, "b"))
     feed = after(ONE_OF_TWO, *CALM, *told).feed
     assert (feed.supply, feed.since_s) == (BATTERY, 5.0)
+
+
+def test_every_warning_of_any_feed_is_in_the_reading_of_all() -> None:
+    bad = {"input_present": False, "low_battery": True, "forced_shutdown": True}
+    good = {"input_present": True, "output_off_in_s": 50.0}
+    told = (says(2.0, "a", "battery", **bad), says(2.5, "b", "utility", **good), says(3.0, "a", "battery", **bad))
+    state = after(BOTH, *CALM, *told, says(3.5, "b", "utility", **good))
+    whole = state.feed.reading
+    assert whole is not None
+    assert (whole.at_s, whole.ups, whole.output_source) == (3.5, "b", "battery")
+    assert (whole.input_present, whole.low_battery, whole.forced_shutdown) == (False, True, True)
+    assert (whole.testing, whole.calibrating, whole.output_off_in_s) == (False, False, None)
+    plain = after(BOTH, *CALM, says(2.0, "a", "battery", input_present=True), says(3.5, "b", "utility", **good))
+    assert plain.feed.reading is not None
+    assert (plain.feed.reading.input_present, plain.feed.reading.low_battery) == (True, False)
+    measured = tuple(says(2.0 + n, "a", "battery", calibrating=True, input_present=True) for n in range(2))
+    for made, calibrating in ((BOTH, True), (ONE_OF_TWO, False)):
+        whole = after(made, *CALM, *measured).feed.reading
+        assert whole is not None
+        assert whole.calibrating is calibrating
+
+
+def test_the_battery_of_all_is_the_mean_of_those_that_count() -> None:
+    """In an outage those on battery; with none that counts, what is known of any."""
+    a, b = each("a", BATTERY, 0.6, 0.5), each("b", UNKNOWN, 0.2, 0.5)
+    a = replace(a, battery=replace(a.battery, used=0.2, health=0.6, step_at_s=4.0))
+    b = replace(b, battery=replace(b.battery, used=0.5, health=0.9, step_at_s=6.0))
+    whole = feeds._battery(ONE_OF_TWO, Battery(at_s=5.0), (a, b), Feed(supply=BATTERY), 7.0)
+    assert (whole.at_s, whole.used, whole.left, whole.health, whole.load) == (7.0, 0.2, 0.6, 0.6, 0.5)
+    assert whole.step_at_s == 6.0
+    dark = feeds._battery(ONE_OF_TWO, Battery(at_s=9.0), (b,), Feed(supply=UNKNOWN), 7.0)
+    assert (dark.at_s, dark.used, dark.left, dark.health, dark.composed) == (9.0, 0.5, None, 0.9, ())
+    new = each("a", BATTERY, None, None)
+    none = feeds._battery(ONE_OF_TWO, Battery(), (new,), Feed(supply=BATTERY), 1.0)
+    assert (none.left, none.load, none.composed) == (None, None, ())
+
+
+def test_what_is_changed_of_a_lone_battery() -> None:
+    lone = policy()
+    state = State(told=("unprotected",), battery=Battery(at_s=5.0))
+    changed = feeds.with_battery(lone, state, "", lambda made, old: replace(old, used=made.health + 2 * old.at_s), 1.0)
+    assert changed == replace(state, battery=Battery(at_s=5.0, used=lone.health + 10.0))
