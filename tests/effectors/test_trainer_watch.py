@@ -351,8 +351,8 @@ async def test_an_exit_is_heard_before_it_happens(folder: Path) -> None:
 
 
 def emergencies(toy: Toy) -> list[Path]:
-    """All checkpoints but the first, which every training makes as soon as it has something to lose."""
-    return [path for path in toy.checkpoints.glob("step-*") if not path.name.startswith("step-000000000001-")]
+    """All checkpoints: this toy makes none by the clock. One that was given up may still lie there, uncommitted."""
+    return [path for path in toy.checkpoints.glob("step-*") if (path / "MANIFEST.json").exists()]
 
 
 async def test_two_daemons_make_one_checkpoint(folder: Path) -> None:
@@ -366,7 +366,8 @@ async def test_two_daemons_make_one_checkpoint(folder: Path) -> None:
             one, two = dict(await first), dict(await second)
         assert one["path"] == two["path"]
         assert (two["at_paused_step"], two["paused"], two["verified"]) == (True, True, True)
-        assert len(emergencies(toy)) == 1
+        # The precaution's own may have become whole before it was given up for the newer one.
+        assert max(emergencies(toy)) == Path(two["path"])
 
 
 async def test_a_trainer_that_is_killed_and_restarted_is_asked_again(folder: Path) -> None:
