@@ -1,6 +1,8 @@
-# Every target does all its own set-up. PYTHON=... chooses the interpreter, ARGS=... goes to what is run.
+# Every target does all its own set-up. PYTHON=... chooses the interpreter, ARGS=... goes to what is run, WORKERS=... is how
+# many tests run at a time: with many, those with a battery of seconds starve on two cores; with few, everybody waits.
 .POSIX:
 .SUFFIXES:
+WORKERS = 4
 .PHONY: help demo test test-long test-vm bench clean
 
 help:
@@ -18,7 +20,7 @@ demo:
 test:
 	scripts/venv .venv test,mutation
 	scripts/test-peers || echo 'Going on without them: their tests are skipped and named at the end.'
-	.venv/bin/python -m pytest -n 6 --dist loadgroup $(ARGS)
+	.venv/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 	set -- $(ARGS); test $$# -gt 0 || scripts/test-torch
 
 test-long:
