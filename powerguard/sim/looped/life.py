@@ -327,7 +327,7 @@ class Life:
                 return "stopped"
             state = daemon.state
             calm = world.now_s > last_s and isinstance(state.phase, Online) and state.cap is None
-            calm = calm and not state.signalled
+            calm = calm and not state.signalled and not world.host.starts
             calm = calm and not self._is_busy(daemon)
             health = daemon.journal.health
             calm = calm and health.durable and not health.waiting

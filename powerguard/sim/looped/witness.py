@@ -198,14 +198,12 @@ class Witness:
         for kind in (EnsurePolicy, SyncFilesystems):
             if not any(isinstance(other, kind) for other in mine):
                 self.broke("unprepared", f"the power-off was ordered, and no {kind.__name__} ever was")
-        now_s = self._world.now_s
-        had_time = now_s >= phase.prepare_by_s - self._offset_s - 0.01
+        had_time = self._world.now_s >= phase.prepare_by_s - self._offset_s - 0.01
         # One of before the latch may still be on its way: the one at the latch has asked the same thing after it.
-        since_s = max(self._life_s, phase.latched_s - self._offset_s - 0.01)
-        waiting = [other for other in mine if other.id not in self._answered and self._asked_s[other.id] >= since_s]
+        newest = {type(other): other for other in mine if self._asked_s[other.id] >= self._life_s}
+        waiting = [kind.__name__ for kind, other in newest.items() if other.id not in self._answered]
         if waiting and not had_time:
-            kinds = ", ".join(type(other).__name__ for other in waiting)
-            self.broke("power_off_too_early", f"the power-off was ordered before {kinds} had ended")
+            self.broke("power_off_too_early", f"the power-off was ordered before {', '.join(waiting)} had ended")
 
     def _power_off(self, action: PowerOff, state: State) -> None:
         phase, now_s = state.phase, self._world.now_s

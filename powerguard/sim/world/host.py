@@ -54,6 +54,8 @@ class Host:
         self.off_at_s: float | None = None
         self.stop_ends_s = math.inf
         self.capped = False
+        self.starts = False
+        """Training was started, and loads its checkpoint."""
         self.stopped = False
         """Its trainer's processes are stopped by a signal: it does nothing, and answers nobody."""
         self.version = 0
@@ -262,6 +264,7 @@ class Host:
         if not self.trainer_alive or not self.training:
             loads_s = self._site.trainer.restart_s if self._ended else 0.0
             self._later(max(at_s + loads_s, self.trains_from_s), self._begin)
+            self.starts = True
         return Answer(after_s=0.5)
 
     def power_off(self, at_s: float, force_after_s: float) -> Answer:
@@ -335,7 +338,7 @@ class Host:
     def _begin(self) -> None:
         """What was started trains: a checkpoint has been loaded, the first step is done."""
         self.trainer_alive = self.power is Power.UP
-        self._ended = False
+        self.starts = self._ended = False
         self._going_on()
 
     def _durable(self, progress_s: float) -> None:
@@ -363,7 +366,7 @@ class Host:
             self._gone()
 
     def _gone(self) -> None:
-        self.training = self.paused = self.trainer_alive = self.stopped = False
+        self.training = self.paused = self.trainer_alive = self.stopped = self.starts = False
         self._boots += 1
         self._changes = []
         self.next_change_s = math.inf
