@@ -175,8 +175,12 @@ def replay(recording: Recording, *, obedient: bool = False) -> Replayed:
 
 
 def compare(replayed: Replayed, *, tolerance_s: float = 1.5) -> tuple[Difference, ...]:
-    """Set what would be done against what was done, in the order of time."""
-    was, now = replayed.recording.marks, list(replayed.marks)
+    """Set what would be done against what was done, in the order of time.
+
+    Of the outage alone: an export tells nothing of what was ordered before it, by a drill or after a restart.
+    """
+    was, began_s = replayed.recording.marks, replayed.recording.began_s
+    now = [mark for mark in replayed.marks if began_s is None or mark.t_s >= began_s - tolerance_s]
     out: list[tuple[float, Difference]] = []
     for mark in was:
         other = next((each for each in now if each.label == mark.label), None)
@@ -288,7 +292,9 @@ class _Player:
             due_s = self._due[0].at_s if self._due else None
             at_s = min(each for each in (tick_s, event_s, due_s) if each is not None)
             if event_s is None and at_s > end_s and not (self._is_going_down() and at_s <= end_s + AFTER_END_S):
-                return
+                if leg.end_s is None or self._now_s >= leg.end_s:
+                    return
+                at_s = leg.end_s  # A busy daemon's ticks come late: it lived until then, and decided something.
             if event_s == at_s:
                 self._heard_s = at_s
                 self._feed(self._ahead.popleft())

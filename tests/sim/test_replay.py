@@ -25,6 +25,7 @@ from powerguard.core.events import (
     TriggerCheckpoint,
 )
 from powerguard.core.model import Policy, TrainerPolicy
+from powerguard.daemon.loop import TICK_OUTAGE_S
 from powerguard.sim.replay import Deed, Leg, Mark, Recording, Replayed, compare, replay
 from powerguard.sim.replay_sources import with_losses
 
@@ -268,6 +269,23 @@ def test_what_was_done_is_set_against_what_would_be() -> None:
     assert {each.verdict for each in compare(other, tolerance_s=0.5)} >= {"earlier"}
     times = [(each.was or each.now).t_s for each in compare(other)]  # type: ignore[union-attr]
     assert times == sorted(times)
+
+
+def test_the_last_tick_of_a_busy_daemon_counts() -> None:
+    """It decided a quarter of a second after its last reading, later than ticks are apart; until then it is played."""
+    leg = Leg(at_s=0.0, policy=POLICY, events=outage(13.0), end_s=13.2)
+    assert TICK_OUTAGE_S > 0.2
+    assert replay(Recording(name="r", legs=(leg,))).ended_s == 13.2
+
+
+def test_what_a_drill_did_before_the_outage_is_not_set_against_anything() -> None:
+    """An export tells of its outage alone: what the lead orders today was perhaps ordered then, too."""
+    told = replay(recording(*outage(400.0), began_s=6.0))
+    early = Mark(t_s=1.0, kind="order", what="ResumeTrainer", whom="llm")
+    back = dataclasses.replace(early, t_s=390.0)
+    was = dataclasses.replace(told.recording, marks=(*told.marks, back))
+    both = dataclasses.replace(told, recording=was, marks=(early, *told.marks, back))
+    assert {each.verdict for each in compare(both)} == {"same"}
 
 
 def test_a_repeated_order_is_one(capsys: pytest.CaptureFixture[str]) -> None:
