@@ -52,6 +52,10 @@ def load(path: str, wanted: Wanted) -> tuple[Recording, ...]:
     """Read a file; several outages, one after the other, are several recordings. Raises ReplayFileError."""
     try:
         with Path(path).open("rb") as file:
+            if file.seekable():  # What is no recording at all is refused within seconds, before a row of it is read.
+                for _ in _lines(path, file):
+                    pass
+                file.seek(0)
             lines = _lines(path, file)
             first = next(lines, None)
             if first is None:
@@ -386,7 +390,9 @@ def _load_export(path: str, lines: Iterator[tuple[int, str]], wanted: Wanted) ->
         if line.get("kind") == "meta":
             version = line.get("schema_version")
             if not isinstance(version, int) or version > SCHEMA_VERSION:
-                message = f"schema_version {version!r:.20}: this powerguard reads {SCHEMA_VERSION}; upgrade it"
+                what = "no schema_version" if version is None else f"schema_version {version!r:.20}"
+                hint = "upgrade it" if isinstance(version, int) else "is this `powerguard history export`?"
+                message = f"{what}: this powerguard reads {SCHEMA_VERSION}; {hint}"
                 raise ReplayFileError(path, message, number)
             outages.append(_Outage(path, line))
             continue

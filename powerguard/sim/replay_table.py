@@ -154,7 +154,8 @@ class Table:
         source = cast("OutputSource", values["output_source"])
         draft = Draft(output_source=source, input_present=cast("bool | None", values.get("input_present")))
         alarms = cast("tuple[str, ...]", values.get("alarms", ()))
-        draft.states = {state: "alarms" for state in State if state.value in alarms}
+        if alarms:
+            draft.states = {state: "alarms" for state in State if state.value in alarms}
         if values.get("low_battery"):
             draft.states[State.LOW_BATTERY] = "low_battery"
         for name in NUMBERS.keys() & values.keys():

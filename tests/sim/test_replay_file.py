@@ -291,6 +291,7 @@ def test_a_mistake_is_told_with_its_place(text: str, told: str, tmp_path: Path) 
 
 
 WRONG_BYTES = [
+    (HEAD.encode() + b"row\n" * 1_000_000, ":1000001: more than 1000000 lines; cut it to the outage"),
     (b"t_s,output_source\n1,utility\n2,\0battery\n", ":3:3: a NUL byte"),
     (b"\x7fELF\x02\x01\x01\0\0", ":1:8: a NUL byte"),
     (b"\x89PNG\r\n\x1a\n", ":1:1: not UTF-8"),
@@ -359,7 +360,8 @@ def test_several_outages_in_one_file(tmp_path: Path) -> None:
 WRONG_EXPORTS = [
     ([TOLD], ":1: expected a line with kind meta first"),
     ([META | {"schema_version": 2}], ":1: schema_version 2: this powerguard reads 1; upgrade it"),
-    ([META | {"schema_version": "x"}], ":1: schema_version 'x'"),
+    ([META | {"schema_version": "x"}], ":1: schema_version 'x'.*is this `powerguard history export`"),
+    ([{"kind": "meta"}], ":1: no schema_version: this powerguard reads 1; is this `powerguard history export`"),
     ([META, "{"], ":2:2: no JSON"),
     ([META, '{"at_s":NaN}'], ":2: no JSON: NaN is no number"),
     ([META, '{"kind":"reading","boot":0,"at_s":1e999}'], ":2: at_s: expected a time in seconds, found inf"),
