@@ -15,7 +15,7 @@ from powerguard.clock import boottime_s
 from powerguard.core.events import OutputSource, Reading
 from powerguard.profiles.load import Profiles, load_profiles
 from powerguard.protocols.nis import NisError
-from powerguard.protocols.nut import Err, Table, encode
+from powerguard.protocols.nut import Answer, Err, NutError, Table, encode
 from powerguard.protocols.snmp_hello import Version
 from powerguard.sources import apcupsd
 from powerguard.sources.apcupsd_options import ApcupsdOptions
@@ -281,7 +281,9 @@ class Search:
                 await self._ask_upsd(host, port)
         except (LinkError, LateError, TimeoutError) as error:
             self._other(
-                host, port, str(error).partition(": ")[2] or "takes connections on NUT's port, and says nothing"
+                host,
+                port,
+                str(error).partition(": ")[2] or "takes connections on NUT's port, and gives no whole answer",
             )
 
     async def _ask_upsd(self, host: str, port: int) -> None:
@@ -294,13 +296,14 @@ class Search:
                 return
             if not answer.rows:
                 self._other(host, port, "upsd without a UPS: its ups.conf has none")
-            for row in answer.rows[:MAX_UPSES]:
-                if row:
-                    (told,) = await link.ask(encode("LIST", "VAR", row[0]), limit_s=2 * _CONNECT_S)
-                    rows = told.rows if isinstance(told, Table) else ()
-                    variables = {words[0]: words[1] for words in rows if len(words) == 2}
-                    trouble = told.code if isinstance(told, Err) else ""
-                    self._add(_behind_upsd(host, port, row, variables, trouble))
+            if len(answer.rows) > MAX_UPSES:
+                self._other(host, port, f"upsd with {len(answer.rows)} UPSes: the first {MAX_UPSES} are told")
+            for row in filter(None, answer.rows[:MAX_UPSES]):
+                told = await _variables(link, row[0])
+                rows = told.rows if isinstance(told, Table) else ()
+                variables = {words[0]: words[1] for words in rows if len(words) == 2}
+                trouble = told.code if isinstance(told, Err) else ""
+                self._add(_behind_upsd(host, port, row, variables, trouble))
         finally:
             await link.close()
 
@@ -326,6 +329,16 @@ class Search:
             source=written(options, "timeout_s"),
         )
         self._add(made if report.reading is None else _with_reading(made, report.reading))
+
+
+async def _variables(link: Link, name: str) -> Answer | None:
+    """Ask for all that a UPS has; None where it has told a name that nobody can say back to it."""
+    try:
+        request = encode("LIST", "VAR", name)
+    except NutError:
+        return None
+    (answer,) = await link.ask(request, limit_s=2 * _CONNECT_S)
+    return answer if not isinstance(answer, Table) or answer.words == ("VAR", name) else None
 
 
 def _behind_upsd(host: str, port: int, row: Sequence[str], told: Mapping[str, str], trouble: str) -> Found:

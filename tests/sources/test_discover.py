@@ -338,11 +338,13 @@ def _upsd(rows: list[str], variables: list[str]) -> Talk:
 
 async def test_hostile_names_are_cleaned_and_bounded() -> None:
     """Colours, bells and lines of a megabyte stay out of the terminal, and out of the settings."""
-    rows = ['UPS good "\x1b[31mred\x07 name"', 'UPS "not a name;rm" "x"', *(f'UPS u{n} ""' for n in range(100))]
+    rows = ['UPS good "\x1b[31mred\x07 name"', 'UPS "not a name;rm" "x"', 'UPS no\0name "x"', 'UPS other\rname "x"']
+    rows += [f'UPS u{n} ""' for n in range(100)]
     variables = ['device.mfr "\x1b]0;title\x07"', f'device.model "{"M" * 3000}"', 'ups.status "OL"']
     async with listening(_upsd(rows, variables)) as port:
         search = await found_by(Wanted(addresses=["127.0.0.1"], kinds=("nut",), nut_port=port))
     assert len(search.found) == MAX_UPSES
+    assert [one.why for one in search.others] == [f"upsd with 104 UPSes: the first {MAX_UPSES} are told"]
     by_name = {one.name: one for one in search.found}
     assert by_name["not a name;rm"].source is None
     assert "none that the settings take" in by_name["not a name;rm"].remark
