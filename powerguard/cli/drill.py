@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get, post
-from powerguard.cli.drill_report import because_of, describe
+from powerguard.cli.drill_report import describe
 from powerguard.cli.main import EX_USAGE
 from powerguard.cli.operate import EX_DOWN, EX_REFUSED, Subparsers, fail
 from powerguard.cli.render import Paint, clean, duration, table
+from powerguard.cli.words import because_of
 
 SCOPES: Final = ("checkpoint", "pause", "cap", "policy", "full")
 WITNESSES: Final = ("simulated", "self_test", "plug")

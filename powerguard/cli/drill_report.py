@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from powerguard.cli.render import Paint, clean, duration, moment, table
-from powerguard.cli.words import WITNESSES
+from powerguard.cli.words import because_of
 
 _COLOURS: Final = {"passed": "green", "recorded": "yellow", "interrupted": "yellow", "failed": "red"}
 
@@ -64,14 +64,6 @@ _ROWS: Final[tuple[tuple[str, str, str, Callable[[object], str]], ...]] = (
     ("powered off in order", "", "powered_off_clean", _word),
     ("charge after", "", "charge_after_pct", _percent),
 )
-
-
-def because_of(text: str) -> str:
-    """Return a reason of the core in an operator's words: no name of a field."""
-    head, colon, witness = text.rpartition(": ")
-    if head == "a real outage" and witness in WITNESSES:
-        return f"{head}{colon}{WITNESSES[witness]}"
-    return text
 
 
 def describe(report: dict[str, Any], paint: Paint) -> list[str]:

@@ -205,7 +205,7 @@ def _outage_began(because: str, numbers: Numbers) -> str:
         f"load {numbers['load_pct']:.0f} %" if _seconds(numbers, "load_pct") is not None else "",
         f"reported runtime {_for(numbers, 'runtime_s')}" if _seconds(numbers, "runtime_s") is not None else "",
     ]
-    shown = ", ".join(each for each in told if each) or "it tells nothing more"
+    shown = ", ".join(each for each in told if each) or "nothing more"
     why = {
         "countdown": "the UPS counts down to cut its output",
         "fsd": "a forced shutdown (FSD) was ordered at the UPS",
@@ -280,6 +280,14 @@ def _policy(because: str, numbers: Numbers) -> str:
     return f"the BMC does not confirm that it will power the host on when AC returns ({because})"
 
 
+def because_of(text: str) -> str:
+    """Return why a drill was refused or ended in an operator's words: no name of a field."""
+    head, colon, witness = text.rpartition(": ")
+    if head == "a real outage" and witness in WITNESSES:
+        return f"{head}{colon}{WITNESSES[witness]}"
+    return text
+
+
 def _who(text: str) -> _Sentence:
     """Make a sentence that names the operator and the reason."""
 
@@ -319,7 +327,7 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "checkpoint_requested": _who("a checkpoint was asked for"),
     "commit_withdrawn": _withdrawn,
     "drill_began": _drill_began,
-    "drill_ended": lambda b, n: f"the drill ended, {n.get('result')}, after {_for(n, 'lasted_s')} ({b})",
+    "drill_ended": lambda b, n: f"the drill ended, {n.get('result')}, after {_for(n, 'lasted_s')} ({because_of(b)})",
     "drill_left_behind": lambda b, n: f"the drill could not put back {n.get('what')} ({b})",
     "drill_refused": _who("a drill was refused"),
     "drill_stage": lambda b, _: f"drill: the stage {b.replace('_', ' ')} begins",

@@ -133,6 +133,12 @@ SENTENCES = [
 ]
 
 
+def test_a_drill_that_an_outage_ended_is_told_as_the_outage_is() -> None:
+    numbers = {"result": "interrupted", "lasted_s": 15.0}
+    text = sentence("drill_ended", "a real outage: on_battery_s", numbers)
+    assert text == "the drill ended, interrupted, after 15 s (a real outage: the UPS counts its seconds on battery)"
+
+
 @pytest.mark.parametrize(("because", "numbers", "expected"), SENTENCES)
 def test_a_phase_is_told_with_the_numbers_that_decided(because: str, numbers: dict[str, object], expected: str) -> None:
     assert expected in sentence("phase_changed", because, NUMBERS | numbers)
