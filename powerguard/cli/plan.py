@@ -7,7 +7,7 @@ from typing import Any, Final
 from powerguard.cli.client import DownError, RefusedError, add_options, get
 from powerguard.cli.operate import EX_DOWN, Subparsers, fail
 from powerguard.cli.render import Paint, clean, duration, moment, table
-from powerguard.cli.status import describe_step
+from powerguard.cli.status import BEGUN, describe_step
 
 EX_USAGE: Final = 64
 _SIZE_OPTIONS: Final = (
@@ -111,7 +111,7 @@ def _write(told: dict[str, Any], path: str) -> str:
         verdict=_verdict(told)[0],
         mood={"green": "good", "yellow": "warn", "red": "bad"}[_verdict(told)[1]],
         stretches=picture.from_plan(told),
-        notes=[clean(reason["text"]) for reason in told["reasons"]] + [describe_step(step) for step in told["next"]],
+        notes=[clean(reason["text"]) for reason in told["reasons"]] + _steps(told),
         sections=(picture.Section("The terms", ("term", "value", "where it comes from"), rows, numbers=(1,)),),
         since="now",
         footer=f"powerguard {clean(told['version'])}, plan of {moment(told['at'])}; phase {clean(told['phase'])}, "
@@ -130,10 +130,15 @@ def _verdict(told: dict[str, Any]) -> tuple[str, str]:
     slack = duration(told["slack_s"])
     if told["slack_s"] is None:
         return "Nobody knows how long the battery lasts.", "red"
+    if told["slack_s"] < 0.0:
+        return f"It does not fit: {duration(-told['slack_s'])} less is left than is needed.", "red"
     if told["fits"] and told["grade"] != "full":
         return f"Only a {clean(told['grade'])} stop fits, with {slack} of slack.", "yellow"
     if told["fits"]:
         return f"It fits, with {slack} of slack.", "green"
+    if told["phase"] in BEGUN:
+        need = "The stop fits" if told["phase"] == "holding" else "Checkpoint and stop fit"
+        return f"{need}, with {slack} of slack.", "yellow"
     return f"It does not fit three quarters of the runtime: slack {slack}.", "red"
 
 
@@ -146,8 +151,13 @@ def describe(told: dict[str, Any], paint: Paint) -> list[str]:
     for reason in told["reasons"]:
         lines.append(f"{paint('!', 'yellow')} {clean(reason['text'])}")
     lines.append("If utility failed now:" if told["assumes_utility_fails_now"] else "Next, if nothing changes:")
-    lines += [f"  {describe_step(step)}" for step in told["next"]]
+    lines += [f"  {step}" for step in _steps(told)]
     return lines
+
+
+def _steps(told: dict[str, Any]) -> list[str]:
+    is_suspended = any(reason["name"] == "maintenance" for reason in told["reasons"])
+    return [describe_step(step, is_suspended=is_suspended) for step in told["next"]]
 
 
 def _value(term: dict[str, Any]) -> str:

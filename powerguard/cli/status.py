@@ -14,6 +14,8 @@ from powerguard.cli.render import Paint, clean, clock_of, duration, moment, numb
 EX_DOWN: Final = 4
 _COLOURS: Final = {"online": "green", "on_battery": "yellow", "recovery": "yellow", "shutdown": "red"}
 _WORDS: Final = {"shutdown": "power-off", "emergency_checkpoint": "pause and checkpoint", "holding": "hold"}
+BEGUN: Final = ("emergency_checkpoint", "holding")
+"""These begin when three quarters of the runtime come down to what is needed: that less fits then is nothing wrong."""
 _BECAUSE: Final = {
     "budget": "no more than what is needed is left",
     "runtime_short": "little runtime is left at this load",
@@ -228,23 +230,28 @@ def _budget(told: dict[str, Any]) -> list[tuple[str, str]]:
     slack = duration(budget["slack_s"])
     if budget["slack_s"] is None:
         slack += " (nobody knows how long the battery lasts)"
-    elif not budget["fits"]:
+    elif budget["slack_s"] < 0.0:
+        slack += " (less is left than is needed)"
+    elif not budget["fits"] and told["phase"] not in BEGUN:
         slack += " (does NOT fit three quarters of the runtime)"
     rows = [("budget", need), ("slack", slack)]
     for place, step in enumerate(told["next"]):
         label = ("if power fails" if told["outage"] is None else "next") if place == 0 else ""
-        rows.append((label, describe_step(step)))
+        rows.append((label, describe_step(step, is_suspended=told["maintenance"] is not None)))
     return rows
 
 
-def describe_step(step: dict[str, Any]) -> str:
-    """Return one forecast as a line: when, what, why."""
+def describe_step(step: dict[str, Any], *, is_suspended: bool = False) -> str:
+    """Return one forecast as a line: when, what, why. is_suspended: maintenance keeps the host on."""
     in_s = step["in_s"]
     when = "at a time not known" if in_s is None else "now" if in_s <= 0 else f"in {duration(in_s)}"
     at = "" if step["at"] is None else f" ({clock_of(step['at'])})"
     action = clean(step["action"])
     because = clean(step["because"])
-    return f"{when}{at}: {_WORDS.get(action, action)}: {_BECAUSE.get(because, because)}"
+    what = _WORDS.get(action, action)
+    if is_suspended and action == "shutdown":
+        what += ", if maintenance did not suspend it"
+    return f"{when}{at}: {what}: {_BECAUSE.get(because, because)}"
 
 
 def _trainer(trainer: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ import structlog
 
 from powerguard.cli.main import VERBS, Verbs, main
 from powerguard.core.events import Abort, CheckpointNow, SetMaintenance
-from powerguard.core.model import State
+from powerguard.core.model import Maintenance, State
 from powerguard.daemon.admin import admin_server
 from powerguard.daemon.hints import hint_socket
 from powerguard.daemon.http import http_server
@@ -225,6 +225,31 @@ async def test_plan_that_does_not_fit(folder: Path) -> None:
         assert ended.code == 1
         assert "Nobody knows how long the battery lasts" in ended.out
     assert (await powerguard("plan", "--socket", str(folder / "no"))).code == 4
+
+
+@pytest.mark.parametrize(
+    ("phase", "left", "said"),
+    [
+        ("emergency_checkpoint", 0.18, "Checkpoint and stop fit, with "),
+        ("holding", 0.16, "The stop fits, with "),
+        ("on_battery", 0.18, "It does not fit three quarters of the runtime: slack "),
+        ("holding", 0.15, " less is left than is needed."),
+    ],
+)
+async def test_plan_and_status_in_the_last_quarter(phase: str, left: float, said: str, folder: Path) -> None:
+    """A pause begins as three quarters are no more than is needed: that is no alarm then, and before it, it is."""
+    daemon = scene(phase)
+    daemon.state = replace(daemon.state, battery=replace(daemon.state.battery, left=left, used=0.75 - left))
+    daemon.state = replace(daemon.state, maintenance=Maintenance(until_s=daemon.now_s + 900.0, reason="fan", who="a"))
+    async with served(daemon, folder) as path:
+        ended = await powerguard("plan", "--socket", path)
+        status = (await powerguard("status", "--socket", path)).out
+    assert ended.code == 1
+    assert said in ended.out
+    assert ("does NOT fit" in status) == (phase == "on_battery")
+    assert ("less is left than is needed" in status) == (left == 0.15)
+    for out in (ended.out, status):
+        assert "power-off, if maintenance did not suspend it: " in out
 
 
 # --- event ------------------------------------------------------------------------------------------------------------
