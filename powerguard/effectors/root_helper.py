@@ -215,7 +215,8 @@ class KeptFolder:
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
             try:
-                os.pwrite(descriptor, f"{boottime_s():20.3f}\n".encode("ascii"), 0)
+                # Rounded down: a moment of the future, by half a millisecond, would be none.
+                os.pwrite(descriptor, f"{math.floor(boottime_s() * 1000) / 1000:20.3f}\n".encode("ascii"), 0)
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -232,7 +233,7 @@ class KeptFolder:
     def locked(self, by_s: float) -> Iterator[None]:
         """Keep others of our kind out."""
         try:
-            descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            descriptor = os.open(self.path / _LOCK, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise self.cannot(self.path / _LOCK, "write", error) from None
         try:

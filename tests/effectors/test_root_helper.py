@@ -6,6 +6,7 @@ It is all that says what was changed, so it is never half, and never somebody el
 import json
 import os
 import resource
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,6 +100,26 @@ def test_a_lock_that_cannot_be_had_is_told(folder: KeptFolder) -> None:
     nowhere = KeptFolder(folder.path / "none", **WORDS)
     with pytest.raises(KeptError, match=r"systemctl enable --now powerguard-x\.socket"), nowhere.locked(boottime_s()):
         pass
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system read-only")
+def test_on_a_disk_that_has_become_read_only_what_was_kept_is_still_read_under_the_lock(tmp_path: Path) -> None:
+    """Who was stopped must be let go on, whatever has become of /run since."""
+    mounted = tmp_path / "run"
+    mounted.mkdir(mode=0o700)
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0700", "none", mounted], capture_output=True, check=False).returncode:
+        pytest.skip("root may not mount here (a container)")
+    try:
+        folder = KeptFolder(mounted, **WORDS)
+        with folder.locked(boottime_s()):
+            folder.keep({"what": 1})
+        subprocess.run(["mount", "-o", "remount,ro", mounted], check=True)
+        with folder.locked(boottime_s()):
+            assert (folder.load() or {})["what"] == 1
+            with pytest.raises(KeptError, match="Read-only file system"):
+                folder.forget()
+    finally:
+        subprocess.run(["umount", mounted], check=True)
 
 
 @pytest.mark.parametrize("run", [gpu.run, signals.run])
