@@ -270,11 +270,11 @@ def test_news_of_the_end_that_came_with_the_last_word_does_not_end_it() -> None:
 def test_after_exactly_half_a_minute_those_decide_that_cannot_be_forged() -> None:
     sure: dict[str, Any] = {"authenticated": True}
     feed = CALM
-    for at_s in range(2, 32):
+    for at_s in range(2, 33):
         feed = after((float(at_s), "snmp", "battery"), (at_s + 0.5, "nut", "utility", sure), feed=feed)
-    assert (feed.disagree_since_s, feed.supply) == (2.0, BATTERY)
-    assert after((31.999, "nut", "utility", sure), feed=feed).supply is BATTERY
-    assert after((32.0, "nut", "utility", sure), feed=feed).supply is UTILITY
+    assert (feed.disagree_since_s, feed.supply) == (3.0, BATTERY)
+    assert after((32.999, "nut", "utility", sure), feed=feed).supply is BATTERY
+    assert after((33.0, "nut", "utility", sure), feed=feed).supply is UTILITY
 
 
 # --- Found out ------------------------------------------------------------------------------------------------------

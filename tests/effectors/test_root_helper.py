@@ -107,7 +107,8 @@ def test_on_a_disk_that_has_become_read_only_what_was_kept_is_still_read_under_t
     """Who was stopped must be let go on, whatever has become of /run since."""
     mounted = tmp_path / "run"
     mounted.mkdir(mode=0o700)
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0700", "none", mounted], capture_output=True, check=False).returncode:
+    mount = ["mount", "-t", "tmpfs", "-o", "mode=0700", "none", mounted]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("root may not mount here (a container)")
     try:
         folder = KeptFolder(mounted, **WORDS)
