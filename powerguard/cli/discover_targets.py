@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from powerguard.settings.load import SettingsError, load
 from powerguard.sources.apcupsd_options import ApcupsdOptions
+from powerguard.sources.base import why_not_found
 from powerguard.sources.discover import MAX_ADDRESSES
 from powerguard.sources.nut_options import NutOptions
 from powerguard.sources.snmp_options import SnmpOptions
@@ -75,8 +76,8 @@ async def _host(word: str) -> list[str]:
         async with asyncio.timeout(_RESOLVE_S):
             found = await asyncio.get_running_loop().getaddrinfo(word, None, type=socket.SOCK_STREAM)
     except (OSError, TimeoutError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or "no answer from the name service"
-        msg = f"cannot look up {word!r}: {reason} (write an address, a name, or a network such as 10.0.0.0/24)"
+        because = why_not_found(error)
+        msg = f"cannot look up {word!r}: {because} (write an address, a name, or a network such as 10.0.0.0/24)"
         raise TargetError(msg) from error
     # One of them: most cards that have an IPv6 address speak nothing on it.
     return [str(min(found, key=lambda one: one[0] is not socket.AF_INET)[4][0])]

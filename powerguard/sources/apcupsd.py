@@ -15,7 +15,7 @@ from powerguard.profiles import told
 from powerguard.protocols.nis import PORT, Flag, NisError, Reply, Status, parse_status, request
 from powerguard.sources.apcupsd_options import ApcupsdOptions
 from powerguard.sources.apcupsd_status import draft_of
-from powerguard.sources.base import Bell, Publish
+from powerguard.sources.base import Bell, Publish, why_not_found
 
 log = structlog.get_logger(__name__)
 
@@ -77,7 +77,7 @@ class NisClient:
             self.close()
             msg = f"no answer from {where} in {limit_s:.1f} s: apcupsd hangs, or waits for its UPS"
             raise NisError(msg) from error
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, UnicodeError) as error:
             self.close()
             msg = f"{where}: {_why(error)}"
             raise NisError(msg) from error
@@ -116,12 +116,14 @@ _REFUSED = f"[Errno {errno.ECONNREFUSED}]"
 """asyncio makes one error of several, with their texts: `localhost` is ::1 as well, where apcupsd never listens."""
 
 
-def _why(error: OSError | EOFError) -> str:
+def _why(error: OSError | EOFError | UnicodeError) -> str:
     """Say what an operator would do about it."""
     if isinstance(error, ConnectionRefusedError) or _REFUSED in str(error):
         return "nobody listens: is apcupsd running, with NETSERVER on, and NISIP and NISPORT as in these settings?"
     if isinstance(error, ConnectionResetError):
         return _HUNG_UP
+    if isinstance(error, UnicodeError):
+        return why_not_found(error)
     return getattr(error, "strerror", None) or str(error)
 
 

@@ -53,3 +53,10 @@ class NamedSource(Source, Protocol):
     """A source of the settings. name: in readings, metrics and logs, such as "nut:rack-a@10.0.0.9"."""
 
     name: str
+
+
+def why_not_found(error: Exception) -> str:
+    """Say why a name could not be looked up. Python refuses some before it asks anybody (UnicodeError)."""
+    if isinstance(error, UnicodeError):
+        return "that is no name: between two dots stand 1 to 63 characters"
+    return getattr(error, "strerror", None) or "no answer from the name service"

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from powerguard.protocols.nut import Answer, Decoder, Err, NutError, Ok, encode
+from powerguard.sources.base import why_not_found
 
 _RESOLVE_S: Final = 2.0
 _CLOSE_S: Final = 0.5
@@ -124,13 +125,13 @@ class Resolver:
         try:
             async with asyncio.timeout(_RESOLVE_S):
                 found = await asyncio.shield(self._running)
-        except (OSError, TimeoutError) as error:
-            if isinstance(error, OSError) and not isinstance(error, TimeoutError):
+        except (OSError, TimeoutError, UnicodeError) as error:
+            if not isinstance(error, TimeoutError):
                 self._running = None
             if self._known:
                 return self._known
-            reason = getattr(error, "strerror", None) or "no answer from the name service"
-            msg = f"cannot look up {self._host}: {reason} (an address in the settings needs no name service)"
+            because = why_not_found(error)
+            msg = f"cannot look up {self._host}: {because} (an address in the settings needs no name service)"
             raise LinkError(msg) from error
         self._running = None
         self._known = found
@@ -174,7 +175,9 @@ class Link:
             except TimeoutError:
                 reason = f"no answer in {limit_s:g} s"
             except OSError as error:
-                reason = os.strerror(error.errno).lower() if error.errno else type(error).__name__
+                number = None if isinstance(error, socket.gaierror) else error.errno  # its numbers are others
+                told = os.strerror(number) if number else error.strerror
+                reason = told.lower() if told else type(error).__name__
             else:
                 return cls(wire, where)
         msg = f"cannot connect to {where}: {reason} (is upsd running, and does its LISTEN line name this address?)"

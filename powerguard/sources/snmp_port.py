@@ -29,6 +29,7 @@ from pysnmp.proto import errind, rfc1902, rfc1905
 
 from powerguard.options import SecretError
 from powerguard.profiles.values import Answer, Missing, Oid, below, parts
+from powerguard.sources.base import why_not_found
 from powerguard.sources.snmp_engine import (
     Engine,
     Udp,
@@ -187,15 +188,18 @@ class PysnmpPort:
         """Look the address up, anew after a failure; while the name service is down the old address serves."""
         try:
             address = await self._resolve()
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, UnicodeError) as error:
             if self._address is not None:
                 return
-            reason = getattr(error, "strerror", None) or "no answer from the name service"
-            msg = f"cannot look up {self._options.host}: {reason} (an address in the settings needs no name service)"
+            because = why_not_found(error)
+            msg = f"cannot look up {self._options.host}: {because} (an address in the settings needs no name service)"
             raise SnmpError(msg) from error
         self._resolve_again = False
         if address == self._address:
             return
+        if "%" in address[0] or any(address[3:]):  # pysnmp drops the zone
+            msg = f"{self.where}: {address[0]} is good on one link only: name an address of the card without a zone"
+            raise SnmpError(msg)
         domain, transport = (udp6.DOMAIN_NAME, Udp6) if len(address) == 4 else (udp.DOMAIN_NAME, Udp)
         if config.get_transport(engine, domain) is None:
             add_transport(engine, domain, transport())

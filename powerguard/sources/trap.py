@@ -394,7 +394,7 @@ async def _addresses(host: str) -> list[str]:
     try:
         async with asyncio.timeout(_RESOLVE_S):
             found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_DGRAM)
-    except (OSError, TimeoutError):
+    except (OSError, TimeoutError, UnicodeError):
         return []
     return list(dict.fromkeys(plain_address(str(one[4][0])) for one in found))
 

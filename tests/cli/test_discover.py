@@ -150,6 +150,7 @@ async def test_whoever_answered_and_is_nothing_is_named() -> None:
         (["10.0.0.0/16"], "10.0.0.0/16 is larger than a /22"),
         (["10.0.0.0/abc"], "is no network (write it as 10.0.0.0/24)"),
         (["no-such-host.invalid"], "cannot look up 'no-such-host.invalid'"),
+        (["no..host"], "cannot look up 'no..host': that is no name: "),
         (["10.0.0.5:161"], "10.0.0.5:161: write the address alone, and the port as --snmp-port"),
         (["[::1]:3493"], "[::1]:3493: write the address alone, and the port as --snmp-port"),
         (["10.0.0.0/22", "10.1.0.0/22", "10.2.0.0/22"], "3066 addresses are more than 2048"),

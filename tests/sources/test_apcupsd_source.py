@@ -292,9 +292,13 @@ async def test_a_peer_that_hangs_up_at_once() -> None:
         assert "hosts.allow" in (await until(heard, SourceFailed)).reason
 
 
-async def test_a_name_that_nobody_knows() -> None:
-    client = NisClient(options(1, host="no-such-host.invalid"))
-    with pytest.raises(NisError, match=r"no-such-host\.invalid:1"):
+@pytest.mark.parametrize(
+    ("host", "says"),
+    [("no-such-host.invalid", r"^no-such-host\.invalid:1: "), ("no..host", r"^no\.\.host:1: that is no name: ")],
+)
+async def test_a_name_that_nobody_knows(host: str, says: str) -> None:
+    client = NisClient(options(1, host=host))
+    with pytest.raises(NisError, match=says):
         await client.status(2.0)
 
 

@@ -5,6 +5,7 @@ import random
 import tracemalloc
 from pathlib import Path
 
+import pytest
 from structlog.testing import capture_logs
 
 from powerguard.clock import boottime_s
@@ -337,11 +338,19 @@ async def test_a_password_that_cannot_be_had_costs_the_login_alone(tmp_path: Pat
         assert "FSD" not in str(logs)
 
 
-async def test_a_name_that_cannot_be_looked_up_is_a_failure_and_not_the_end() -> None:
-    """The name service is often the first to go."""
-    async with listening(options(3493, host="upsd.invalid")) as (_, heard):
+@pytest.mark.parametrize(
+    ("host", "says"),
+    [
+        ("upsd.invalid", "cannot look up upsd.invalid: "),
+        ("upsd..example", "cannot look up upsd..example: that is no name: "),
+        ("::1%nowhere", "name or service not known"),
+    ],
+)
+async def test_a_name_that_cannot_be_looked_up_is_a_failure_and_not_the_end(host: str, says: str) -> None:
+    """The name service is often the first to go; and some typing errors Python refuses before it asks anybody."""
+    async with listening(options(3493, host=host)) as (_, heard):
         failure = await until(heard, SourceFailed)
-        assert "cannot look up upsd.invalid" in failure.reason
+        assert says in failure.reason
 
 
 async def test_an_unknown_token_is_noted_once() -> None:

@@ -231,9 +231,17 @@ async def test_two_cards_one_user_name_other_keys(tmp_path: Path) -> None:
         close_engines()
 
 
-async def test_a_name_that_nobody_knows() -> None:
-    port = PysnmpPort(options(161, host="no-such-host.invalid"))
-    with pytest.raises(SnmpError, match=r"^cannot look up no-such-host\.invalid: "):
+@pytest.mark.parametrize(
+    ("host", "says"),
+    [
+        ("no-such-host.invalid", r"^cannot look up no-such-host\.invalid: "),
+        ("no..host", r"^cannot look up no\.\.host: that is no name: "),
+        ("fe80::5%lo", r"^fe80::5%lo:161: fe80::5%lo is good on one link only: "),
+    ],
+)
+async def test_a_name_that_nobody_knows(host: str, says: str) -> None:
+    port = PysnmpPort(options(161, host=host))
+    with pytest.raises(SnmpError, match=says):
         await port.get(ASKED)
     await port.close()
     close_engines()

@@ -277,7 +277,7 @@ async def test_both_families_of_addresses() -> None:
 
 
 async def test_a_name_is_looked_up_and_one_that_does_not_exist_holds_nothing_up() -> None:
-    cards = (Card(ups="rack-a", hosts=("localhost",)), Card(ups="rack-b", hosts=("no-such-host.invalid",)))
+    cards = (Card(ups="rack-a", hosts=("localhost",)), Card(ups="rack-b", hosts=("no-such-host.invalid", "no..host")))
     async with listening(cards=cards) as port:
         assert await send("snmptrap", port.listener.port, V2C, TRAP_V2) == 0
         assert await port.next_poll() == "rack-a"
