@@ -44,7 +44,7 @@ def register(subparsers: Subparsers) -> None:
         description="Forget what was learned of the old battery. Asks first. Exit 0: taken; 1: refused, or you said "
         "no; 4: the daemon is down.",
     )
-    replaced.add_argument("--ups", metavar="NAME", default="", help="which one (default: the one that feeds this host)")
+    replaced.add_argument("--ups", metavar="NAME", default="", help="which one (needed where several feed this host)")
     replaced.add_argument(
         "--installed", type=_month, default=None, metavar="YYYY-MM", help="when it was put in (default: this month)"
     )
@@ -238,6 +238,9 @@ def _replaced(args: argparse.Namespace) -> int:
             return fail(
                 args, verb, f"refused: {clean(args.ups)} is not known here: {names} feeds this host", EX_REFUSED
             )
+        if len(found) > 1:
+            names = " or ".join(f"--ups {clean(ups['name'])}" for ups in found)
+            return fail(args, verb, f"which battery? {len(found)} UPSes feed this host: say {names}", EX_USAGE)
         ups = found[0]
         installed = args.installed or _this_month()
         print("\n".join(_what_goes(ups, installed)), file=sys.stderr)

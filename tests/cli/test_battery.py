@@ -20,7 +20,7 @@ from powerguard.cli.checks import OLD_MEASUREMENT_S, health_finding
 from powerguard.cli.render import Paint
 from powerguard.core.events import BatteryReplaced
 from powerguard.core.machine import step
-from powerguard.core.model import Battery, Drill, Feed, State
+from powerguard.core.model import Battery, Drill, Feed, FeedPolicy, State, Supplied
 from powerguard.daemon.admin import admin_server
 from powerguard.daemon.http import http_server
 from powerguard.daemon.journal import Entry, Journal
@@ -221,6 +221,24 @@ async def test_what_is_said_to_go_goes_and_the_rest_stays(folder: Path) -> None:
     assert (ups["health"]["measured"], ups["health"]["share"], ups["runtime"]["points"]) == (None, 0.75, [])
     assert (ups["recharge"], ups["replaced_at"]) == ({"full_s": 22000.0, "origin": "learned"}, WALL_S)
     assert [need["need"] for need in view(daemon)["needs"]] == ["checkpoint", "stop", "boot", "resume"]
+
+
+async def test_one_of_several_batteries_is_named(folder: Path) -> None:
+    """With --yes the first one's health would have been forgotten, whichever was replaced."""
+    daemon = taught()
+    alone = daemon.policy
+    policies = (alone, replace(alone, ups="rack-b"))
+    daemon.policy = replace(alone, feeds=tuple(FeedPolicy(policy=each) for each in policies))
+    known = daemon.state.feed, daemon.state.battery
+    upses = tuple(Supplied(ups=each.ups, feed=known[0], battery=known[1]) for each in policies)
+    daemon.state = replace(daemon.state, upses=upses)
+    async with served(daemon, folder) as path:
+        ended = await replaced(path, "--yes")
+        assert (ended.code, daemon.events) == (64, [])
+        assert "2 UPSes feed this host: say --ups rack-a or --ups rack-b" in ended.err
+        assert (await replaced(path, "--yes", "--ups", "rack-b")).code == 0
+    (event,) = daemon.events
+    assert event.ups == "rack-b"
 
 
 async def test_replaced_asks_on_a_terminal(folder: Path) -> None:
