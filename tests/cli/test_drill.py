@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from powerguard.cli.checks import drill_finding
 from powerguard.cli.drill import _Progress
@@ -55,13 +54,6 @@ def folder() -> Iterator[Path]:
     made = tempfile.mkdtemp(dir="/tmp", prefix="pg ")
     yield Path(made)
     shutil.rmtree(made)
-
-
-@pytest.fixture(autouse=True)
-def _log() -> Iterator[None]:
-    """The daemon of these tests lives in this process: what it logs is none of what a verb prints."""
-    with capture_logs():
-        yield
 
 
 @dataclass
