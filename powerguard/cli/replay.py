@@ -200,11 +200,16 @@ def after(seconds: float) -> str:
     return text if text.startswith("-") else f"+{text}"
 
 
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def _story(told: "Replayed", paint: Paint) -> list[str]:
     recording, zero_s = told.recording, told.recording.zero_s
-    head = f"{recording.name}: {told.readings} readings; +0 s is t_s {told.began_s - zero_s:g}"
+    head = f"{recording.name}: {_count(told.readings, 'reading')}; +0 s is t_s {told.began_s - zero_s:g}"
     if told.repeated:
-        head += f"; {told.repeated} polls between them were answered by what lies between"
+        were = "was" if told.repeated == 1 else "were"
+        head += f"; {_count(told.repeated, 'poll')} between them {were} answered by what lies between"
     lines = [paint(clean(head), "bold"), *(f"{paint('!', 'yellow')} {clean(text)}" for text in told.told)]
     rows = []
     for each in told.lines:
