@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from powerguard.cli.operate import Subparsers
+from powerguard.cli.operate import Subparsers, fail
 from powerguard.cli.render import Paint
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from powerguard.sim.world.report import Options, Sample
     from powerguard.sim.world.site import Site
 
+EX_USAGE: Final = 64
 EX_CONFIG: Final = 78
 EX_VIOLATED: Final = 1
 EX_INTERRUPTED: Final = 130
@@ -93,12 +94,14 @@ def _run(args: argparse.Namespace, bar: "_Bar") -> int:
         site = Site() if args.site is None else load(Path(args.site))
     except SettingsError as error:
         bar.clear()
+        if args.json:
+            return fail(args, "simulate", "; ".join(error.problems), EX_CONFIG)
         print(error, file=sys.stderr)
         return EX_CONFIG
     if args.level != "core" and args.policy != "powerguard":
         bar.clear()
-        print(f"powerguard simulate: --level {args.level} plays powerguard itself only", file=sys.stderr)
-        return 64
+        why = f"--level {args.level} plays powerguard itself only, not --policy {args.policy}"
+        return fail(args, "simulate", why, EX_USAGE)
     options = Options(
         seed=args.seed,
         outages=args.outages or _OUTAGES[args.level],
@@ -163,12 +166,13 @@ def _print(told: dict[str, Any]) -> None:
         f"  training lost beyond the oracle   {told['excess_s_mean']:.1f} s an outage, p95 {told['excess_s_p95']:.0f} s"
     )
     print(f"  lost beyond what nobody can beat  {told['beyond_bound_s_mean']:.1f} s an outage")
-    print(f"  of all that done again (rollback) {told['rollback_s_mean']:.1f} s an outage")
+    print(f"  training lost in all              {told['loss_s_mean']:.1f} s an outage")
+    print(f"  of that done again (rollback)     {told['rollback_s_mean']:.1f} s an outage")
     dirty, physics = share("planning_dirty"), share("physics_dirty")
     print(f"  power lost under the host         {dirty} by planning, {physics} by physics")
     if told["policy"] == "oracle" and told["planning_dirty"]:
         print("                                    (the oracle takes whoever lost the fewest seconds, also so)")
-    print(f"  shut down                         {share('shutdowns')}, of these needless {share('needless')}")
+    print(f"  shut down                         {share('shutdowns')}, needlessly {share('needless')}")
     print(f"  stranded                          {share('stranded')}")
     for lost in told["planning_dirty_outages"][:5]:
         print(f"\n{paint('power lost by planning', 'red')}: {lost['reproduce']}")

@@ -70,7 +70,8 @@ def test_people_get_it_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = simulate(capsys, "--outages", "3", "--seed", "5", "--policy", "fixed")
     assert (status, err) == (0, "")
     assert "3 outages from seed 5, with faults, policy fixed, level core" in out
-    assert re.search(r"shut down +\d \(\d+\.\d\d %\)", out)
+    assert re.search(r"shut down +\d \(\d+\.\d\d %\), needlessly \d \(\d+\.\d\d %\)", out)
+    assert re.search(r"training lost in all +\d+\.\d s an outage", out)
 
 
 def test_a_run_is_its_outages_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,6 +217,22 @@ def test_a_site_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) ->
     status, _, err = simulate(capsys, "--site", "/nowhere/site.yaml")
     assert status == 78
     assert "/nowhere/site.yaml" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["--site", "/nowhere/site.yaml"], 78, "/nowhere/site.yaml: "),
+        (["--level", "loop", "--policy", "nut"], 64, "--level loop plays powerguard itself only, not --policy nut"),
+    ],
+)
+def test_a_program_is_told_as_an_object(
+    capsys: pytest.CaptureFixture[str], words: Sequence[str], status: int, said: str
+) -> None:
+    ended, out, err = simulate(capsys, *words, "--json")
+    told = json.loads(out)
+    assert (ended, err, told["object"]) == (status, "", "error")
+    assert said in told["error"]
 
 
 # --- The report ------------------------------------------------------------------------------------------------------
