@@ -11,7 +11,7 @@ from powerguard.cli.render import Paint, clean
 from powerguard.cli.snmp import EX_DATA, EX_NOTHING
 from powerguard.cli.snmp_render import describe, shape
 from powerguard.profiles.decode import decode
-from powerguard.profiles.load import ProfileError, load_profiles, parse_profile
+from powerguard.profiles.load import ProfileError, load_profiles, read_profile
 from powerguard.profiles.probe import fits, identity, unmet
 from powerguard.profiles.schema import Profile
 from powerguard.profiles.values import Answer
@@ -24,11 +24,11 @@ _NEAR: Final = 0.05
 def run_test(args: argparse.Namespace) -> int:
     """Carry out the verb."""
     try:
-        profile = _profile(Path(args.profile_file))
+        profile = read_profile(Path(args.profile_file))
         answers = read_walk(Path(args.walk))
         expected = None if args.expected is None else _expected(Path(args.expected))
     except (ProfileError, WalkError, ValueError) as error:
-        return fail(args, "snmp test-profile", str(error), EX_DATA)
+        return fail(args, "snmp test-profile", str(error).replace("\n", "; "), EX_DATA)
     except OSError as error:
         return fail(args, "snmp test-profile", f"{error.filename}: {error.strerror}", EX_DATA)
     if not fits(profile, answers):
@@ -48,17 +48,11 @@ def run_test(args: argparse.Namespace) -> int:
     return EX_NOTHING if wrong else 0
 
 
-def _profile(path: Path) -> Profile:
-    try:
-        with path.open("rb") as file:
-            text = file.read(_MOST_BYTES).decode()
-    except UnicodeDecodeError as error:
-        msg = f"{path}: is not UTF-8 at byte {error.start}"
-        raise ValueError(msg) from error
-    return parse_profile(text, str(path))
-
-
 def _expected(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        path.stat()
+        msg = f"{path}: is not a file; name one of JSON"
+        raise ValueError(msg)
     try:
         with path.open("rb") as file:
             told = json.loads(file.read(_MOST_BYTES))

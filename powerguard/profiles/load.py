@@ -66,11 +66,9 @@ def load_profiles(site_folder: Path | None = SITE_FOLDER) -> Profiles:
         read: dict[str, Path] = {}
         for path in _site_files(site_folder, problems):
             try:
-                profile = parse_profile(path.read_text(encoding="utf-8"), str(path))
-            except (OSError, UnicodeDecodeError) as error:
-                problems.append(f"{path}: cannot be read: {error}")
+                profile = read_profile(path)
             except ProfileError as error:
-                problems.append(str(error))
+                problems.append(str(error).replace("\n", "; "))
             else:
                 if profile.name in read:
                     problems.append(f"{path}: profile {profile.name} is already in {read[profile.name]}; left out")
@@ -96,12 +94,25 @@ def _packaged() -> Iterator[Profile]:
             yield parse_profile(file.read_text(encoding="utf-8"), file.name)
 
 
+def read_profile(path: Path) -> Profile:
+    """Return the profile of a file, as `parse_profile` does. What is no file (a pipe) or too large is a mistake too."""
+    try:
+        document = strictyaml.load_file(path)
+    except strictyaml.StrictYamlError as error:
+        raise ProfileError(str(error)) from error
+    return _profile(document)
+
+
 def parse_profile(text: str, name: str) -> Profile:
-    """Return the profile of one file. Raises ProfileError with every mistake, each at its file:line:column."""
+    """Return the profile of a text. Raises ProfileError with every mistake, each at its file:line:column."""
     try:
         document = strictyaml.load(text, name)
     except strictyaml.StrictYamlError as error:
         raise ProfileError(str(error)) from error
+    return _profile(document)
+
+
+def _profile(document: strictyaml.Document) -> Profile:
     try:
         # By way of JSON: strict, yet a list may become a tuple and a word an enum.
         return Profile.model_validate_json(json.dumps(document.data))

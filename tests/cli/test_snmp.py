@@ -190,15 +190,18 @@ def test_files_of_test_profile_that_cannot_be_read(tmp_path: Path) -> None:
     good, walk = "powerguard/profiles/rfc1628.yaml", str(WALKS / "rfc1628.walk")
     bad = tmp_path / "bad.yaml"
     bad.write_text("name: bad\nunit: fortnights\n", encoding="utf-8")
+    os.mkfifo(tmp_path / "pipe")
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe\x00")
     for words, what in (
-        ((str(bad), walk), f"{bad}:2:1: unit: unknown key"),
+        ((str(bad), walk), f"; {bad}:2:1: unit: unknown key"),
+        ((str(tmp_path / "pipe"), walk), "is not a file"),
         ((str(binary), walk), "is not UTF-8"),
         ((str(tmp_path / "absent"), walk), "No such file"),
         ((good, str(tmp_path / "absent")), "No such file"),
         ((good, walk, walk), "is no JSON"),
-        ((good, walk, str(tmp_path)), "Is a directory"),
+        ((good, walk, str(tmp_path)), "is not a file"),
+        ((good, walk, str(tmp_path / "pipe")), "is not a file"),
     ):
         ended = said("test-profile", *words)
         assert (ended.code, what in ended.err) == (65, True), (words, ended.err)

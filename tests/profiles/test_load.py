@@ -1,5 +1,6 @@
 """Profile files: what is wrong is told at its line, and a site's typing error takes no working family away."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -61,13 +62,15 @@ def test_a_broken_site_file_is_left_out_and_told(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text(GOOD.replace("unit: min/10", "unit: fortnights"))
     (tmp_path / "torn.yaml").write_bytes(b"name: \xff\n")
     (tmp_path / "good.yaml").write_text(GOOD)
+    os.mkfifo(tmp_path / "pipe.yaml")
     (tmp_path / "twice.yaml").write_text(GOOD)
     profiles = load_profiles(tmp_path)
     assert set(profiles.by_name) == {*load_profiles(None).by_name, "mini"}
-    bad, torn, twice = profiles.problems
+    bad, pipe, torn, twice = profiles.problems
     assert bad.startswith(f"{tmp_path}/bad.yaml:10:")
     assert "unknown unit 'fortnights' (one of: s, min, min/10" in bad
-    assert torn.startswith(f"{tmp_path}/torn.yaml: cannot be read")
+    assert pipe.startswith(f"{tmp_path}/pipe.yaml: is not a file")
+    assert torn.startswith(f"{tmp_path}/torn.yaml:1:7: byte 0xff is not UTF-8")
     assert twice == f"{tmp_path}/twice.yaml: profile mini is already in {tmp_path}/good.yaml; left out"
 
 
