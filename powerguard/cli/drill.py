@@ -105,7 +105,10 @@ def _drill(args: argparse.Namespace) -> int:
     asked: dict[str, object] = {"scopes": scopes, "witness": args.witness}
     plan = post(args, "drill-plan", asked)
     if plan["refused"]:
-        return fail(args, "drill", f"refused: {because_of(plan['refused'])}", EX_REFUSED)
+        why = because_of(plan["refused"])
+        if plan["mode"] == "dry-run" and "--scope checkpoint" in why:
+            why += "; but not in dry-run, where nobody is asked: wait for the trainer's own, or set mode: armed"
+        return fail(args, "drill", f"refused: {why}", EX_REFUSED)
     if not args.json:
         print("\n".join(_outline(plan)))
     if not args.yes:

@@ -158,6 +158,17 @@ async def test_it_asks_on_a_terminal(folder: Path, answer: bytes, *, begins: boo
     assert process.returncode == (0 if begins else 1)
 
 
+async def test_no_drill_of_a_dry_run_is_advised_to_make_a_checkpoint(folder: Path) -> None:
+    """It asks nobody, so the advice of the refusal would lead to the same refusal, for ever."""
+    async with living(folder, age_s=4000.0) as daemon:
+        armed = await drill(folder, "--yes")
+        daemon.armed = False
+        ended = await drill(folder, "--yes")
+    assert ended.code == 1
+    assert "not in dry-run, where nobody is asked: wait for the trainer's own, or set mode: armed" in ended.err
+    assert "dry-run" not in armed.err
+
+
 async def test_it_is_refused_with_the_numbers(folder: Path) -> None:
     async with living(folder, age_s=4000.0) as daemon:
         ended = await drill(folder, "--yes")
