@@ -22,7 +22,8 @@ Play = Callable[[Site, Options, int], Sample]
 Tell = Callable[[int], None]
 """Called with the number of outages that have been played."""
 _CHUNK = 50
-_MOST_CHUNK = 500
+_MOST_CHUNK = 100
+"""Some seconds of a busy machine: whoever watches the progress sees that it goes on, from the first seconds."""
 _AHEAD = 3
 """Chunks for each process, so that it has the next one when it ends one."""
 
