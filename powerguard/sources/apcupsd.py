@@ -36,6 +36,10 @@ _SET_BACK_S = -5.0
 """END APC is taken before apcupsd waits for its own lock, DATE after it: a little below 0 is an age of 0."""
 _ORDER_SPENT_S = 300.0
 """A host that is still up so long after utility came back does not go down any more."""
+_LEFT_OVER = (
+    "SHUTTING DOWN is left over from an earlier outage: that apcupsd protects its host no more, and leaves its "
+    "powerfail file behind (systemctl restart apcupsd there)"
+)
 _CHUNK_BYTES = 4096
 _STEP_S = 0.001
 _OF_THE_UPS = Flag.CALIBRATION | Flag.TRIM | Flag.BOOST | Flag.ONLINE | Flag.ONBATT | Flag.OVERLOAD | Flag.BATTLOW
@@ -307,6 +311,7 @@ class ApcupsdSource:
         """
         if not status.flags & Flag.SHUTDOWN:
             self._order_seen_s, self._order_spent = None, False
+            self._told.discard(_LEFT_OVER)
             return False
         if status.flags & Flag.ONBATT:
             self._order_seen_s = None
@@ -314,11 +319,7 @@ class ApcupsdSource:
             self._order_seen_s = at_s
         elif at_s - self._order_seen_s >= _ORDER_SPENT_S:
             self._order_spent = True
-            self._once(
-                "source_doubtful",
-                "SHUTTING DOWN is left over from an earlier outage: that apcupsd protects its host no more, and leaves "
-                "its powerfail file behind (systemctl restart apcupsd there)",
-            )
+            self._once("source_doubtful", _LEFT_OVER)
         return not self._order_spent and not self._options.leaves_shutdown
 
     def _warn(self, status: Status) -> None:

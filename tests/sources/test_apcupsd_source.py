@@ -220,7 +220,14 @@ async def test_story_12_a_spent_order_is_no_order_of_the_next_outage() -> None:
             await until(heard, Reading)
             peer.set(ONBATT | 0x200)
             await ordered(heard)
-    assert any("systemctl restart apcupsd there" in entry.get("because", "") for entry in logs)
+            peer.set(SHUTDOWN_ON_MAINS)
+            while (await until(heard, Reading)).output_source is not OutputSource.UTILITY:
+                pass
+            late_s = 700.0
+            while (await until(heard, Reading)).forced_shutdown:
+                peer.set()
+    told = [entry["because"] for entry in logs if "systemctl restart apcupsd there" in entry.get("because", "")]
+    assert len(told) == 2  # each order that is left over is told, and told once
 
 
 async def test_an_order_that_was_left_to_us_is_none() -> None:
