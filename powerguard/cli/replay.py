@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from powerguard.cli import amounts
 from powerguard.cli.main import CONFIG
 from powerguard.cli.operate import Subparsers, fail
 from powerguard.cli.render import Paint, clean, duration, table
@@ -15,7 +16,7 @@ from powerguard.cli.words import PHASES, mark, order, sentence
 
 if TYPE_CHECKING:
     from powerguard.core.model import Policy, TrainerPolicy
-    from powerguard.sim.replay import Difference, Mark, Replayed
+    from powerguard.sim.replay import Difference, Mark, Recording, Replayed
     from powerguard.sim.replay_file import Wanted
 
 EX_USAGE: Final = 64
@@ -70,20 +71,13 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         wanted, assumed, by = _wanted(args)
-        recordings = load(args.file, wanted)
+        recordings = _chosen(args, load(args.file, wanted))
     except SettingsError as error:
         return fail(args, "replay", "; ".join(error.problems), EX_CONFIG)
     except ReplayFileError as error:
         return fail(args, "replay", str(error), EX_DATA)
     except ValueError as error:
         return fail(args, "replay", str(error), EX_USAGE)
-    if args.outage is not None:
-        recordings = tuple(each for each in recordings if each.name.startswith(args.outage))
-        if not recordings:
-            return fail(args, "replay", f"{args.file}: no outage {args.outage!r} in it", EX_USAGE)
-    if args.diff and not all(each.marks for each in recordings):
-        why = f"{args.file}: it does not say what was done; --diff needs an export of the journal"
-        return fail(args, "replay", why, EX_USAGE)
     told = [replay(each, obedient=args.obedient) for each in recordings]
     diffs = [compare(each, tolerance_s=args.tolerance) if args.diff else None for each in told]
     same = all(difference.verdict == "same" for diff in diffs for difference in diff or ())
@@ -95,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({**head, "same": same if args.diff else None, "outages": outages}, indent=2))
     else:
         paint = Paint(sys.stdout)
-        print(f"{clean(args.file)}, decided by today's rules; settings: {clean(by)}")
+        but = "" if shown else _but_for(args)
+        print(f"{clean(args.file)}, decided by today's rules; settings: {clean(by)}{but}")
         print("".join(f"  {line}\n" for line in shown), end="")
         for each, diff in zip(told, diffs, strict=True):
             print("\n" + "\n".join(_story(each, paint)))
@@ -115,13 +110,37 @@ def _wanted(args: argparse.Namespace) -> "tuple[Wanted, list[str], str]":
     if not 0.0 <= args.tolerance < math.inf:
         message = f"--tolerance: {args.tolerance:g} is no time in seconds (1.5 is one poll)"
         raise ValueError(message)
-    table_ = None if args.table is None else _table(args.table)
+    table_ = None if args.table is None else amounts.table("--table", args.table)
     trainers = None if args.trainer is None else _trainers(args.trainer)
     path = args.settings_file or (args.config if args.config != CONFIG else None)
     policy = None if path is None else _settings(Path(path))
     default = Policy(boot_id="replay", ups="", trainers=(TrainerPolicy(name="trainer", checkpoint_s=SEED_S),))
     wanted = Wanted(policy=policy, default=default, table=table_, trainers=trainers, ups=args.ups)
     return wanted, _assumed(wanted.change(policy or default)), path or ""
+
+
+def _chosen(args: argparse.Namespace, recordings: "tuple[Recording, ...]") -> "tuple[Recording, ...]":
+    """Return those that are asked for. Raises ValueError where an option asks for what is not in the file."""
+    events = (event for each in recordings for leg in each.legs for event in leg.events)
+    names = dict.fromkeys(str(event.ups) for event in events if hasattr(event, "ups"))
+    if args.ups and args.ups not in names:
+        message = f"--ups: no reading of {args.ups!r:.40} in {args.file}, only of {', '.join(names)}"
+        raise ValueError(message)
+    if args.outage is not None:
+        recordings = tuple(each for each in recordings if each.name.startswith(args.outage))
+        if not recordings:
+            message = f"{args.file}: no outage {args.outage!r:.40} in it"
+            raise ValueError(message)
+    if args.diff and not all(each.marks for each in recordings):
+        message = f"{args.file}: it does not say what was done; --diff needs an export of the journal"
+        raise ValueError(message)
+    return recordings
+
+
+def _but_for(args: argparse.Namespace) -> str:
+    """Say which options took the place of some of the recorded settings."""
+    given = [option for option in ("table", "trainer") if getattr(args, option) is not None]
+    return ", but for " + " and ".join(f"--{option}" for option in given) if given else ""
 
 
 def _settings(path: Path) -> "Policy":
@@ -144,24 +163,6 @@ def _assumed(policy: "Policy") -> list[str]:
         f"battery: {battery}; stop {policy.stop_q95_s:g} s, reserve {policy.reserve_s:g} s",
         f"trainers: {clean(trainers) or 'none'}",
     ]
-
-
-def _table(text: str) -> tuple[tuple[float, float], ...]:
-    points = []
-    for pair in text.split(","):
-        load, _, seconds = pair.partition(":")
-        try:
-            point = float(load) / 100.0, float(seconds)
-        except ValueError:
-            point = 0.0, 0.0
-        if not (0.0 < point[0] <= 2.0 and 0.0 < point[1] <= 1e6):
-            message = f"--table: {pair!r} is no LOAD:SECONDS (such as 75:360)"
-            raise ValueError(message)
-        points.append(point)
-    if len({load for load, _ in points}) < len(points):
-        message = "--table: a load twice"
-        raise ValueError(message)
-    return tuple(sorted(points))
 
 
 def _trainers(texts: Sequence[str]) -> "tuple[TrainerPolicy, ...]":

@@ -450,9 +450,11 @@ def test_what_another_setting_would_have_done(journals: dict[str, Path], run: Ru
 
 
 WRONG = [
-    (("--table", "x"), "--table: 'x' is no LOAD:SECONDS"),
-    (("--table", "50:1,50:2"), "a load twice"),
-    (("--table", "50:-1"), "is no LOAD:SECONDS"),
+    (("--table", "x"), "--table: 'x' is no point"),
+    (("--table", "50:540,50:300"), "50 % stands there twice"),
+    (("--table", "50:-1"), "'-1' is no duration"),
+    (("--table", "50:240,75:360"), "must fall as the load rises, got 240 s at 50 % and 360 s at 75 %"),
+    (("--ups", "rack-z"), "--ups: no reading of 'rack-z' in "),
     (("--trainer", "llm"), "--trainer: 'llm' is no NAME:CONDUCT:SECONDS"),
     (("--trainer", "llm:hope:3"), "(such as llm:pause:20; or exit, continue)"),
     (("--trainer", "llm:pause:nan"), "is no NAME:CONDUCT:SECONDS"),
