@@ -91,6 +91,15 @@ def number(option: str, text: str, least: float, most: float) -> float:
     return _within(option, value, least, most, "")
 
 
+def whole(option: str, text: str, least: float, most: float) -> float:
+    """Return a plain whole number."""
+    value = number(option, text, least, most)
+    if value % 1.0:
+        msg = f"{option}: {text!r} is no whole number"
+        raise AmountError(msg)
+    return value
+
+
 def percent(option: str, text: str, least: float, most: float) -> float:
     """Return percent: 75, 75%."""
     value = _amount(option, text, {"": 1.0, "%": 1.0}, "percentage (write it as 75)")

@@ -25,7 +25,7 @@ SCHEMA_VERSION: Final = 1
 
 _GRADES: Final = {
     Grade.FULL: "full: services stop in order, with the whole reserve",
-    Grade.SHORT: "short: as long as a stop usually takes, 20 s of reserve",
+    Grade.SHORT: "short: as long as a stop usually takes, at most 20 s of reserve",
     Grade.BARE: "bare: disks synced, power off by force",
 }
 

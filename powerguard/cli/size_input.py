@@ -210,7 +210,7 @@ def _checkpoint(args: argparse.Namespace, base: _Base, sources: dict[str, str]) 
     """Return the seconds from order to durable, and the bytes that this host writes."""
     _one_of(args, "params", "bytes")
     size = None if args.bytes is None else amounts.size_bytes("--bytes", args.bytes)
-    hosts = amounts.number("--hosts", args.hosts, 1, 1e6) if args.hosts is not None else 1.0
+    hosts = amounts.whole("--hosts", args.hosts, 1, 1e6) if args.hosts is not None else 1.0
     written = "" if size is None else "--bytes"
     if args.params is not None:
         each = BYTES_PER_PARAMETER

@@ -323,6 +323,7 @@ BASE = ("--ups", "APC SRT 6000VA")
         ((*BASE, "--params", "70b", "--disk", "1Gbit/s"), "is no bandwidth"),
         ((*BASE, "--bytes-per-param", "16"), "goes with --params"),
         ((*BASE, "--hosts", "8"), "--hosts goes with"),
+        ((*BASE, "--params", "7B", "--hosts", "1.5"), "--hosts: '1.5' is no whole number"),
         ((*BASE, "--health", "75"), "is more than the whole (write it as 0.2 or 20%)"),
         ((*BASE, "--health", "0.1"), "--health: must be 0.2 to 1"),
         ((*BASE, "--margin", "0.95"), "--margin: must be 0 to 0.9"),
