@@ -287,7 +287,8 @@ class ApcupsdSource:
             return f"{where}: its UPSNAME is {name!r}, not {self._options.name!r}: another UPS, or another port"
         if status.flags & Flag.COMMLOST:
             age = "" if status.age_s is None else f" for {max(0.0, status.age_s):.0f} s"
-            return f"{where}: apcupsd has lost its UPS{age} (COMMLOST): its values are frozen"
+            last = ", and were those of an outage" if status.flags & Flag.ONBATT else ""
+            return f"{where}: apcupsd has lost its UPS{age} (COMMLOST): its values are frozen{last}"
         return ""
 
     def _publish_reading(self, publish: Publish, status: Status, at_s: float) -> None:

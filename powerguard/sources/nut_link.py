@@ -174,10 +174,11 @@ class Link:
                     await loop.create_connection(lambda wire=wire: wire, address, port)  # type: ignore[misc]
             except TimeoutError:
                 reason = f"no answer in {limit_s:g} s"
+            except (socket.gaierror, UnicodeError) as error:
+                msg = f"cannot connect to {where}: {why_not_found(error)}"
+                raise LinkError(msg) from error
             except OSError as error:
-                number = None if isinstance(error, socket.gaierror) else error.errno  # its numbers are others
-                told = os.strerror(number) if number else error.strerror
-                reason = told.lower() if told else type(error).__name__
+                reason = os.strerror(error.errno).lower() if error.errno else type(error).__name__
             else:
                 return cls(wire, where)
         msg = f"cannot connect to {where}: {reason} (is upsd running, and does its LISTEN line name this address?)"

@@ -90,7 +90,9 @@ async def test_without_a_target_what_this_hosts_files_name(tmp_path: Path) -> No
         folder = tmp_path / "nut"
         folder.mkdir()
         (folder / "upsmon.conf").write_text(
-            f"MONITOR rack-n@127.0.0.1:{nut.port} 1 upsmon not-to-be-shown secondary\n", encoding="utf-8"
+            f"MONITOR rack-n@127.0.0.1:{nut.port} 1 upsmon not-to-be-shown secondary\n"
+            "MONITOR rack-x@no..host 1 upsmon not-to-be-shown secondary\n",
+            encoding="utf-8",
         )
         (folder / "upsmon.conf").chmod(0o600)
         (tmp_path / "apcupsd.conf").write_text(
@@ -107,6 +109,7 @@ async def test_without_a_target_what_this_hosts_files_name(tmp_path: Path) -> No
         ("nut", nut.port, "rack-n"),
         ("apcupsd", apc.port, "rack-a"),
     ]
+    assert [one["where"] for one in told["others"]] == ["no..host:3493"]
     assert "not-to-be-shown" not in ended.out + ended.err
     assert (told["addresses"], len(told["files"])) == (1, 3)
 

@@ -343,7 +343,7 @@ async def test_a_password_that_cannot_be_had_costs_the_login_alone(tmp_path: Pat
     [
         ("upsd.invalid", "cannot look up upsd.invalid: "),
         ("upsd..example", "cannot look up upsd..example: that is no name: "),
-        ("::1%nowhere", "name or service not known"),
+        ("::1%nowhere", "cannot connect to upsd at ::1%nowhere:3493: Name or service not known"),
     ],
 )
 async def test_a_name_that_cannot_be_looked_up_is_a_failure_and_not_the_end(host: str, says: str) -> None:
