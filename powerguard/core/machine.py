@@ -100,6 +100,8 @@ def _is_idle(state: State) -> bool:
         return False
     if state.cap is not None or state.signalled or state.drill is not None or state.feed.lost_since_s is not None:
         return False
+    if state.start is not None:
+        return False
     return state.maintenance is None and state.guarded_since_s is None and state.feed.countdown_at_s is None
 
 
@@ -117,6 +119,7 @@ def _quick(policy: Policy, state: State, reading: Reading) -> Step | None:
         or state.signalled
         or state.drill is not None
         or state.gone
+        or state.start is not None
         or battery.used is None
         or state.feed.disagree_since_s is not None
         or reading.output_source is not last.output_source
@@ -312,7 +315,9 @@ def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
         if isinstance(outcome, Done):
             turn.resumed = True
         else:
-            turn.set_phase(replace(phase, asked=None, retry_at_s=turn.now_s + 6 * RETRY_S))
+            turn.set_phase(replace(phase, asked=None, retry_at_s=turn.now_s + trainers.START_AGAIN_S))
+    elif isinstance(action, ResumeTraining) and not isinstance(phase, Recovery):
+        trainers.take_in_start(turn, outcome)
 
 
 def _pass_on(turn: Turn, outcome: Done | Failed) -> None:

@@ -260,6 +260,15 @@ class Cap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Training that could not be started after a return in place: it is tried again at at_s, having failed so often."""
+
+    outage: str
+    at_s: float
+    tries: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Signalled:
     """What was done to the processes of a trainer that drew on: it stands until their going on has been confirmed.
 
@@ -432,6 +441,7 @@ class State:
     signalled: trainers that drew on after they were told to pause, and were stopped or ended.
     upses: where several UPSes feed the host, each by itself; feed and battery are then what they are together.
     gone: parts of this host's own network that are not there any more, the newest last.
+    start: training that is still to be started again, after a return in place.
     """
 
     phase: Phase = field(default_factory=Online)
@@ -449,6 +459,7 @@ class State:
     drill: Drill | None = None
     upses: tuple[Supplied, ...] = ()
     gone: tuple[Gone, ...] = ()
+    start: Start | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ DEADTIME_S = 15.0
 """A UPS that said utility and is silent for so long may be on battery for all that is known (upsmon's DEADTIME)."""
 SILENCE_S = 3600.0
 """Silent for longer, it is not on battery: no UPS of a GPU host lasts so long."""
-RESUME_TRIES = 3
 PAUSED_LOAD_GUARD = 1.25
 """With the source lost, a measured paused load counts as this much of it (DESIGN 4.2)."""
 _WORTH_TELLING_S = 1.0
@@ -168,10 +167,13 @@ def duties(turn: Turn) -> None:
             _guard(turn)
             _save_in_silence(turn)
             trainers.resume_again(turn)
+            trainers.start_again(turn)
             drill.tend(turn)
         case OnBattery() | EmergencyCheckpoint() | Holding():
             if isinstance(phase, OnBattery):
                 trainers.resume_again(turn)  # An abort lets training go on, too.
+                if phase.outage.aborted_by:
+                    trainers.start_again(turn)
                 drill.tend_in_outage(turn)
             waited_s = turn.now_s - phase.outage.since_s
             if not phase.outage.policy_asked and waited_s >= turn.policy.commit_dwell_s:
@@ -325,7 +327,7 @@ def _resume(turn: Turn, phase: Recovery) -> None:
             turn.note("gate_forced", because, Level.ERROR)
     if not because:
         return
-    if phase.tries >= RESUME_TRIES:
+    if phase.tries >= trainers.START_TRIES:
         turn.note("resume_failed", "training could not be started", Level.ERROR, tries=phase.tries)
         move(turn, Cause.RESUMED, "gave up; a person must start training")
         return

@@ -19,15 +19,18 @@ from powerguard.core.events import (
 )
 from powerguard.core.frozen import replace
 from powerguard.core.learned import Drop, Learned
-from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Policy, Trainer, TrainerPolicy
+from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Policy, Start, Trainer, TrainerPolicy
 from powerguard.core.turn import Turn
 
 MAX_TRIES = 3
 TRY_AGAIN_S = 1.0
 RESUME_AGAIN_S = 5.0
+START_TRIES = 3
+START_AGAIN_S = 30.0
 CHEAP_STALL = 0.05
 """A checkpoint beside training is taken when it holds training up for less than this share of the work at risk."""
 _PAUSE_LIMIT_S = 10.0
+_START_LIMIT_S = 30.0
 _LEAST_LIMIT_S = 2.0
 _PATIENCE = 4.0
 _LEAST_PATIENCE_S = 60.0
@@ -400,7 +403,32 @@ def resume_all(turn: Turn) -> None:
             # One that exits may be gone before anybody has seen it go; starting what runs changes nothing.
             restart = True
     if restart:
-        turn.order(ResumeTraining, limit_s=30.0, outage=turn.outage_id)
+        turn.update(start=None)
+        turn.order(ResumeTraining, limit_s=_START_LIMIT_S, outage=turn.outage_id)
+
+
+def take_in_start(turn: Turn, outcome: Done | Failed) -> None:
+    """Training was to be started again after a return in place. Who was ended, by us or by itself, waits for that."""
+    if isinstance(outcome, Done):
+        turn.update(start=None)
+        return
+    tries = 1 if turn.state.start is None else turn.state.start.tries + 1
+    if tries < START_TRIES:
+        outage = outcome.action.outage if isinstance(outcome.action, ResumeTraining) else ""
+        turn.update(start=Start(outage=outage, at_s=turn.now_s + START_AGAIN_S, tries=tries))
+    else:
+        turn.update(start=None)
+        because = "training could not be started"
+        turn.note("resume_failed", because, Level.ERROR, tries=tries)
+
+
+def start_again(turn: Turn) -> None:
+    """Start again what could not be started, while training is to run."""
+    start = turn.state.start
+    if start is None or turn.now_s < start.at_s or turn.state.feed.suspect:
+        return
+    turn.order(ResumeTraining, limit_s=_START_LIMIT_S, outage=start.outage)
+    turn.update(start=replace(start, at_s=turn.now_s + _START_LIMIT_S + START_AGAIN_S))
 
 
 def _take_in_resumed(turn: Turn, name: str, *, heard: bool) -> None:

@@ -27,6 +27,7 @@ from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Inline, Journal, Loaded
 from powerguard.daemon.log import describe
 from powerguard.daemon.loop import Loop
+from powerguard.effectors.signals.kept import LEASE_S
 from powerguard.settings.schema import Settings
 from powerguard.sim.looped.mischief import Kill, Mischief, Moment
 from powerguard.sim.looped.ports import SimDisk, SimSource, SimStore, effectors
@@ -126,6 +127,8 @@ class Life:
         self._aborts_late = mischief.late_abort
         witness.blind |= self._began_blind
         self._crashes = mischief.crash_s is not None and world.now_s < mischief.crash_s
+        self._held_s = world.now_s
+        """When the daemon last knew of a trainer that it had stopped: without that word, the helper lets it go on."""
 
     # --- What happens to it ----------------------------------------------------------------------------------------
 
@@ -317,6 +320,14 @@ class Life:
         mute = self.world.scene.trainer.mute
         return any(not (mute and isinstance(action, ResumeTrainer)) for action in under_way)
 
+    def _watch_lease(self, state: State) -> None:
+        """The watch of the helper: a stop that no daemon stands for any more has an end."""
+        host, now_s = self.world.host, self.world.now_s
+        if state.signalled or not host.stopped:
+            self._held_s = now_s
+        elif now_s - self._held_s > LEASE_S:
+            host.signal(now_s, "continue")
+
     async def _story(self, daemon: Loop, until_s: float) -> str:
         """Wait for the end of the story, or of this process."""
         world, quiet_s = self.world, 0.0
@@ -326,8 +337,9 @@ class Life:
             if daemon._stopping:  # noqa: SLF001 - told to end, by a signal: nobody else knows
                 return "stopped"
             state = daemon.state
+            self._watch_lease(state)
             calm = world.now_s > last_s and isinstance(state.phase, Online) and state.cap is None
-            calm = calm and not state.signalled and not world.host.starts
+            calm = calm and not (state.signalled or world.host.starts or world.host.stopped)
             calm = calm and not self._is_busy(daemon)
             health = daemon.journal.health
             calm = calm and health.durable and not health.waiting

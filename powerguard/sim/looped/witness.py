@@ -253,8 +253,9 @@ class Witness:
         told = gone_s is not None and gone_s > NEWS_S and self._was_told(gone_s + NEWS_S)
         if isinstance(phase, Recovery) and told:
             self.broke("resumed_on_battery", f"{kind} {gone_s:.1f} s after utility had gone again")
-        # Later than this nobody repeats any more what a return before that cut had ordered.
-        elif told and (gone_s or 0.0) > MINUTE_S and not self._mischief.people and isinstance(state.phase, OnBattery):
+        # Later than this nobody repeats any more what a return before that cut had ordered, but to who answers nobody.
+        repeated = self._mischief.people or self._world.scene.trainer.mute
+        if told and (gone_s or 0.0) > MINUTE_S and isinstance(phase, OnBattery) and not repeated:
             self.broke("resumed_on_battery", f"{kind} after {gone_s:.0f} s on battery")
 
     def _died_of_itself(self) -> bool:
