@@ -164,6 +164,7 @@ def _watch(args: argparse.Namespace, before: str | None) -> dict[str, Any]:
                 down_s = time.perf_counter()
             except DownError:
                 if time.perf_counter() - down_s > _DOWN_S:
+                    shown.line(shown.left_behind())
                     raise
                 shown.line("the daemon does not answer; when it is back it puts everything back")
                 time.sleep(_LOOK_S)
@@ -236,7 +237,8 @@ class _Progress:
         known += ["GPU power may be capped"] if capped else []
         what = " and ".join(known) if known else f"it was at {self._last.get('stage', 'its begin')}"
         again = "the daemon puts everything back as soon as it runs again (systemctl start powerguard)"
-        resume = "; without it, POST /api/v1/resume to the trainer's own socket lets training go on" if paused else ""
+        alone = "; without it training goes on by itself, a minute after the daemon was last heard"
+        resume = f"{alone} (a trainer that knows no lease: POST /api/v1/resume to its socket)" if paused else ""
         return f"{what}: {again}{resume}"
 
     def line(self, text: str, key: str = "") -> None:
