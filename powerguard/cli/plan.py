@@ -128,6 +128,8 @@ def _write(told: dict[str, Any], path: str) -> str:
 def _verdict(told: dict[str, Any]) -> tuple[str, str]:
     """Return the verdict as a sentence, and its colour."""
     slack = duration(told["slack_s"])
+    if told["phase"] == "shutdown":
+        return "The power-off is decided; nothing in this boot undoes it.", "red"
     if told["slack_s"] is None:
         return "Nobody knows how long the battery lasts.", "red"
     if told["slack_s"] < 0.0:

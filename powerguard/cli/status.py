@@ -230,6 +230,8 @@ def _budget(told: dict[str, Any]) -> list[tuple[str, str]]:
     slack = duration(budget["slack_s"])
     if budget["slack_s"] is None:
         slack += " (nobody knows how long the battery lasts)"
+    elif told["phase"] == "shutdown":
+        slack += " (the power-off is decided)"
     elif budget["slack_s"] < 0.0:
         slack += " (less is left than is needed)"
     elif not budget["fits"] and told["phase"] not in BEGUN:

@@ -208,6 +208,7 @@ async def test_plan_in_every_phase(phase: str, folder: Path) -> None:
         ended = await powerguard("plan", "--socket", path)
         told = (await powerguard("plan", "--socket", path, "--json")).object
     assert ended.code == (0 if told["fits"] else 1)
+    assert ("The power-off is decided" in ended.out) == (phase == "shutdown")
     for term in told["terms"]:
         assert re.search(rf"^{re.escape(term['name'])} +.+  +{re.escape(term['source'])}$", ended.out, re.MULTILINE)
 
