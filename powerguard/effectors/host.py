@@ -8,7 +8,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Literal
 
 from powerguard.clock import Clock, boot_id, boottime_s
 from powerguard.core.events import Action, Detail, PowerOff, ResumeTraining
@@ -67,10 +67,30 @@ class HostEffector:
             argv = [word.replace("{deadline_s}", str(int(deadline_s))) for word in self._options.command]
             await self._run(argv, limit_s=COMMAND_LIMIT_S, right="host.command must give the order and return")
             return (("dry_run", False), ("via", "command"), *told)
-        refuse_under_test(self._options.fifo)
-        word = f"off {self._boot()} {int(self._clock() + deadline_s)}\n"
-        write_word(self._options.fifo, word.encode("ascii"))
+        self._say("off", deadline_s)
         return (("dry_run", False), ("via", "fifo"), *told)
+
+    async def reboot(self, force_after_s: float) -> Detail:
+        """Let the power-off that this host is in end in a reboot: utility came back after the commit.
+
+        force_after_s: seconds until the reboot is forced; as all words it can only bring the deadline forward. Detail
+        as for PowerOff. powerguard-off refuses it where no power-off of ours is under way. Raises EffectorError when
+        the word could not be said, and for kind command, whose shutdown nobody else can turn round.
+        """
+        deadline_s = min(max(force_after_s, 0.0), self._options.force_after_s)
+        told: Detail = (("deadline_s", deadline_s),)
+        if not self._armed or self._options.kind == "dry-run":
+            return (("dry_run", True), ("via", "nothing"), *told)
+        if self._options.kind == "command":
+            msg = "host: a power-off by host.command cannot end in a reboot: only host.kind: systemd can do that"
+            raise EffectorError(msg)
+        self._say("reboot", deadline_s)
+        return (("dry_run", False), ("via", "fifo"), *told)
+
+    def _say(self, verb: Literal["off", "reboot"], deadline_s: float) -> None:
+        refuse_under_test(self._options.fifo)
+        word = f"{verb} {self._boot()} {int(self._clock() + deadline_s)}\n"
+        write_word(self._options.fifo, word.encode("ascii"))
 
     async def _resume_training(self) -> Detail:
         if not self._armed or self._options.kind == "dry-run":

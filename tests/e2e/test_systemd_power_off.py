@@ -60,6 +60,7 @@ FILES = {
     f"{UNITS}/delay-lock.service": DELAY_LOCK,
     "/etc/systemd/logind.conf.d/patient.conf": PATIENT_LOGIND,
     f"{UNITS}/hangs.service": HANGS_IN_STOP,
+    f"{UNITS}/slow.service": "[Service]\nExecStart=/bin/sleep infinity\nExecStop=/bin/sleep 3\n",
     f"{UNITS}/stubborn.service": LEAVES_A_STUBBORN_PROCESS,
     f"{UNITS}/foreign.service": "[Service]\nExecStart=/bin/sleep infinity\n",
 }
@@ -76,11 +77,11 @@ def host(*units: str, files: Mapping[str, str] = FILES) -> Iterator[Container]:
         yield container
 
 
-def word(container: Container, in_s: float) -> str:
+def word(container: Container, in_s: float, verb: str = "off") -> str:
     """A right word: the boot's own id, and its own clock."""
     boot = container.check("cat", "/proc/sys/kernel/random/boot_id").strip()
     up_s = float(container.check("cat", "/proc/uptime").split()[0])
-    return f"off {boot} {int(up_s + in_s)}"
+    return f"{verb} {boot} {int(up_s + in_s)}"
 
 
 def say(container: Container, text: str, user: str = "powerguard") -> int:
@@ -185,6 +186,29 @@ def test_a_shutdown_of_somebody_else_gets_our_deadline_too() -> None:
         took_s = container.off_within(60)
     print(f"within somebody else's shutdown, deadline 2 s: {took_s:.1f} s")
     assert took_s < 2 + HARD_S + SLACK_S
+
+
+def test_utility_is_back_during_the_stop_and_the_host_reboots() -> None:
+    """Past the point of no return: the orderly power-off ends in a reboot, and without the second word it does not."""
+    for verb in ("reboot", "off"):
+        with host("slow.service") as container:
+            assert say(container, word(container, in_s=60)) == 0
+            time.sleep(1)
+            assert say(container, word(container, in_s=60, verb=verb)) == 0
+            took_s = container.off_within(60)
+            assert container.rebooted == (verb == "reboot")
+    assert took_s < 15
+
+
+def test_a_stop_that_hangs_is_forced_into_the_reboot() -> None:
+    """The last step is never reached, as PID 1 answers nobody: the deadline reboots in its place."""
+    with host("hangs.service") as container:
+        assert say(container, word(container, in_s=5)) == 0
+        assert say(container, word(container, in_s=5, verb="reboot")) == 0
+        time.sleep(1)
+        container.freeze_systemd()
+        assert container.off_within(60) < 4 + HARD_S + SLACK_S
+        assert container.rebooted
 
 
 def test_wrong_words_and_wrong_users_are_refused() -> None:

@@ -128,6 +128,7 @@ def test_our_own_folder_of_trainers_is_sticky() -> None:
     folders = {line.split()[1]: line.split()[2:4] for line in lines if line.startswith("d ")}
     assert folders == {
         "/run/powerguard-trainers": ["3777", "root"],
+        "/run/powerguard-off": ["0755", "root"],
         "/etc/powerguard": ["0755", "root"],
         "/etc/powerguard/secrets": ["0700", "root"],
     }

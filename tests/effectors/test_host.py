@@ -88,6 +88,22 @@ async def test_the_settings_bound_the_deadline(fifo: Fifo, ordered_s: float, mea
     assert fifo.read() == f"off {BOOT} {int(1000.9 + meant_s)}\n".encode()
 
 
+async def test_a_power_off_under_way_can_be_made_a_reboot(fifo: Fifo) -> None:
+    """The other word, with the same boot, clock and bounds."""
+    host = effector(HostOptions(fifo=str(fifo.path), force_after_s=60.0))
+    assert dict(await host.reboot(600.0)) == {"dry_run": False, "via": "fifo", "deadline_s": 60.0}
+    await host.reboot(-5.0)
+    assert fifo.read() == f"reboot {BOOT} 1060\nreboot {BOOT} 1000\n".encode()
+
+
+async def test_a_reboot_is_not_for_a_sites_own_power_off() -> None:
+    """A program that has given its order cannot be told to have meant another one."""
+    spawned = Spawned()
+    with pytest.raises(EffectorError, match=r"only host\.kind: systemd"):
+        await effector(HostOptions(kind="command", command=["/opt/off"]), spawn=spawned).reboot(60.0)
+    assert spawned.argvs == []
+
+
 @pytest.mark.parametrize("kind", ["systemd", "command", "dry-run"])
 async def test_not_armed_it_only_records(fifo: Fifo, kind: str) -> None:
     """`mode: dry-run` holds whatever else the settings say."""
@@ -97,6 +113,7 @@ async def test_not_armed_it_only_records(fifo: Fifo, kind: str) -> None:
     spawned = Spawned()
     host = effector(options, armed=False, spawn=spawned)
     assert dict(await host.carry_out(OFF)) == {"dry_run": True, "via": "nothing", "deadline_s": 110.0}
+    assert dict(await host.reboot(60.0)) == {"dry_run": True, "via": "nothing", "deadline_s": 60.0}
     assert dict(await host.carry_out(RESUME)) == {"dry_run": True, "via": "nothing"}
     assert (fifo.read(), spawned.argvs) == (b"", [])
 

@@ -9,6 +9,7 @@ import os
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import time
@@ -22,6 +23,7 @@ from powerguard.clock import boot_id, boottime_s
 PROGRAM = Path(__file__).parents[2] / "systemd" / "powerguard-off"
 STARTED = "systemctl start --no-block --job-mode=replace-irreversibly poweroff.target"
 FORCED = "systemctl poweroff --force --force"
+REBOOTED = "systemctl reboot --force --force"
 RECORDING_TOOL = '#!/bin/bash\necho "${0##*/} $*" >>"${0%/*}/calls"\n'
 
 
@@ -67,6 +69,15 @@ class Helper:
     def off(self, in_s: float) -> None:
         """Say a right word."""
         self.say(f"off {boot_id()} {int(boottime_s() + in_s)}")
+
+    def reboot(self, in_s: float) -> None:
+        """Say the word that turns it into a reboot."""
+        self.say(f"reboot {boot_id()} {int(boottime_s() + in_s)}")
+
+    @property
+    def order(self) -> Path:
+        """What it leaves for the last step of the shutdown."""
+        return self.tools / "reboot"
 
     @property
     def calls(self) -> list[str]:
@@ -138,6 +149,10 @@ def test_a_word_starts_the_power_off_at_once_and_forces_it_at_the_deadline(helpe
         ("off", "not a word"),
         ("on {boot} {now}", "not a word"),
         ("OFF {boot} {now}", "not a word"),
+        ("offreboot {boot} {now}", "not a word"),
+        ("reboot {boot}", "not a word"),
+        ("reboot {boot} {now}", "no power-off of ours is under way"),
+        ("reboot 00000000-0000-0000-0000-000000000000 {now}", "meant for another boot"),
         ("off {boot} {now} please", "not a word"),
         ("off {boot}  {now}", "not a word"),
         ("off {boot} -5", "not a word"),
@@ -176,6 +191,40 @@ def test_a_later_word_brings_the_deadline_forward(helper: Helper) -> None:
     assert helper.ended_within(12) == 0
     assert helper.calls.count(STARTED) == 1
     assert FORCED in helper.calls
+
+
+def test_a_reboot_is_left_to_the_last_step_and_forced_at_the_deadline(helper: Helper) -> None:
+    """Utility is back during the stop: nothing is started anew, and no later word makes it a power-off again."""
+    helper.start()
+    helper.off(in_s=600)
+    until(lambda: STARTED in helper.calls)
+    assert not helper.order.exists()
+    helper.reboot(in_s=600)
+    until(helper.order.exists)
+    until(lambda: helper.order.read_text(encoding="ascii") == f"{boot_id()}\n")
+    assert stat.S_IMODE(helper.order.stat().st_mode) == 0o600
+    assert helper.calls == [STARTED]
+    helper.off(in_s=0)
+    assert helper.ended_within(12) == 0
+    assert [
+        call for call in helper.calls if call.startswith(("systemctl ", "sysrq ")) and "list-units" not in call
+    ] == [
+        STARTED,
+        REBOOTED,
+        "sysrq b",
+    ]
+
+
+def test_an_order_that_cannot_be_left_is_told_and_the_deadline_reboots_all_the_same(helper: Helper) -> None:
+    """Memory full, or something in its place: the late way is lost, the hard one is not."""
+    helper.order.mkdir()
+    helper.start()
+    helper.off(in_s=600)
+    helper.reboot(in_s=0)
+    assert helper.ended_within(12) == 0
+    assert "cannot be written" in helper.log
+    assert REBOOTED in helper.calls
+    assert FORCED not in helper.calls
 
 
 def test_a_later_word_cannot_put_the_deadline_off(helper: Helper) -> None:
@@ -284,10 +333,12 @@ def test_recording_does_nothing(helper: Helper) -> None:
     record = helper.folder / "record"
     helper.start(POWERGUARD_OFF_RECORD=str(record))
     helper.off(in_s=1)
+    helper.reboot(in_s=1)
     assert helper.ended_within(10) == 0
+    assert not helper.order.exists()
     done = [line.split(" ", 1)[1] for line in record.read_text(encoding="ascii").splitlines()]
     assert done[0] == STARTED
-    assert {"sync", FORCED, "sysrq o"} <= set(done)
+    assert {"order reboot", "sync", REBOOTED, "sysrq b"} <= set(done)
     assert helper.calls == []
 
 

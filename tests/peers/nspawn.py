@@ -21,6 +21,7 @@ IMAGE: Final = ROOT / "build" / "vm" / "bookworm"
 PACKAGES: Final = "systemd,systemd-sysv,dbus,libpam-systemd,polkitd"
 """What a small Debian server has, and polkitd for `systemctl start` by an ordinary user."""
 
+EXIT_REBOOT: Final = 133
 SYSTEM_BUS: Final = "/run/dbus/system_bus_socket"
 
 
@@ -143,6 +144,11 @@ class Container:
     def on(self) -> bool:
         """Say whether it still runs."""
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def rebooted(self) -> bool:
+        """Say whether it has ended in a reboot, and not in a power-off: `systemd-nspawn --keep-unit` exits with 133."""
+        return self._process is not None and self._process.poll() == EXIT_REBOOT
 
     @property
     def console(self) -> str:
