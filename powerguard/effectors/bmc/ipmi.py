@@ -66,6 +66,8 @@ class Failure(StrEnum):
     """Acknowledged, but it reads back as something else."""
     PROTOCOL = "protocol-error"
     """Anything that a correct BMC, or a correct library, does not do."""
+    SETTINGS = "settings"
+    """The BMC is there, but the settings do not say, or say wrongly, what of it we are."""
 
 
 class ReplyError(ValueError):
@@ -98,20 +100,20 @@ def set_policy(policy: PowerRestorePolicy) -> Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChassisStatus:
-    """Get Chassis Status, IPMI 2.0 section 28.2.
+    """Get Chassis Status, IPMI 2.0 section 28.2, or what Redfish tells of it. None: not told.
 
-    ac_failed: the last power-down was a loss of AC; None when the answer ends before it.
-    raw: the answer's data, for the journal.
+    ac_failed: the last power-down was a loss of AC; None also when the answer ends before it.
+    raw: the answer's data, for the journal; empty for Redfish.
     """
 
-    power_on: bool
+    power_on: bool | None
     policy: PowerRestorePolicy
-    power_overload: bool
-    power_interlock: bool
-    power_fault: bool
-    power_control_fault: bool
-    ac_failed: bool | None
-    raw: bytes
+    power_overload: bool | None = None
+    power_interlock: bool | None = None
+    power_fault: bool | None = None
+    power_control_fault: bool | None = None
+    ac_failed: bool | None = None
+    raw: bytes = b""
 
     @classmethod
     def decode(cls, data: bytes) -> "ChassisStatus":

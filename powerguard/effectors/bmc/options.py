@@ -6,6 +6,8 @@ from pydantic import Field, model_validator
 
 from powerguard.options import Options, Secret
 
+_IPMI_USER_BYTES = 16
+
 
 class BmcOptions(Options):
     """How the host's own BMC is reached, and what may be done to it.
@@ -13,16 +15,35 @@ class BmcOptions(Options):
     kind: the engine. "none": there is none, so nobody makes sure that the host powers on by itself.
     host: address or name of the BMC on its own network.
     port: UDP port of IPMI over LAN (RMCP+).
-    user: account of the BMC with privilege level Operator; no more is needed.
+    https_port: TCP port of Redfish.
+    user: account of the BMC with privilege level Operator; no more is needed. IPMI has room for 16 characters.
     password: where its password is kept.
+    ca: PEM file of who signed the BMC's certificate, for Redfish; not set: the system's own.
+    fingerprint: SHA-256 of the BMC's own certificate, for Redfish, instead of verifying who signed it.
+    system: which of several systems behind one Redfish service this host is: the last part of its path.
     policy: "ensure" sets the power restore policy to always-on where it is anything else; "observe" only reads it.
     """
 
-    kind: Literal["none", "ipmi-lan"] = Field(examples=["ipmi-lan"])
+    kind: Literal["none", "redfish", "ipmi-lan"] = Field(examples=["ipmi-lan"])
     host: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.:%-]{1,253}$", examples=["10.0.8.21"])
     port: int = Field(default=623, ge=1, le=65535)
-    user: str | None = Field(default=None, min_length=1, max_length=16, examples=["powerguard"])
+    https_port: int = Field(default=443, ge=1, le=65535)
+    user: str | None = Field(default=None, min_length=1, max_length=64, examples=["powerguard"])
     password: Secret | None = Field(default=None, examples=[{"credential": "bmc"}])
+    ca: str | None = Field(
+        default=None,
+        pattern=r"^/[^\x00]+$",
+        max_length=4096,
+        examples=["/etc/powerguard/bmc-ca.pem"],
+        json_schema_extra={"x-wanted": "an absolute path"},
+    )
+    fingerprint: str | None = Field(
+        default=None,
+        pattern=r"^([0-9A-Fa-f]{2}:?){31}[0-9A-Fa-f]{2}$",
+        examples=["9f" * 32],
+        json_schema_extra={"x-wanted": "64 hexadecimal digits, with or without colons"},
+    )
+    system: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.:-]{1,255}$", examples=["1"])
     policy: Literal["ensure", "observe"] = "ensure"
 
     @model_validator(mode="after")
@@ -38,4 +59,10 @@ class BmcOptions(Options):
             if missing:
                 msg = f"kind {self.kind} needs {', '.join(missing)}"
                 raise ValueError(msg)
+        if self.kind == "ipmi-lan" and len((self.user or "").encode()) > _IPMI_USER_BYTES:
+            msg = f"kind {self.kind}: user must be at most {_IPMI_USER_BYTES} bytes, as IPMI has no room for more"
+            raise ValueError(msg)
+        if self.ca is not None and self.fingerprint is not None:
+            msg = "give ca or fingerprint, not both: a pinned certificate needs nobody to sign it"
+            raise ValueError(msg)
         return self

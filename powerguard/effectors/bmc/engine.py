@@ -1,0 +1,114 @@
+"""What every way to a BMC answers, how it fails, and how it rests after a refused login."""
+
+import asyncio
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from powerguard.clock import Clock, boottime_s
+from powerguard.effectors.base import EffectorError
+from powerguard.effectors.bmc.ipmi import ChassisStatus, Failure, PowerRestorePolicy, RestartCause
+from powerguard.options import Secret, SecretError
+
+BACK_OFF_S: Final = 600.0
+"""After a refused login, so that we never are what locks the account of the BMC."""
+
+
+class BmcError(EffectorError):
+    """The return of the host could not be verified. failure: which way; None where no BMC was asked."""
+
+    def __init__(self, text: str, failure: Failure | None = None) -> None:
+        super().__init__(text)
+        self.failure = failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ensured:
+    """What the BMC held before and holds now, both read from it. changed: a set was sent and accepted."""
+
+    before: ChassisStatus
+    after: ChassisStatus
+    changed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """What is worth knowing of a BMC before an outage.
+
+    supported: policies that it can be set to; None when it does not say, or was not asked (policy: observe).
+    restart_cause: which layer powered the host on last; None when it does not say (IPMI 2.0 section 28.11 is optional).
+    """
+
+    status: ChassisStatus
+    supported: frozenset[PowerRestorePolicy] | None
+    restart_cause: RestartCause | None
+
+
+class Engine(Protocol):
+    """One way to the host's own BMC. by_s: a moment of CLOCK_BOOTTIME by which it has answered or raised BmcError."""
+
+    kind: str
+
+    async def ensure(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
+        """Read; set only if it differs; read back until it is so."""
+        ...
+
+    async def status(self, by_s: float) -> ChassisStatus:
+        """Read, and change nothing."""
+        ...
+
+    async def probe(self, by_s: float, *, ask_support: bool) -> Probe:
+        """Read what is worth knowing. ask_support: also what may look like a set to a strict reader of logs."""
+        ...
+
+
+class Login:
+    """User and password, read anew for each operation, and the rest after they were refused.
+
+    clock: seconds of CLOCK_BOOTTIME for the rest. max_bytes: of the password, None where the protocol has no limit.
+    """
+
+    def __init__(self, user: str, password: Secret, *, clock: Clock, max_bytes: int | None = None) -> None:
+        self.user = user
+        self._password = password
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._refused_s = 0.0
+        self._refused: bytes | None = None
+
+    async def password(self, by_s: float) -> bytes:
+        """Read the secret in a thread: it may lie on a disk that hangs. Raises BmcError."""
+        limit_s = max(by_s - boottime_s(), 0.0)
+        try:
+            async with asyncio.timeout(limit_s):
+                password = await asyncio.to_thread(self._password.read)
+        except SecretError as error:
+            msg = f"bmc.password: {error}"
+            raise BmcError(msg) from None
+        except TimeoutError:
+            msg = f"bmc.password: not read within {limit_s:.1f} s: its disk hangs (a systemd credential lies in memory)"
+            raise BmcError(msg) from None
+        if self._max_bytes is not None and len(password) > self._max_bytes:
+            msg = f"bmc.password: {len(password)} bytes, and IPMI 2.0 allows at most {self._max_bytes} (section 22.30)"
+            raise BmcError(msg)
+        return password
+
+    def check_back_off(self, where: str, password: bytes, remedy: str) -> None:
+        """Raise BmcError where these were refused a short while ago; others are tried at once."""
+        if self._refused != self._digest(password):
+            return
+        left_s = self._refused_s + BACK_OFF_S - self._clock()
+        if left_s > 0:
+            msg = (
+                f"{where}: login was refused {BACK_OFF_S - left_s:.0f} s ago, and BMCs lock accounts: not tried "
+                f"for another {math.ceil(left_s)} s, but a new password at once; {remedy}"
+            )
+            raise BmcError(msg, Failure.AUTH)
+
+    def refuse(self, password: bytes) -> None:
+        """Remember, by a digest, what was refused."""
+        self._refused_s, self._refused = self._clock(), self._digest(password)
+
+    def _digest(self, password: bytes) -> bytes:
+        return hashlib.sha256(self.user.encode() + b"\0" + password).digest()

@@ -1,0 +1,128 @@
+"""The engine `ipmi-lan`: IPMI over LAN, each operation in a process of its own that cannot outlive its limit."""
+
+import base64
+import json
+import sys
+from typing import Any, Final
+
+from powerguard.clock import Clock, boottime_s
+from powerguard.effectors.bmc.engine import BACK_OFF_S, BmcError, Ensured, Login, Probe
+from powerguard.effectors.bmc.ipmi import (
+    ChassisStatus,
+    Failure,
+    PowerRestorePolicy,
+    ReplyError,
+    decode_restart_cause,
+    decode_support,
+)
+from powerguard.effectors.child import Spawn
+from powerguard.options import Secret
+
+WORKER: Final = (sys.executable, "-P", "-m", "powerguard.effectors.bmc.worker")
+"""-P: whatever lies in the working folder is not imported."""
+
+KILL_MARGIN_S: Final = 0.3
+"""The worker ends itself this much before its limit and says what it waited for; else it is killed."""
+
+IPMI_PASSWORD_BYTES: Final = 20
+
+_REMEDIES: Final = {
+    Failure.UNREACHABLE: "check that the BMC is powered and reachable from here, its address and port, and that IPMI "
+    "over LAN is enabled; some BMCs also stay silent to a user that they do not know",
+    Failure.AUTH: "check bmc.user and bmc.password, and that the account may log in over LAN",
+    Failure.PRIVILEGE: "the account needs privilege level Operator on the LAN channel (not Administrator)",
+    Failure.UNSUPPORTED: "this board cannot be told over IPMI: set 'restore on AC power loss' to always on in its "
+    "firmware setup or web page, read it back there, and see whether `powerguard doctor` can read it",
+    Failure.BUSY: "the BMC is busy (starting, or updating its firmware): it is asked again at the next check",
+    Failure.TIMEOUT: "the BMC hangs or its network went away: reset the BMC if this goes on",
+    Failure.MISMATCH: "the BMC did not store it: set it in the firmware setup, and look for a firmware update",
+    Failure.PROTOCOL: "the BMC or the IPMI library misbehaves: compare with `ipmitool -I lanplus chassis status`",
+    Failure.SETTINGS: "correct the settings of bmc",
+}
+
+
+class LanEngine:
+    """IPMI over LAN (RMCP+) through pyghmi, which never is in this process."""
+
+    kind = "ipmi-lan"
+
+    def __init__(self, host: str, port: int, user: str, password: Secret, *, spawn: Spawn, clock: Clock) -> None:
+        """clock: seconds of CLOCK_BOOTTIME, for the rest after a refused login."""
+        self._host = host
+        self._port = port
+        self._login = Login(user, password, clock=clock, max_bytes=IPMI_PASSWORD_BYTES)
+        self._spawn = spawn
+
+    async def ensure(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
+        told = await self._operate("ensure", by_s)
+        after = self._status(told, "after")
+        if after.policy is not wanted:
+            raise self._error(Failure.MISMATCH, f"reads {after.policy} where {wanted} was asked for")
+        return Ensured(before=self._status(told, "before"), after=after, changed=told.get("changed") is True)
+
+    async def status(self, by_s: float) -> ChassisStatus:
+        return self._status(await self._operate("status", by_s), "status")
+
+    async def probe(self, by_s: float, *, ask_support: bool) -> Probe:
+        told = await self._operate("probe" if ask_support else "look", by_s)
+        support, cause = _data(told.get("support")), _data(told.get("cause"))
+        return Probe(
+            status=self._status(told, "status"),
+            supported=None if support is None else decode_support(support),
+            restart_cause=None if cause is None else decode_restart_cause(cause),
+        )
+
+    @property
+    def _where(self) -> str:
+        return f"BMC {self._host} port {self._port}"
+
+    def _error(self, failure: Failure, seen: str) -> BmcError:
+        return BmcError(f"{self._where}: {seen}; {_REMEDIES[failure]}", failure)
+
+    def _status(self, told: dict[str, Any], key: str) -> ChassisStatus:
+        try:
+            return ChassisStatus.decode(_data(told.get(key)) or b"")
+        except ReplyError as error:
+            raise self._error(Failure.PROTOCOL, str(error)) from None
+
+    async def _operate(self, operation: str, by_s: float) -> dict[str, Any]:
+        """Run one operation in a worker; returns its answer. Raises BmcError with the whole story in one line."""
+        limit_s = by_s - boottime_s()
+        password = await self._login.password(by_s)
+        self._login.check_back_off(self._where, password, _REMEDIES[Failure.AUTH])
+        request = {
+            "operation": operation,
+            "host": self._host,
+            "port": self._port,
+            "user": base64.b64encode(self._login.user.encode()).decode(),
+            "password": base64.b64encode(password).decode(),
+            "by_s": by_s - KILL_MARGIN_S,
+        }
+        try:
+            ended = await self._spawn(WORKER, limit_s=max(by_s - boottime_s(), 0.0), stdin=json.dumps(request).encode())
+        except OSError as error:
+            msg = f"{self._where}: the IPMI worker cannot be started ({error.strerror})"
+            raise BmcError(msg, Failure.PROTOCOL) from None
+        if ended.timed_out:
+            raise self._error(Failure.TIMEOUT, f"the IPMI worker was killed at its limit of {limit_s:.1f} s")
+        try:
+            told = json.loads(ended.stdout)
+            if told["ok"] is True:
+                return dict(told)
+            failure, text = Failure(told["failure"]), str(told["text"])
+        except (ValueError, KeyError, TypeError):
+            # stderr is not quoted: nobody can promise that a library's last words hold no secret.
+            seen = f"the IPMI worker ended with status {ended.returncode} and no answer"
+            raise self._error(Failure.PROTOCOL, seen) from None
+        if failure is Failure.AUTH:
+            self._login.refuse(password)
+            text = f"login refused ({text}), not tried again for {BACK_OFF_S / 60:g} minutes"
+        raise self._error(failure, text)
+
+
+def _data(told: object) -> bytes | None:
+    """Bytes of an answer's hex field; None when it is absent or no hex."""
+    try:
+        return bytes.fromhex(told) if isinstance(told, str) else None
+    except ValueError:
+        return None

@@ -1,0 +1,213 @@
+"""The Redfish engine against sushy-emulator (discovery, refusals) and our own service (the rest; not independent)."""
+
+import asyncio
+import base64
+import ssl
+import traceback
+from pathlib import Path
+
+import pytest
+
+from powerguard.clock import boottime_s
+from powerguard.effectors.bmc.effector import BACK_OFF_S, BmcEffector, BmcError
+from powerguard.effectors.bmc.exchange import BmcFailure
+from powerguard.effectors.bmc.ipmi import Failure, PowerRestorePolicy
+from powerguard.effectors.bmc.redfish_http import Resource, Talk, basic, session
+from tests.peers.ipmi import ENSURE, keep_secret
+from tests.peers.redfish import (
+    PASSWORD,
+    USER,
+    Certificate,
+    Faults,
+    OwnRedfish,
+    SushyEmulator,
+    make_certificate,
+    redfish_options,
+)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return make_certificate(tmp_path_factory.mktemp("tls"))
+
+
+async def failure_of(bmc: BmcEffector) -> BmcError:
+    with pytest.raises(BmcError) as caught:
+        await bmc.carry_out(ENSURE)
+    return caught.value
+
+
+async def test_several_systems_are_named_and_none_is_guessed(tmp_path: Path, certificate: Certificate) -> None:
+    """sushy-emulator: with two, the settings must say which; the right one lacks the property, so it is unsupported."""
+    async with SushyEmulator(tmp_path, certificate, systems=2) as bmc:
+        error = await failure_of(BmcEffector(redfish_options(tmp_path, bmc.port, certificate)))
+        assert error.failure is Failure.SETTINGS
+        ours = "00000000-0000-4000-8000-000000000002"
+        assert f"set bmc.system to one of 00000000-0000-4000-8000-000000000001, {ours};" in str(error)
+        error = await failure_of(BmcEffector(redfish_options(tmp_path, bmc.port, certificate, system="Self")))
+        assert (error.failure, "bmc.system is Self, and there is: 0000" in str(error)) == (Failure.SETTINGS, True)
+        mine = BmcEffector(redfish_options(tmp_path, bmc.port, certificate, system=ours))
+        error = await failure_of(mine)
+        assert error.failure is Failure.UNSUPPORTED
+        assert f"/redfish/v1/Systems/{ours} has none of PowerRestorePolicy, Oem.Hpe.PowerAutoOn" in str(error)
+        seen = await mine.probe(5.0)
+        assert (seen.status.power_on, seen.status.policy, seen.supported) == (True, "unknown", frozenset())
+        # It refuses a PATCH of the property, too.
+        tls = ssl.create_default_context(cafile=str(certificate.cert))
+        async with session(tls) as open_session:
+            talk = Talk(open_session, "127.0.0.1", bmc.port, basic(USER, b"x"), boottime_s() + 5.0)
+            system = Resource(path=f"/redfish/v1/Systems/{ours}", body={}, etag=None)
+            with pytest.raises(BmcFailure, match="HTTP 400") as caught:
+                await talk.patch(system, {"PowerRestorePolicy": "AlwaysOn"})
+        assert caught.value.failure is Failure.UNSUPPORTED
+
+
+async def test_the_policy_is_set_once_and_verified(tmp_path: Path, certificate: Certificate) -> None:
+    """Found, changed with its ETag, read back; the second time nothing is written."""
+    async with OwnRedfish(certificate) as bmc:
+        mine = BmcEffector(redfish_options(tmp_path, bmc.port, certificate))
+        told = dict(await mine.carry_out(ENSURE))
+        assert (told["engine"], told["before"], told["policy"]) == ("redfish", "last-state", "always-on")
+        assert (told["changed"], told["verified"], told["power_on"], told["ac_failed"]) == (True, True, True, None)
+        assert bmc.system["PowerRestorePolicy"] == "AlwaysOn"
+        assert dict(await mine.carry_out(ENSURE))["changed"] is False
+        assert bmc.count("PATCH") == 1
+
+
+async def test_observe_never_writes(tmp_path: Path, certificate: Certificate) -> None:
+    async with OwnRedfish(certificate) as bmc:
+        observer = BmcEffector(redfish_options(tmp_path, bmc.port, certificate, policy="observe"))
+        assert "is last-state, so this host stays off" in str(await failure_of(observer))
+        assert (await observer.probe(5.0)).supported == frozenset(PowerRestorePolicy) - {PowerRestorePolicy.UNKNOWN}
+        assert bmc.count("PATCH") == 0
+
+
+async def test_hpe_has_its_own_property(tmp_path: Path, certificate: Certificate) -> None:
+    async with OwnRedfish(certificate, shape="hpe", policy="Restore") as bmc:
+        told = dict(await BmcEffector(redfish_options(tmp_path, bmc.port, certificate)).carry_out(ENSURE))
+        assert (told["before"], told["policy"], told["changed"]) == ("last-state", "always-on", True)
+        assert bmc.system["Oem"] == {"Hpe": {"PowerAutoOn": "PowerOn"}}
+
+
+async def test_what_the_bios_stages_is_read_and_never_written(tmp_path: Path, certificate: Certificate) -> None:
+    """Dell up to iDRAC 9: "On" is as good as any always-on; anything else is for people, as it takes a reboot."""
+    async with OwnRedfish(certificate, shape="dell", policy="Last") as bmc:
+        mine = BmcEffector(redfish_options(tmp_path, bmc.port, certificate))
+        error = await failure_of(mine)
+        assert error.failure is Failure.UNSUPPORTED
+        assert "BIOS attribute AcPwrRcvry reads 'Last', and such a BIOS attribute changes only with a reboot" in str(
+            error
+        )
+        bmc.bios["Attributes"]["AcPwrRcvry"] = "On"
+        told = dict(await mine.carry_out(ENSURE))
+        assert (told["verified"], told["changed"], bmc.count("PATCH")) == (True, False, 0)
+
+
+@pytest.mark.parametrize(
+    ("faults", "failure", "told", "patches"),
+    [
+        (Faults(always={"GET": 401}), Failure.AUTH, "login refused (HTTP 401: it said [2Jso), not tried again", 0),
+        (Faults(always={"GET": 403}), Failure.PRIVILEGE, "HTTP 403", 0),
+        (Faults(always={"PATCH": 403}), Failure.PRIVILEGE, "role Operator", 1),
+        (Faults(always={"PATCH": 400}), Failure.UNSUPPORTED, "HTTP 400: it said [2Jso", 1),
+        (Faults(always={"PATCH": 405}), Failure.UNSUPPORTED, "cannot be changed (HTTP 405", 1),
+        (Faults(always={"PATCH": 412}), Failure.BUSY, "was changed by somebody else each time", 3),
+        (Faults(always={"GET": 503}, retry_after="Sat, 21 Nov 2026 09:00:00 GMT"), Failure.BUSY, "is not ready", 0),
+        (Faults(always={"GET": 302}), Failure.PROTOCOL, "redirects, and is not followed", 0),
+        (Faults(always={"GET": 500}), Failure.PROTOCOL, "HTTP 500", 0),
+        (Faults(lie=True), Failure.MISMATCH, "acknowledged always-on but still reads last-state", 1),
+        (Faults(hang="answer"), Failure.TIMEOUT, "fell silent during GET /redfish/v1/Systems;", 0),
+        (Faults(hang="headers"), Failure.TIMEOUT, "fell silent during GET /redfish/v1/Systems;", 0),
+        (Faults(hang="answer", hang_at="/redfish/v1/"), Failure.UNREACHABLE, "no answer", 0),
+        (Faults(body=b"[1]"), Failure.PROTOCOL, "no JSON object", 0),
+        (Faults(body=b"[" * 100_000), Failure.PROTOCOL, "no JSON object", 0),
+        (Faults(body=b" " * 300_000), Failure.PROTOCOL, "longer than 262144 bytes", 0),
+        (
+            Faults(body=b'{"Members": [{"@odata.id": "https://evil.example/x"}]}'),
+            Failure.PROTOCOL,
+            "links to no path",
+            0,
+        ),
+        (Faults(body=b'{"Members": []}'), Failure.UNSUPPORTED, "lists no system", 0),
+    ],
+)
+async def test_a_fault_is_told_with_where_and_what_would_be_right(
+    tmp_path: Path, certificate: Certificate, faults: Faults, failure: Failure, told: str, patches: int
+) -> None:
+    """Each failure names the BMC, what was seen and what to do, in time; nothing is tried more often than it may."""
+    async with OwnRedfish(certificate, faults=faults) as bmc:
+        mine = BmcEffector(redfish_options(tmp_path, bmc.port, certificate), limit_s=0.8)
+        began_s = boottime_s()
+        error = await failure_of(mine)
+        assert boottime_s() - began_s < 2.0
+        assert (error.failure, bmc.count("PATCH")) == (failure, patches)
+        assert str(error).startswith(f"BMC 127.0.0.1 port {bmc.port}: ")
+        assert told in str(error)
+        assert str(error).isprintable()
+        assert bmc.system["PowerRestorePolicy"] == "LastState"
+        if failure in {Failure.AUTH, Failure.PRIVILEGE} and not patches:
+            assert bmc.count("GET") == 2, "the root, which is everybody's, and one try"
+
+
+async def test_what_passes_is_waited_for(tmp_path: Path, certificate: Certificate) -> None:
+    """Not ready twice, changed by somebody else once, stored a read late: verified all the same."""
+    faults = Faults(answers={"GET": [503, 503], "PATCH": [412]}, retry_after="0", late_reads=1)
+    async with OwnRedfish(certificate, faults=faults) as bmc:
+        told = dict(await BmcEffector(redfish_options(tmp_path, bmc.port, certificate)).carry_out(ENSURE))
+        assert (told["verified"], told["before"], bmc.count("PATCH")) == (True, "last-state", 2)
+
+
+async def test_a_refused_login_rests_and_a_new_password_does_not(tmp_path: Path, certificate: Certificate) -> None:
+    now_s = 1000.0
+    async with OwnRedfish(certificate) as bmc:
+        wrong = redfish_options(tmp_path, bmc.port, certificate, password="wrong")
+        mine = BmcEffector(wrong, clock=lambda: now_s)
+        assert (await failure_of(mine)).failure is Failure.AUTH
+        heard = len(bmc.heard)
+        now_s += BACK_OFF_S - 1
+        assert "another 1 s" in str(await failure_of(mine))
+        assert len(bmc.heard) == heard
+        keep_secret(tmp_path / "bmc-password", PASSWORD)
+        assert dict(await mine.carry_out(ENSURE))["verified"] is True
+
+
+async def test_only_our_own_bmc_is_given_the_login(tmp_path: Path, certificate: Certificate) -> None:
+    """A certificate that nobody vouches for, or another one than the pinned: told, and nothing is sent."""
+    async with OwnRedfish(certificate) as bmc:
+        mine = BmcEffector(redfish_options(tmp_path, bmc.port, certificate, ca="/etc/ssl/certs/ca-certificates.crt"))
+        error = await failure_of(mine)
+        if "cannot be read" not in str(error):  # a machine without such a file
+            assert "its certificate does not verify (self-signed certificate)" in str(error)
+        assert error.failure is Failure.SETTINGS
+        error = await failure_of(BmcEffector(redfish_options(tmp_path, bmc.port, certificate, fingerprint="9f" * 32)))
+        assert error.failure is Failure.SETTINGS
+        assert f"not the one that is pinned, but sha256 {certificate.sha256}" in str(error)
+        assert bmc.heard == []
+        colons = ":".join(certificate.sha256[n : n + 2] for n in range(0, 64, 2)).upper()
+        pinned = BmcEffector(redfish_options(tmp_path, bmc.port, certificate, fingerprint=colons))
+        assert dict(await pinned.carry_out(ENSURE))["verified"] is True
+
+
+async def test_who_is_not_there_is_told_at_once(tmp_path: Path, certificate: Certificate) -> None:
+    """A closed port, and a listener without TLS."""
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    error = await failure_of(BmcEffector(redfish_options(tmp_path, port, certificate)))
+    assert error.failure in {Failure.PROTOCOL, Failure.UNREACHABLE}
+    server.close()
+    await server.wait_closed()
+    error = await failure_of(BmcEffector(redfish_options(tmp_path, port, certificate)))
+    assert (error.failure, "no connection (ECONNREFUSED)" in str(error)) == (Failure.UNREACHABLE, True)
+
+
+async def test_the_password_shows_nowhere(
+    tmp_path: Path, certificate: Certificate, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not in errors, tracebacks, reprs and logs, in clear or as the header carries it."""
+    async with OwnRedfish(certificate, faults=Faults(always={"PATCH": 400})) as bmc:
+        given = redfish_options(tmp_path, bmc.port, certificate)
+        mine = BmcEffector(given)
+        error = await failure_of(mine)
+    seen = "".join([*traceback.format_exception(error), repr(error), repr(given), repr(mine), caplog.text])
+    assert PASSWORD not in seen
+    assert base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode() not in seen

@@ -1,0 +1,284 @@
+"""Two Redfish services: sushy-emulator, which shares no code with us, and our own where it has nothing to offer.
+
+Ours is not independent: it holds what we hold true of ComputerSystem.PowerRestorePolicy, of ETags and of refusals.
+"""
+
+import asyncio
+import base64
+import hashlib
+import json
+import ssl
+import sys
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import pytest
+from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from powerguard.effectors.bmc.options import BmcOptions
+from powerguard.options import Secret
+from tests.peers import MISSING
+from tests.peers.ipmi import keep_secret
+
+USER: Final = "powerguard"
+PASSWORD: Final = "a-Redfish-password-longer-than-IPMI-allows"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """A certificate for 127.0.0.1 that signed itself. sha256: its fingerprint."""
+
+    cert: Path
+    key: Path
+    sha256: str
+
+
+def make_certificate(folder: Path) -> Certificate:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "bmc.example")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    cert_path, key_path = folder / "bmc.pem", folder / "bmc.key"
+    cert_path.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    key_path.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    sha256 = hashlib.sha256(made.public_bytes(serialization.Encoding.DER)).hexdigest()
+    return Certificate(cert=cert_path, key=key_path, sha256=sha256)
+
+
+def redfish_options(folder: Path, port: int, certificate: Certificate, **more: Any) -> BmcOptions:  # noqa: ANN401
+    """Settings for a service on 127.0.0.1 that is verified by its certificate, unless `more` says otherwise."""
+    verify = {} if {"fingerprint", "ca"} & set(more) else {"ca": str(certificate.cert)}
+    password = Secret(file=str(keep_secret(folder / "bmc-password", more.pop("password", PASSWORD))))
+    told = {"kind": "redfish", "host": "127.0.0.1", "user": USER, "password": password, "https_port": port}
+    return BmcOptions(**(told | verify | more))
+
+
+@dataclass(kw_only=True)
+class Faults:
+    """How our own service misbehaves.
+
+    answers: status of the next requests of a method, before it behaves again; retry_after: sent with them.
+    always: the same, for ever. lie: a PATCH is acknowledged, not stored; late_reads: so many reads still show the old.
+    hang: "headers" sends them and half a body, then nothing; "answer" sends nothing at all.
+    """
+
+    answers: dict[str, list[int]] = field(default_factory=dict)
+    always: dict[str, int] = field(default_factory=dict)
+    retry_after: str | None = None
+    lie: bool = False
+    late_reads: int = 0
+    hang: str = ""
+    hang_at: str = "/redfish/v1/Systems"
+    body: bytes | None = None
+
+
+class OwnRedfish:
+    """`async with OwnRedfish(certificate) as bmc`: bmc.port, bmc.system (what it holds), bmc.heard (method, path).
+
+    shape: "standard", "hpe", "dell" (a BIOS attribute alone), "none" (no property at all).
+    """
+
+    def __init__(
+        self,
+        certificate: Certificate,
+        *,
+        shape: str = "standard",
+        policy: str = "LastState",
+        systems: tuple[str, ...] = ("1",),
+        faults: Faults | None = None,
+    ) -> None:
+        self.faults = faults or Faults()
+        self.heard: list[str] = []
+        self.port = 0
+        self.system: dict[str, Any] = {"PowerState": "On", "Bios": {"@odata.id": "/redfish/v1/Systems/1/Bios"}}
+        self.bios: dict[str, Any] = {"Attributes": {"BootMode": "Uefi"}}
+        match shape:
+            case "standard":
+                self.system["PowerRestorePolicy"] = policy
+            case "hpe":
+                self.system["Oem"] = {"Hpe": {"PowerAutoOn": policy}}
+            case "dell":
+                self.bios["Attributes"]["AcPwrRcvry"] = policy
+        self._systems = systems
+        self._version = 1
+        self._before: dict[str, Any] = {}
+        self._certificate = certificate
+        self._never = asyncio.Event()
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> Self:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(self._certificate.cert, self._certificate.key)
+        await web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=tls).start()
+        self.port = self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._never.set()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def count(self, method: str) -> int:
+        return sum(line.startswith(f"{method} ") for line in self.heard)
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        self.heard.append(f"{request.method} {request.path}")
+        faults, method = self.faults, request.method
+        if faults.hang and request.path == faults.hang_at:
+            return await self._hang(request)
+        queued = faults.answers.get(method, [])
+        status = queued.pop(0) if queued else faults.always.get(method, 0)
+        # The root is everybody's (DSP0266 13.3.1), and must not be given the login.
+        if request.path == "/redfish/v1/":
+            assert "Authorization" not in request.headers
+            return self._told({"Systems": {"@odata.id": "/redfish/v1/Systems"}})
+        if status:
+            headers = {} if faults.retry_after is None else {"Retry-After": faults.retry_after}
+            more = [{"MessageId": "Base.1.8.GeneralError", "Message": "it said\x1b[2Jso"}]
+            return web.json_response({"error": {"@Message.ExtendedInfo": more}}, status=status, headers=headers)
+        login = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        if request.headers.get("Authorization") != login:
+            return web.json_response({}, status=401)
+        if faults.body is not None:
+            return web.Response(body=faults.body, content_type="application/json")
+        if request.path == "/redfish/v1/Systems":
+            paths = [{"@odata.id": f"/redfish/v1/Systems/{name}"} for name in self._systems]
+            return self._told({"Members": paths})
+        if request.path.endswith("/Bios"):
+            return self._told(self.bios)
+        return await self._of_system(request)
+
+    async def _of_system(self, request: web.Request) -> web.StreamResponse:
+        etag = f'W/"{self._version}"'
+        if request.method == "GET":
+            if self._before and self.faults.late_reads:
+                self.faults.late_reads -= 1
+                return self._told(self._before, etag=etag)
+            return self._told(self.system, etag=etag)
+        if request.headers.get("If-Match") != etag:
+            return web.json_response({}, status=412)
+        self._version += 1
+        self._before = json.loads(json.dumps(self.system))
+        if not self.faults.lie:
+            _merge(self.system, await request.json())
+        return web.Response(status=204)
+
+    def touch(self) -> None:
+        """Somebody else has changed the system: its ETag is another."""
+        self._version += 1
+
+    def _told(self, body: dict[str, Any], *, etag: str = '"0"') -> web.Response:
+        return web.json_response(body, headers={"ETag": etag})
+
+    async def _hang(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        if self.faults.hang == "headers":
+            await response.prepare(request)
+            await response.write(b'{"Members": [')
+        await self._never.wait()
+        return response
+
+
+def _merge(into: dict[str, Any], change: dict[str, Any]) -> None:
+    for name, value in change.items():
+        if isinstance(value, dict) and isinstance(into.get(name), dict):
+            _merge(into[name], value)
+        else:
+            into[name] = value
+
+
+class SushyEmulator:
+    """OpenStack's sushy-emulator with its fake driver: `async with SushyEmulator(folder, certificate, systems=1)`."""
+
+    def __init__(self, folder: Path, certificate: Certificate, *, systems: int) -> None:
+        program = Path(sys.executable).with_name("sushy-emulator")
+        if not program.exists():
+            pytest.skip(f"{MISSING}sushy-emulator (pip install 'powerguard[test]')")
+        self._program = program
+        self._folder = folder
+        self._certificate = certificate
+        self._systems = systems
+        self._process: asyncio.subprocess.Process | None = None
+        self.port = 0
+
+    async def __aenter__(self) -> Self:
+        systems = [
+            {"uuid": f"00000000-0000-4000-8000-00000000000{n}", "name": f"node-{n}", "power_state": "On", "nics": []}
+            for n in range(1, self._systems + 1)
+        ]
+        config = self._folder / "sushy.conf"
+        self.port = _free_port()
+        told = {
+            "SUSHY_EMULATOR_LISTEN_IP": "127.0.0.1",
+            "SUSHY_EMULATOR_LISTEN_PORT": self.port,
+            "SUSHY_EMULATOR_SSL_CERT": str(self._certificate.cert),
+            "SUSHY_EMULATOR_SSL_KEY": str(self._certificate.key),
+            "SUSHY_EMULATOR_FAKE_SYSTEMS": systems,
+            "SUSHY_EMULATOR_STATE_DIR": str(self._folder),
+        }
+        config.write_text("".join(f"{name} = {value!r}\n" for name, value in told.items()))
+        with (self._folder / "sushy.log").open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                self._program, "--config", config, "--fake", stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        try:
+            async with asyncio.timeout(20):
+                await self._listens()
+        except TimeoutError:
+            await self.__aexit__(None, None, None)
+            pytest.fail((self._folder / "sushy.log").read_text(), pytrace=False)
+        return self
+
+    async def _listens(self) -> None:
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            except OSError:
+                await asyncio.sleep(0.05)
+            else:
+                writer.close()
+                await writer.wait_closed()
+                return
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            if self._process.returncode is None:
+                self._process.kill()
+            await self._process.wait()
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
