@@ -183,6 +183,7 @@ def test_an_empty_site_is_the_default(tmp_path: Path) -> None:
         ("outage:\n  sag_s: [0, 1]\n", "both above 0"),
         ("ups:\n  health: [0.9, 0.5]\n", "site.yaml:2:11: ups.health: must be [least, most], got [0.9, 0.5]"),
         ("faults:\n  fsd_delay_s: [90, 45]\n", "must be [least, most], got [90, 45]"),
+        ("ups:\n  health: [0, 0.5]\n", "site.yaml:2:12: ups.health[0]: must be above 0 and at most 1, got 0"),
         ("ups:\n  runtime_table: {50: 300, 100: 400}\n", "must fall as the load rises, got 300 s at 50 %"),
         ("trainer:\n  step_s: 0\n", "site.yaml:2:11: trainer.step_s: must be above 0"),
         ("- 1\n", "must be a map of sections"),

@@ -25,6 +25,8 @@ def _in_order(pair: tuple[float, float]) -> tuple[float, float]:
 
 
 Shares = Annotated[tuple[Share, Share], AfterValidator(_in_order)]
+Parts = Annotated[tuple[Annotated[float, Field(gt=0.0, le=1.0)], Share], AfterValidator(_in_order)]
+"""Shares of something that is there."""
 Span = Annotated[tuple[Seconds, Seconds], AfterValidator(_in_order)]
 
 
@@ -90,7 +92,7 @@ class UpsSite(Options):
     )
     standby_load: Share = Field(default=0.03, description="Load of a host that is off, as a share of the rating.")
     recharge_h: float = Field(default=8.0, gt=0.0, le=1000.0, description="From empty to full.")
-    health: Shares = Field(default=(0.6, 1.0), description="Energy that the battery still holds.")
+    health: Parts = Field(default=(0.6, 1.0), description="Energy that the battery still holds.")
     charge: Shares = Field(default=(1.0, 1.0), description="Charge when utility fails.")
     bad_cell_share: Share = Field(default=0.02, description="Batteries that die at once, somewhere on the way.")
     coulomb_share: Share = Field(
