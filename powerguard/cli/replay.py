@@ -222,6 +222,8 @@ def _story(told: "Replayed", paint: Paint) -> list[str]:
             whom = str(getattr(each.action, "trainer", ""))
             rows.append((when, f"order: {clean(order(type(each.action).__name__, whom))}"))
     lines += table(rows)
+    if _is_unproven(told):
+        lines.append(f"{paint('!', 'yellow')} battery was read, but nothing bore it out: two witnesses make an outage")
     end = f"It ends at {after(told.ended_s - told.began_s)}: {PHASES[told.phase]}"
     if told.before_deadline_s is not None:
         end += f"; {duration(told.before_deadline_s)} before its deadline the recording ends: the rest is not known"
@@ -230,6 +232,13 @@ def _story(told: "Replayed", paint: Paint) -> list[str]:
         when = "at a time not known" if step.at_s is None else f"at {after(step.at_s - told.began_s)}"
         lines.append(f"  next, had nothing changed: {PHASES.get(step.action, step.action)} {when} ({step.because})")
     return lines
+
+
+def _is_unproven(told: "Replayed") -> bool:
+    """Whether there was a word of battery, and yet no outage."""
+    events = (event for leg in told.recording.legs for event in leg.events)
+    is_said = any(getattr(event, "output_source", "") == "battery" for event in events)
+    return is_said and all(mark_.kind != "phase" for mark_ in told.marks)
 
 
 def _side_by_side(told: "Replayed", diff: "tuple[Difference, ...]", paint: Paint) -> list[str]:

@@ -477,6 +477,14 @@ def test_wrong_options_of_replay(words: tuple[str, ...], told: str, run: Run, tm
     assert json.loads(out)["object"] == "error"
 
 
+def test_a_lone_word_of_battery_is_not_passed_over(run: Run, tmp_path: Path) -> None:
+    """Who replays it expects an outage, and is told why there is none."""
+    path = tmp_path / "t.csv"
+    for rows, is_said in (("1,battery\n2,utility\n", True), ("1,battery\n2,battery\n", False), ("1,utility\n", False)):
+        path.write_text(f"t_s,output_source\n0,utility\n{rows}", encoding="utf-8")
+        assert ("nothing bore it out: two witnesses make an outage" in run("replay", path)[1]) == is_said
+
+
 def test_a_file_that_cannot_be_replayed_exits_65(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("t_s,output_source,runtime_s\n1,utility,NaN\n", encoding="utf-8")
