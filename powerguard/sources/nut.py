@@ -168,7 +168,8 @@ class NutSource:
             await self._list(link)
             took_s = self._clock() - began_s
             await self._log_in(link)
-            warnings = [text for text in (self._slow, self._login.problem) if text]
+            unanswered = "" if self._options.user is None or self._login.is_held else "the login is not answered"
+            warnings = [text for text in (self._slow, self._login.problem or unanswered) if text]
             return NutReport(
                 where=self._where,
                 reading=self._reading(self._understood()),
@@ -274,7 +275,10 @@ class NutSource:
         try:
             refusal = await link.start_tls(await self._context(), options.host, limit_s=self._limit_s)
         except LateError as error:
-            msg = f"{self._where} is too slow: no answer to STARTTLS in {self._limit_s:g} s"
+            msg = (
+                f"{self._where} is too slow: no answer to STARTTLS in {self._limit_s:g} s (it hangs, or serves MAXCONN "
+                "others; where it knows no TLS: tls: off)"
+            )
             raise LinkError(msg) from error
         except TlsError as error:
             if not required:
@@ -413,8 +417,8 @@ class NutSource:
         if not self._login.is_due() or (self._plain_until_s > 0.0 and not link.is_verified):
             return  # after a certificate that was not believed somebody may stand between us and upsd
         await self._login.make(link, limit_s=self._limit_s)
-        if self._login.problem:
-            self._stands("login_refused", f"{self._where}: {self._login.problem}")
+        if self._login.problem or self._login.delayed:
+            self._stands("login_refused", f"{self._where}: {self._login.problem or self._login.delayed}")
         elif self._login.is_held:
             self._standing.pop("login_refused", None)
             log.info("login_held", ups=self._ups, source=self.name, user=self._options.user, role=self._options.role)

@@ -232,7 +232,7 @@ class Link:
         if isinstance(answer, Err):
             return answer
         if not isinstance(answer, Ok) or wire.transport is None:
-            msg = f"{self._where}: STARTTLS was answered with something else"
+            msg = f"{self._where}: STARTTLS was answered with something else (where it knows no TLS: tls: off)"
             raise LinkError(msg)
         try:
             async with asyncio.timeout(limit_s):

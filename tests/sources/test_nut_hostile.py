@@ -13,6 +13,7 @@ from powerguard.core.events import OutputSource, Reading, SourceFailed
 from powerguard.options import Secret
 from powerguard.sources.nut import NutSource
 from tests.sources.nut_helpers import FakeUpsd, forget, listening, options, until, until_lost
+from tests.sources.snmp_helpers import secret
 
 BATTERY = {"ups.status": "OB DISCHRG", "input.voltage": "0"}
 
@@ -392,10 +393,14 @@ async def test_a_variable_that_vanishes_is_none_and_one_that_comes_is_found() ->
         assert (reading.watts, reading.runtime_s) == (1080, 1800)
 
 
-async def test_doctor_looks_once_and_leaves() -> None:
+async def test_doctor_looks_once_and_leaves(tmp_path: Path) -> None:
     async with FakeUpsd().serving() as upsd:
         report = await NutSource(options(upsd.port), ups="a", clock=boottime_s).look()
         assert (report.reading.runtime_s, report.tls, report.is_logged_in) == (1800, False, False)
         assert (report.forgeable, report.warnings) == ("no TLS", ())
         await asyncio.sleep(0.1)
         assert upsd.said("LOGOUT") == 1
+        upsd.answer = lambda upsd, words, _writer: None if words[0] == "LOGIN" else upsd.honest(words)
+        more = {"user": "pg", "password": secret(tmp_path, "word", "w"), "timeout_s": 0.5}
+        report = await NutSource(options(upsd.port, **more), ups="a", clock=boottime_s).look()
+        assert (report.is_logged_in, report.warnings) == (False, ("the login is not answered",))

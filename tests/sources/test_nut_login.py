@@ -9,6 +9,8 @@ from structlog.testing import capture_logs
 
 from powerguard.core.events import Reading
 from powerguard.options import Secret
+from powerguard.sources.nut_link import Link
+from powerguard.sources.nut_login import Login
 from tests.sources.nut_helpers import Answerer, FakeUpsd, Heard, Later, listening, options, until
 from tests.sources.snmp_helpers import secret
 
@@ -134,3 +136,58 @@ async def test_a_login_that_stands_is_not_given_up_for_a_role(tmp_path: Path) ->
                 await until(heard, Reading)
             assert (upsd.connections, upsd.said("LOGIN"), upsd.said("MASTER")) == (1, 1, 1)
     assert [entry["event"] for entry in logs] == ["login_refused"]
+
+
+async def test_a_login_that_costs_the_connection_twice_waits_for_a_minute(tmp_path: Path) -> None:
+    """Readings come first, and it is told; a single break is none, for upsd may have been started anew just then."""
+
+    def hanging_up(upsd: FakeUpsd, words: tuple[str, ...], writer: asyncio.StreamWriter) -> bytes | None:
+        if words[0] != "LOGIN" or upsd.said("LOGIN") > 2:
+            return upsd.honest(words)
+        writer.close()
+        return None
+
+    clock = Later()
+    with capture_logs() as logs:
+        async with logging_in(hanging_up, secret(tmp_path, "word", "w"), clock) as (upsd, heard):
+            await said(upsd, "LOGIN", 2)
+            while upsd.connections < 3:  # noqa: ASYNC110 - the fake tells nobody
+                await asyncio.sleep(0.02)
+            for _ in range(3):
+                await until(heard, Reading)
+            assert (upsd.said("LOGIN"), upsd.connections) == (2, 3)
+            clock.ahead_s = 61.0
+            await said(upsd, "LOGIN", 3)
+            await until(heard, Reading)
+    told = [(entry["event"], "ends the connection" in entry.get("because", "")) for entry in logs]
+    assert told == [("login_refused", True), ("login_held", False)]
+
+
+async def test_a_login_that_is_not_answered_is_not_asked_for_on_every_connection(tmp_path: Path) -> None:
+    """upsd may ask the name service who logs in, and answer nobody meanwhile: a reading must get through."""
+
+    def mute(upsd: FakeUpsd, words: tuple[str, ...], _writer: asyncio.StreamWriter) -> bytes | None:
+        return None if words[0] == "LOGIN" else upsd.honest(words)
+
+    clock = Later()
+    async with FakeUpsd(answer=mute).serving() as upsd:
+        login = Login(options(upsd.port, user="pg", password=secret(tmp_path, "word", "w")), clock)
+        due = []
+        for _ in range(3):
+            link = await Link.open(["127.0.0.1"], upsd.port, "upsd", limit_s=5.0, on_lost=lambda: None)
+            login.begin()
+            due.append(login.is_due())
+            await login.make(link, limit_s=0.2)
+            await link.close()
+    assert due == [True, True, False]
+    assert "is not answered" in login.delayed
+
+
+async def test_a_login_that_was_answered_too_late_is_held(tmp_path: Path) -> None:
+    """It is asked for again on the same connection, where upsd says that it stands."""
+    door = Doorkeeper(b"ERR ALREADY-LOGGED-IN\n")
+    with capture_logs() as logs:
+        async with logging_in(door, secret(tmp_path, "word", "w"), Later()) as (upsd, heard):
+            await said(upsd, "LOGIN", 1)
+            await until(heard, Reading)
+    assert [entry["event"] for entry in logs] == ["login_held"]
