@@ -44,6 +44,9 @@ class SnmpOptions(Options):
             if self.user is None:
                 msg = "version 3 needs a user"
                 raise ValueError(msg)
+            if len(self.user.encode()) > 32:
+                msg = "user is longer than 32 bytes of UTF-8, the most that SNMP knows (RFC 3414)"
+                raise ValueError(msg)
             if self.community is not None:
                 msg = "version 3 knows no community (write user, auth and priv)"
                 raise ValueError(msg)

@@ -47,6 +47,7 @@ def test_what_fits(more: dict[str, Any]) -> None:
         ({"version": 2}, "version"),
         ({"version": "3", "user": "pg"}, "version"),
         ({"version": 3}, "version 3 needs a user"),
+        ({"version": 3, "user": "ü" * 17}, "user is longer than 32 bytes"),
         ({"version": 3, "user": "pg", "community": SECRET}, "version 3 knows no community"),
         ({"version": 3, "user": "pg", "priv": SECRET}, "priv needs auth as well"),
         ({"user": "pg"}, "belong to version 3, and version is 2c"),
