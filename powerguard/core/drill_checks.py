@@ -3,6 +3,8 @@
 Each refusal says what is wrong, with the numbers, and what would be right.
 """
 
+import math
+
 from collections.abc import Iterable
 from typing import Final
 
@@ -82,7 +84,7 @@ def _supply_unsafe(policy: Policy, state: State, now_s: float) -> str:
         return "the UPS tests its battery: wait until it has ended"
     if not fusion.is_stable(policy, feed, now_s, stable_s=policy.utility_stable_s):
         return (
-            f"utility has been there for {now_s - feed.since_s:.0f} s only: it must be stable for "
+            f"utility has been there for {math.floor(now_s - feed.since_s)} s only: it must be stable for "
             f"{policy.utility_stable_s:.0f} s"
         )
     if not plan.gate_open(policy, state, now_s):
