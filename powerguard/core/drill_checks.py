@@ -4,7 +4,6 @@ Each refusal says what is wrong, with the numbers, and what would be right.
 """
 
 import math
-
 from collections.abc import Iterable
 from typing import Final
 
