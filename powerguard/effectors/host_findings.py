@@ -20,6 +20,9 @@ PATIENT_DELAY_S: Final = 10.0
 """logind's own InhibitDelayMaxSec is 5 s; unattended-upgrades sets 30 s on Debian and Ubuntu (measured: 30.2 s)."""
 
 NAMED_UNITS: Final = 5
+REHEARSALS: Final = ("POWERGUARD_OFF_RECORD=", "POWERGUARD_OFF_TOOLS=", "POWERGUARD_UNDER_TEST=")
+"""With one of these in its environment powerguard-off does not act."""
+
 UNIT_S: Final[Mapping[str, float]] = {
     "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0,
     "month": 2629800.0, "y": 31557600.0,
@@ -80,7 +83,7 @@ async def _helper(options: HostOptions, spawn: Spawn) -> list[Finding]:
     if told["LoadState"] != "loaded":
         fix = "install it (docs/guides/install.md)" if told["LoadState"] == "not-found" else f"systemctl unmask {unit}"
         return [Finding(name, "FAIL", f"{unit}: {told['LoadState']}", fix)]
-    if "POWERGUARD_" in told.get("Environment", ""):
+    if any(name in told.get("Environment", "") for name in REHEARSALS):
         text = f"{unit} is set to rehearse: it records, and does not power off"
         return [Finding(name, "FAIL", text, f"systemctl revert {unit}")]
     return [Finding(name, "PASS", f"{unit} is installed and would act")]

@@ -15,7 +15,7 @@ class HostOptions(Options):
 
     kind: systemd writes a word to the root helper powerguard-off; command runs a program of the site's own; dry-run
         only records.
-    force_after_s: seconds from the order until everything that still runs is killed and the power is cut, within 10
+    force_after_s: seconds from the order until everything that still runs is killed and the power is cut, within 2
         seconds more. Longer than a usual stop of this host, and 30 s shorter than what the UPS gives.
     command: for kind command only. `{deadline_s}` in it becomes the whole seconds that are left; it must not wait
         for the shutdown to end.

@@ -24,7 +24,7 @@ KillMode=process
 Id=slurmd.service
 """
 
-HELPER = "LoadState=loaded\nEnvironment=LC_ALL=C\n"
+HELPER = "LoadState=loaded\nEnvironment=LC_ALL=C \"POWERGUARD_OFF_KILL=slurmd.service containerd.service\"\n"
 
 
 class Programs:
