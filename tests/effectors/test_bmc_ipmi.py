@@ -119,8 +119,9 @@ def test_every_completion_code_has_a_kind_and_a_sentence() -> None:
     ("given", "told"),
     [
         ({}, "kind"),
-        ({"kind": "ipmi"}, "'none', 'redfish' or 'ipmi-lan'"),
+        ({"kind": "ipmi"}, "'none', 'in-band', 'redfish' or 'ipmi-lan'"),
         ({"kind": "redfish"}, "kind redfish needs host, user, password"),
+        ({"kind": "in-band", "host": "10.0.8.21"}, "kind in-band uses no host"),
         ({"kind": "none", "ca": "/a", "fingerprint": "9f" * 32}, "not both"),
         ({"kind": "none", "fingerprint": "9f" * 31}, "pattern"),
         ({"kind": "ipmi-lan"}, "kind ipmi-lan needs host, user, password"),

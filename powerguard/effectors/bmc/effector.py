@@ -5,6 +5,7 @@ from typing import Final
 from powerguard.clock import Clock, boottime_s
 from powerguard.core.events import Action, Detail, EnsurePolicy
 from powerguard.effectors.bmc.engine import BACK_OFF_S, BmcError, Engine, Ensured, Probe
+from powerguard.effectors.bmc.inband import InbandEngine
 from powerguard.effectors.bmc.ipmi import ChassisStatus, Failure, PowerRestorePolicy
 from powerguard.effectors.bmc.lan import WORKER, LanEngine
 from powerguard.effectors.bmc.options import BmcOptions
@@ -15,7 +16,7 @@ __all__ = ["BACK_OFF_S", "WORKER", "BmcEffector", "BmcError", "Failure", "Probe"
 
 _NONE: Final = (
     "bmc.kind is none: nobody makes sure that this host powers on when power returns; "
-    "give it its BMC (bmc: {kind: ipmi-lan, host: ..., user: ..., password: ...})"
+    "give it its BMC (bmc: {kind: in-band}, or {kind: ipmi-lan, host: ..., user: ..., password: ...})"
 )
 
 
@@ -54,8 +55,8 @@ class BmcEffector:
         status = told.after
         if status.policy is not PowerRestorePolicy.ALWAYS_ON:
             msg = (
-                f"BMC {self._options.host}: power restore policy is {status.policy}, so this host stays off when power "
-                "returns; set it to always-on, or let us do it (bmc.policy: ensure; it is observe)"
+                f"BMC {self._options.host or engine.kind}: power restore policy is {status.policy}, so this host stays "
+                "off when power returns; set it to always-on, or let us do it (bmc.policy: ensure; it is observe)"
             )
             raise BmcError(msg)
         return (
@@ -88,6 +89,8 @@ class BmcEffector:
 
 def _engine(options: BmcOptions, spawn: Spawn, clock: Clock) -> Engine | None:
     """Make the engine that the settings name; None where they name none."""
+    if options.kind == "in-band":
+        return InbandEngine(options.socket)
     if options.kind == "none" or options.host is None or options.user is None or options.password is None:
         return None
     if options.kind == "redfish":

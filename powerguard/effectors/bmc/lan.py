@@ -3,18 +3,13 @@
 import base64
 import json
 import sys
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
 
 from powerguard.clock import Clock, boottime_s
+from powerguard.effectors.bmc import answers
 from powerguard.effectors.bmc.engine import BACK_OFF_S, BmcError, Ensured, Login, Probe
-from powerguard.effectors.bmc.ipmi import (
-    ChassisStatus,
-    Failure,
-    PowerRestorePolicy,
-    ReplyError,
-    decode_restart_cause,
-    decode_support,
-)
+from powerguard.effectors.bmc.ipmi import ChassisStatus, Failure, PowerRestorePolicy, ReplyError
 from powerguard.effectors.child import Spawn
 from powerguard.options import Secret
 
@@ -25,6 +20,7 @@ KILL_MARGIN_S: Final = 0.3
 """The worker ends itself this much before its limit and says what it waited for; else it is killed."""
 
 IPMI_PASSWORD_BYTES: Final = 20
+_T = TypeVar("_T")
 
 _REMEDIES: Final = {
     Failure.UNREACHABLE: "check that the BMC is powered and reachable from here, its address and port, and that IPMI "
@@ -54,23 +50,16 @@ class LanEngine:
         self._spawn = spawn
 
     async def ensure(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
-        told = await self._operate("ensure", by_s)
-        after = self._status(told, "after")
-        if after.policy is not wanted:
-            raise self._error(Failure.MISMATCH, f"reads {after.policy} where {wanted} was asked for")
-        return Ensured(before=self._status(told, "before"), after=after, changed=told.get("changed") is True)
+        told = await self._read("ensure", by_s, answers.ensured)
+        if told.after.policy is not wanted:
+            raise self._error(Failure.MISMATCH, f"reads {told.after.policy} where {wanted} was asked for")
+        return told
 
     async def status(self, by_s: float) -> ChassisStatus:
-        return self._status(await self._operate("status", by_s), "status")
+        return await self._read("status", by_s, answers.status)
 
     async def probe(self, by_s: float, *, ask_support: bool) -> Probe:
-        told = await self._operate("probe" if ask_support else "look", by_s)
-        support, cause = _data(told.get("support")), _data(told.get("cause"))
-        return Probe(
-            status=self._status(told, "status"),
-            supported=None if support is None else decode_support(support),
-            restart_cause=None if cause is None else decode_restart_cause(cause),
-        )
+        return await self._read("probe" if ask_support else "look", by_s, answers.probe)
 
     @property
     def _where(self) -> str:
@@ -79,9 +68,9 @@ class LanEngine:
     def _error(self, failure: Failure, seen: str) -> BmcError:
         return BmcError(f"{self._where}: {seen}; {_REMEDIES[failure]}", failure)
 
-    def _status(self, told: dict[str, Any], key: str) -> ChassisStatus:
+    async def _read(self, operation: str, by_s: float, read: Callable[[Mapping[str, Any]], _T]) -> _T:
         try:
-            return ChassisStatus.decode(_data(told.get(key)) or b"")
+            return read(await self._operate(operation, by_s))
         except ReplyError as error:
             raise self._error(Failure.PROTOCOL, str(error)) from None
 
@@ -118,11 +107,3 @@ class LanEngine:
             self._login.refuse(password)
             text = f"login refused ({text}), not tried again for {BACK_OFF_S / 60:g} minutes"
         raise self._error(failure, text)
-
-
-def _data(told: object) -> bytes | None:
-    """Bytes of an answer's hex field; None when it is absent or no hex."""
-    try:
-        return bytes.fromhex(told) if isinstance(told, str) else None
-    except ValueError:
-        return None

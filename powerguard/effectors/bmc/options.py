@@ -1,18 +1,22 @@
 """The settings of the BMC. Imports no IPMI library, so that reading the settings stays cheap."""
 
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from powerguard.options import Options, Secret
 
-_IPMI_USER_BYTES = 16
+IPMI_SOCKET: Final = "/run/powerguard-ipmi/ipmi.sock"
+"""Where powerguard-ipmi.socket listens (systemd/powerguard-ipmi.socket)."""
+
+_IPMI_USER_BYTES: Final = 16
 
 
 class BmcOptions(Options):
     """How the host's own BMC is reached, and what may be done to it.
 
-    kind: the engine. "none": there is none, so nobody makes sure that the host powers on by itself.
+    kind: the engine. "in-band" asks /dev/ipmi0 through the root helper powerguard-ipmi; "redfish" and "ipmi-lan" go
+        over the network. "none": there is none, so nobody makes sure that the host powers on by itself.
     host: address or name of the BMC on its own network.
     port: UDP port of IPMI over LAN (RMCP+).
     https_port: TCP port of Redfish.
@@ -21,10 +25,11 @@ class BmcOptions(Options):
     ca: PEM file of who signed the BMC's certificate, for Redfish; not set: the system's own.
     fingerprint: SHA-256 of the BMC's own certificate, for Redfish, instead of verifying who signed it.
     system: which of several systems behind one Redfish service this host is: the last part of its path.
+    socket: where the root helper listens; differs from the default in tests and in unusual layouts.
     policy: "ensure" sets the power restore policy to always-on where it is anything else; "observe" only reads it.
     """
 
-    kind: Literal["none", "redfish", "ipmi-lan"] = Field(examples=["ipmi-lan"])
+    kind: Literal["none", "in-band", "redfish", "ipmi-lan"] = Field(examples=["ipmi-lan"])
     host: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.:%-]{1,253}$", examples=["10.0.8.21"])
     port: int = Field(default=623, ge=1, le=65535)
     https_port: int = Field(default=443, ge=1, le=65535)
@@ -44,15 +49,22 @@ class BmcOptions(Options):
         json_schema_extra={"x-wanted": "64 hexadecimal digits, with or without colons"},
     )
     system: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.:-]{1,255}$", examples=["1"])
+    socket: str = Field(
+        default=IPMI_SOCKET,
+        pattern=r"^/[^\x00]+$",
+        max_length=107,  # sun_path of unix(7) has 108 bytes
+        examples=[IPMI_SOCKET],
+        json_schema_extra={"x-wanted": "an absolute path of at most 107 characters"},
+    )
     policy: Literal["ensure", "observe"] = "ensure"
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:
         wanted = ("host", "user", "password")
-        if self.kind == "none":
+        if self.kind in {"none", "in-band"}:
             given = [name for name in wanted if getattr(self, name) is not None]
             if given:
-                msg = f"kind none uses no {given[0]} (write kind: ipmi-lan, or leave {', '.join(given)} out)"
+                msg = f"kind {self.kind} uses no {given[0]} (write kind: ipmi-lan, or leave {', '.join(given)} out)"
                 raise ValueError(msg)
         else:
             missing = [name for name in wanted if getattr(self, name) is None]

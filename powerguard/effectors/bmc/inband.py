@@ -1,0 +1,77 @@
+"""The engine `in-band`: /dev/ipmi0 through the root helper powerguard-ipmi. No password, no network, no switch."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+from powerguard.clock import boottime_s
+from powerguard.effectors.base import EffectorError
+from powerguard.effectors.bmc import answers
+from powerguard.effectors.bmc.engine import BmcError, Ensured, Probe
+from powerguard.effectors.bmc.ipmi import ChassisStatus, Failure, PowerRestorePolicy, ReplyError
+from powerguard.effectors.bmc.options import IPMI_SOCKET
+from powerguard.effectors.root_client import RootHelper
+
+ANSWER_MARGIN_S: Final = 0.2
+"""The helper ends this much before we stop waiting, and says what it waited for."""
+
+_LEAST_S: Final = 0.05
+_T = TypeVar("_T")
+
+_REMEDIES: Final = {
+    Failure.UNSUPPORTED: "this board cannot be told over IPMI: set 'restore on AC power loss' to always on in its "
+    "firmware setup, and see whether `powerguard doctor` can read it",
+    Failure.TIMEOUT: "the BMC hangs: reset it (its page, or the rack's power) if this goes on",
+    Failure.MISMATCH: "the BMC did not store it: set it in the firmware setup, and look for a firmware update",
+    Failure.BUSY: "it is asked again at the next check",
+    Failure.PROTOCOL: "compare with `ipmitool chassis status` on this host",
+}
+
+
+class InbandEngine:
+    """The host's own BMC, asked by a process of root's that takes four words."""
+
+    kind = "in-band"
+
+    def __init__(self, socket: str = IPMI_SOCKET) -> None:
+        self._helper = RootHelper(
+            name="powerguard-ipmi", socket=socket, real=IPMI_SOCKET, hangs="the BMC's driver hangs"
+        )
+
+    async def ensure(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
+        if wanted is not PowerRestorePolicy.ALWAYS_ON:
+            msg = f"powerguard-ipmi sets always-on and nothing else, not {wanted}"
+            raise BmcError(msg, Failure.SETTINGS)
+        told = await self._ask("ensure", by_s, answers.ensured)
+        if told.after.policy is not wanted:
+            raise _error(Failure.MISMATCH, f"reads {told.after.policy} where {wanted} was asked for")
+        return told
+
+    async def status(self, by_s: float) -> ChassisStatus:
+        return await self._ask("status", by_s, answers.status)
+
+    async def probe(self, by_s: float, *, ask_support: bool) -> Probe:
+        return await self._ask("probe" if ask_support else "look", by_s, answers.probe)
+
+    async def _ask(self, word: str, by_s: float, read: Callable[[Mapping[str, Any]], _T]) -> _T:
+        limit_s = max(by_s - boottime_s(), _LEAST_S)
+        # Past the helper's own limit nobody may ask; a short time is for it to answer, and for us to hear it.
+        within_s = min(max(limit_s - ANSWER_MARGIN_S, limit_s / 2), 5.0)
+        try:
+            told = await self._helper.ask({"word": word, "within_s": round(within_s, 3)}, limit_s=limit_s)
+        except EffectorError as error:
+            raise BmcError(str(error), Failure.UNREACHABLE) from None
+        if told.get("failure") is not None:
+            try:
+                failure = Failure(str(told["failure"]))
+            except ValueError:
+                failure = Failure.PROTOCOL
+            raise _error(failure, str(told.get("text", ""))[:1000])
+        try:
+            return read(told)
+        except ReplyError as error:
+            raise _error(Failure.PROTOCOL, str(error)) from None
+
+
+def _error(failure: Failure, seen: str) -> BmcError:
+    remedy = _REMEDIES.get(failure)
+    return BmcError(f"BMC in-band: {seen}" + (f"; {remedy}" if remedy else ""), failure)

@@ -1,0 +1,198 @@
+"""The in-band engine and its root helper, on a stand-in for /dev/ipmi0 that is held to the kernel's own header.
+
+No machine of ours has a BMC: that a real driver takes what we send is for a virtual machine to show.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+
+from powerguard.clock import boottime_s
+from powerguard.core.events import Detail
+from powerguard.effectors.bmc import device as ipmi_device
+from powerguard.effectors.bmc import helper
+from powerguard.effectors.bmc.device import ALLOWED
+from powerguard.effectors.bmc.effector import BmcEffector, BmcError
+from powerguard.effectors.bmc.exchange import BmcFailure
+from powerguard.effectors.bmc.ipmi import Command, Failure, PowerRestorePolicy, RestartCause
+from powerguard.effectors.bmc.options import IPMI_SOCKET, BmcOptions
+from tests.effectors.root_peers import answering
+from tests.peers import require
+from tests.peers.ipmi import ENSURE
+from tests.peers.ipmi_device import IpmiDevice
+
+SYSTEMD = Path(__file__).parents[2] / "systemd"
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> IpmiDevice:
+    return IpmiDevice(tmp_path)
+
+
+async def ensure(socket: Path, *, limit_s: float = 5.0) -> Detail:
+    return await BmcEffector(BmcOptions(kind="in-band", socket=str(socket)), limit_s=limit_s).carry_out(ENSURE)
+
+
+@pytest.mark.peer("cc", "systemd-socket-activate")
+async def test_the_policy_is_set_once_and_verified(device: IpmiDevice) -> None:
+    """Through the socket as systemd serves it; the second time nothing is written; the cause of the start is told."""
+    async with device.listening() as socket:
+        told = dict(await ensure(socket))
+        assert (told["engine"], told["before"], told["policy"]) == ("in-band", "last-state", "always-on")
+        assert (told["changed"], told["verified"], told["ac_failed"]) == (True, True, True)
+        assert dict(await ensure(socket))["changed"] is False
+        assert device.heard == ["00/01", "00/06", "00/01", "00/01"]
+        seen = await BmcEffector(BmcOptions(kind="in-band", socket=str(socket))).probe(5.0)
+        assert seen.supported == frozenset(PowerRestorePolicy) - {PowerRestorePolicy.UNKNOWN}
+        assert seen.restart_cause is RestartCause.POLICY_ALWAYS_ON
+        device.misbehave(lie=True)
+        (device.folder / "policy").write_text("0\n")
+        with pytest.raises(BmcError, match="acknowledged always-on but still reads always-off") as caught:
+            await ensure(socket, limit_s=1.0)
+        assert caught.value.failure is Failure.MISMATCH
+
+
+@pytest.mark.peer("cc")
+def test_answers_to_others_are_passed_over(device: IpmiDevice) -> None:
+    """What an earlier time-out left in the queue carries another number; ours is found behind it, also a long one."""
+    device.misbehave(stale=5, status_bytes=290)
+    status, told = device.say("status")
+    assert (status, told["failure"], told["status"][:2]) == (0, None, "21")
+    device.misbehave(stale=64)
+    status, told = device.say("status")
+    assert (status, told["failure"]) == (1, "protocol-error")
+    assert "64 answers, and none of them to Get Chassis Status" in told["text"]
+
+
+@pytest.mark.peer("cc")
+@pytest.mark.parametrize(
+    ("faults", "failure", "told"),
+    [
+        ({"mute": True}, "timeout", "the BMC does not answer Get Chassis Status"),
+        ({"busy": 99}, "busy", "0xC0"),
+        ({"code": 0xC1}, "unsupported", "0xC1"),
+        ({"code": 0xD4}, "privilege", "0xD4"),
+        ({"number": 16}, "busy", "another program holds it"),
+        ({"number": 13}, "privilege", "it is root's alone"),
+        ({"number": 19}, "unreachable", "modprobe ipmi_si ipmi_devintf"),
+        ({"number": 5}, "protocol-error", "Input/output error"),
+    ],
+)
+def test_a_fault_is_told_and_in_time(device: IpmiDevice, faults: dict[str, int], failure: str, told: str) -> None:
+    device.misbehave(**faults)  # type: ignore[arg-type]  # each is what its name says
+    began_s = boottime_s()
+    status, answer = device.say("ensure", "--within-s", "0.5")
+    assert boottime_s() - began_s < 3.0
+    assert (status, answer["failure"]) == (1, failure)
+    assert told in answer["text"]
+    assert device.policy == "last-state"
+
+
+@pytest.mark.peer("cc")
+def test_a_device_that_is_none(device: IpmiDevice, tmp_path: Path) -> None:
+    """Absent, the driver missing; a folder; a file that knows no such call."""
+    status, told = device.say("status", device=tmp_path / "ipmi9")
+    assert (status, told["failure"]) == (1, "unreachable")
+    assert "ipmi9: not there: modprobe ipmi_si ipmi_devintf" in told["text"]
+    assert device.say("status", device=tmp_path)[1]["failure"] == "protocol-error"
+    plain = tmp_path / "plain"
+    plain.touch()
+    environment = {name: value for name, value in device.environment.items() if name != "LD_PRELOAD"}
+    device.environment = environment
+    assert "is no IPMI device" in device.say("status", device=plain)[1]["text"]
+
+
+@pytest.mark.peer("cc")
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ({"word": "off"}, "unknown word; the words are status, ensure, probe, look"),
+        ({"word": "ensure", "policy": "always-off"}, "takes within_s and nothing else"),
+        ({"word": "status", "within_s": 600}, "at most 5"),
+        ({"word": "status", "within_s": True}, "at most 5"),
+        ({"word": ["status"]}, "unknown word"),
+        ({"word": "raw", "netfn": 0, "cmd": 2}, "unknown word"),
+    ],
+)
+def test_nothing_else_can_be_said(device: IpmiDevice, line: dict[str, object], told: str) -> None:
+    """No policy but always-on, no time of one's own, and nothing raw."""
+    _, answer = device.say("serve", line=json.dumps(line).encode() + b"\n")
+    assert answer["ok"] is False
+    assert told in answer["error"]
+    assert device.heard == []
+
+
+def test_no_command_passes_that_is_not_listed(tmp_path: Path) -> None:
+    """The second lock, below the words: chassis control, users, raw access to anything else never reach the device."""
+    assert (0x00, 0x02) not in ALLOWED
+    fifo = tmp_path / "ipmi0"
+    os.mkfifo(fifo)
+    refused = 0
+    with ipmi_device.IpmiDevice(str(fifo), boottime_s() + 1.0) as device:
+        for netfn in range(0, 0x40, 2):
+            for number in range(256):
+                if (netfn, number) not in ALLOWED:
+                    with pytest.raises(BmcFailure, match="not among what may be asked"):
+                        device.send(Command("Some Command", netfn, number))
+                    refused += 1
+    assert refused == 32 * 256 - len(ALLOWED)
+
+
+def test_no_real_device_is_touched_under_test() -> None:
+    assert helper.carry_out(ipmi_device.DEVICE, "ensure", 1.0)["text"].startswith("refused under test")
+
+
+async def test_a_helper_that_is_not_there_or_is_not_ours(tmp_path: Path) -> None:
+    """Where to look is in the message; half a line, nonsense and silence end in time."""
+    with pytest.raises(BmcError, match=r"systemctl enable --now powerguard-ipmi\.socket") as caught:
+        await ensure(tmp_path / "none.sock")
+    assert caught.value.failure is Failure.UNREACHABLE
+    verified = b'{"ok": true, "before": "41", "after": "zz"}\n'
+    nonsense = (b"", b'{"ok": tr', b"[]\n", verified, b'{"ok": true, "before": "01", "after": "01"}\n', None)
+    async with answering(tmp_path, *nonsense) as (socket, asked):
+        for _ in nonsense:
+            with pytest.raises(BmcError):
+                await ensure(socket, limit_s=0.5)
+    assert {json.loads(line)["word"] for line in asked} == {"ensure"}
+    assert all(0 < json.loads(line)["within_s"] < 0.5 for line in asked)
+
+
+def unit(name: str) -> ConfigParser:
+    read = ConfigParser(interpolation=None, strict=False, delimiters=("=",), comment_prefixes=("#",))
+    read.optionxform = str  # type: ignore[assignment,method-assign]  # systemd's keys have capitals
+    read.read(SYSTEMD / name, encoding="utf-8")
+    return read
+
+
+def test_only_our_user_can_say_a_word() -> None:
+    socket, service = unit("powerguard-ipmi.socket")["Socket"], unit("powerguard-ipmi@.service")["Service"]
+    assert (socket["ListenStream"], socket["Accept"]) == (IPMI_SOCKET, "yes")
+    assert (socket["SocketUser"], socket["SocketMode"]) == ("powerguard", "0600")
+    assert service["ExecStart"].split()[1:] == ["-I", "-m", helper.__name__, "serve"]
+    assert float(service["RuntimeMaxSec"]) > helper.WITHIN_S
+    assert (service["CapabilityBoundingSet"], service["DeviceAllow"]) == ("", "char-ipmidev rw")
+
+
+@pytest.mark.peer("systemd-analyze")
+def test_systemd_finds_nothing_to_say(tmp_path: Path) -> None:
+    """Of the units' words, and of what root can still do there."""
+    shutil.copytree("/usr/lib/systemd/system", tmp_path / "usr/lib/systemd/system", symlinks=True)
+    python = tmp_path / "opt/powerguard/bin/python"
+    python.parent.mkdir(parents=True)
+    python.touch(mode=0o755)
+    ours = tmp_path / "etc/systemd/system"
+    ours.mkdir(parents=True)
+    for name in ("powerguard-ipmi.socket", "powerguard-ipmi@.service"):
+        shutil.copy(SYSTEMD / name, ours)
+    names = ("powerguard-ipmi.socket", "powerguard-ipmi@1.service")
+    argv = [require("systemd-analyze"), "verify", "--man=no", f"--root={tmp_path}", *names]
+    ended = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    assert "powerguard" not in (ended.stderr + ended.stdout).replace(str(tmp_path), "")
+    argv = [require("systemd-analyze"), "security", "--offline=true", "--no-pager", "--threshold=20"]
+    argv.append(str(SYSTEMD / "powerguard-ipmi@.service"))
+    assert subprocess.run(argv, capture_output=True, check=False, timeout=60).returncode == 0
