@@ -8,7 +8,7 @@ from powerguard.cli.operate import Subparsers
 SHELLS: Final = ("bash", "zsh", "fish")
 FILES: Final = frozenset(
     (
-        *("--config", "--socket", "--journal", "--keep", "--conf-d", "--site"),
+        *("--config", "--socket", "--journal", "--html", "--keep", "--conf-d", "--site"),
         *("--to", "--into", "--undo", "--credentials-file"),
         *("--save", "--community-file", "--auth-file", "--priv-file"),
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from powerguard.cli.operate import Subparsers, fail
-from powerguard.cli.outages import EX_NOINPUT, UnknownOutageError, add_journal, find, journal_of
+from powerguard.cli.outages import EX_NOINPUT, Elapsed, UnknownOutageError, add_journal, between, journal_of, read
 from powerguard.cli.render import Paint, clean, clock_of, duration, moment, table
 from powerguard.cli.words import NEED_SHARE, OUTCOMES, PHASES, order, sentence
 
@@ -42,18 +42,15 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
-    from powerguard.daemon.journal import JournalError, outage, read_only, recording
+    from powerguard.daemon.journal import JournalError, read_only
 
     try:
         with read_only(journal_of(args)) as db:
-            record = find(db, args.outage)
-            found = outage(db, record.id)
-            rows = recording(db, record.id)
+            told = explained(*read(db, args.outage))
     except UnknownOutageError as error:
         return fail(args, "explain", str(error), EX_USAGE)
     except JournalError as error:
         return fail(args, "explain", str(error), EX_NOINPUT)
-    told = explained(record, () if found is None else found[1], rows)
     if args.json:
         print(json.dumps(told, indent=2))
     else:
@@ -66,8 +63,9 @@ def run(args: argparse.Namespace) -> int:
 
 def explained(record: "OutageRecord", story: "Sequence[Line]", rows: "Sequence[Recorded]") -> dict[str, Any]:
     """Return the outage as one object: what is printed, and what --json shows."""
+    elapsed = Elapsed(record, story, rows)
     steps = [
-        _ordered(record, line) if line.kind == "action" else _step(record, line)
+        _ordered(elapsed, line) if line.kind == "action" else _step(elapsed, line)
         for line in story
         if line.kind in ("note", "gap") or (line.kind == "action" and line.event not in _SILENT)
     ]
@@ -82,17 +80,19 @@ def explained(record: "OutageRecord", story: "Sequence[Line]", rows: "Sequence[R
         "phase": _phase(record, steps),
         "steps": steps,
         "what_if": what_if(record, steps, readings, _policy(rows)),
-        "durations": _durations(record, steps, readings),
+        "durations": _durations(record, steps, readings, elapsed),
     }
 
 
-def _step(record: "OutageRecord", line: "Line") -> dict[str, Any]:
+def _step(elapsed: "Elapsed", line: "Line") -> dict[str, Any]:
     numbers = _pairs(line.payload.get("numbers"))
     gap = line.kind == "gap"
     text = f"{line.payload.get('steps')} steps are missing: {line.because}" if gap else ""
+    if not gap and "kind" not in line.payload:  # A damaged row: its name and its reason are all that is left of it.
+        text = f"{line.event.replace('_', ' ')}: {line.because}"
     return {
         "at": line.wall,
-        "after_s": _after_s(record, line),
+        "after_s": elapsed.of(line),
         "event": line.event,
         "level": "warning" if gap else str(line.payload.get("level", "info")),
         "because": line.because,
@@ -101,23 +101,17 @@ def _step(record: "OutageRecord", line: "Line") -> dict[str, Any]:
     }
 
 
-def _ordered(record: "OutageRecord", line: "Line") -> dict[str, Any]:
+def _ordered(elapsed: "Elapsed", line: "Line") -> dict[str, Any]:
     whom = str(line.payload.get("trainer") or "")
     return {
         "at": line.wall,
-        "after_s": _after_s(record, line),
+        "after_s": elapsed.of(line),
         "event": "ordered",
         "level": "info",
         "because": line.event,
         "text": f"order: {order(line.event, whom)}",
         "numbers": {"trainer": whom} if whom else {},
     }
-
-
-def _after_s(record: "OutageRecord", line: "Line") -> float:
-    """Seconds since the outage began: by the boot's own clock within its boot, whatever NTP did to the other one."""
-    same_boot = line.boot_id == record.boot_id
-    return round(line.at_s - record.started_at_s if same_boot else line.wall - record.started_wall, 3)
 
 
 def _pairs(value: object) -> dict[str, Any]:
@@ -267,24 +261,24 @@ def _on_battery_s(
 
 
 def _durations(
-    record: "OutageRecord", steps: Sequence[Mapping[str, Any]], readings: Sequence[tuple[float, str]]
+    record: "OutageRecord",
+    steps: Sequence[Mapping[str, Any]],
+    readings: Sequence[tuple[float, str]],
+    elapsed: "Elapsed",
 ) -> dict[str, float | None]:
     """Return how long each part took, in seconds; None where it did not happen, or was not told."""
-    at = {name: None if (s := _moment_of(steps, name)) is None else float(s["at"]) for name in PHASES}
+    at = {name: None if (s := _moment_of(steps, name)) is None else float(s["after_s"]) for name in PHASES}
     returned = next((s for s in steps if s["event"] == "host_returned"), None)
-    held_until = at["shutdown"] or record.ended_wall
-
-    def between(first: float | None, then: float | None) -> float | None:
-        return None if first is None or then is None or then < first else round(then - first, 3)
+    held_until_s = elapsed.ended_s if at["shutdown"] is None else at["shutdown"]
 
     return {
-        "trained_on_s": between(record.started_wall, at["emergency_checkpoint"]),
+        "trained_on_s": between(0.0, at["emergency_checkpoint"]),
         "checkpoint_s": _number(record.figures.get("checkpoint_s")),
-        "held_s": between(at["holding"], held_until),
+        "held_s": between(at["holding"], held_until_s),
         "on_battery_s": _on_battery_s(record, steps, readings),
-        "away_s": None if returned is None else _number(returned["numbers"].get("away_s")),
+        "away_s": None if returned is None or elapsed.doubted else _number(returned["numbers"].get("away_s")),
         "recovery_s": _number(record.figures.get("recovery_s")),
-        "lasted_s": between(record.started_wall, record.ended_wall),
+        "lasted_s": between(0.0, elapsed.ended_s),
     }
 
 

@@ -2,11 +2,14 @@
 
 import argparse
 import json
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from powerguard.cli.operate import Subparsers, fail
 from powerguard.cli.outages import EX_NOINPUT, UnknownOutageError, add_journal, find, journal_of
 from powerguard.cli.render import clean, duration, moment, table
+
+if TYPE_CHECKING:
+    from powerguard.daemon.journal import OutageRecord
 
 EX_USAGE: Final = 64
 
@@ -71,23 +74,47 @@ def _list(args: argparse.Namespace, db: Any) -> int:  # noqa: ANN401 - as above
             "started_at": each.started_wall,
             "ended_at": each.ended_wall,
             "outcome": each.outcome or None,
-            "lasted_s": None if each.ended_wall is None else round(each.ended_wall - each.started_wall, 3),
+            "lasted_s": _lasted_s(each),
             "on_battery_s": each.figures.get("on_battery_s"),
             "checkpoint_s": each.figures.get("checkpoint_s"),
+            "commit_after_s": each.figures.get("commit_after_s"),
+            "recovery_s": each.figures.get("recovery_s"),
         }
         for each in records
     ]
     if args.json:
         print(json.dumps({"schema_version": 1, "object": "history", "outages": told}, indent=2))
         return 0
+    if not told:
+        print("the journal knows no outage")
+        return 0
     rows = [
         (
-            moment(each.started_wall),
-            "runs" if each.ended_wall is None else duration(each.ended_wall - each.started_wall),
-            clean(each.outcome or "-"),
-            clean(each.id),
+            moment(record.started_wall),
+            "runs" if record.ended_wall is None else _shown(each["lasted_s"]),
+            *(_shown(each[name]) for name in ("on_battery_s", "checkpoint_s", "commit_after_s", "recovery_s")),
+            clean(record.outcome or "-"),
+            clean(record.id),
         )
-        for each in records
+        for record, each in zip(records, told, strict=True)
     ]
-    print("\n".join(table([("began", "lasted", "outcome", "outage"), *rows], indent="")))
+    print("\n".join(table([_HEAD, *rows], indent="")))
     return 0
+
+
+_HEAD: Final = ("began", "lasted", "on battery", "checkpoint", "commit after", "recovery", "outcome", "outage")
+
+
+def _lasted_s(record: "OutageRecord") -> float | None:
+    """Seconds that it lasted, by the boot's clock where that is known; None while it runs, or where no clock says."""
+    if record.ended_wall is None:
+        return None
+    told = record.figures.get("lasted_s")
+    if isinstance(told, int | float):
+        return float(told)
+    seconds = record.ended_wall - record.started_wall
+    return round(seconds, 3) if seconds >= 0.0 else None
+
+
+def _shown(seconds: object) -> str:
+    return duration(float(seconds)) if isinstance(seconds, int | float) else "-"

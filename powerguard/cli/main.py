@@ -34,6 +34,7 @@ VERBS: Final = {
     "config": "check or show the settings",
     "import": "print settings made of a NUT or apcupsd configuration",
     "history": "the outages that the journal knows; export one of them",
+    "report": "the record of an outage: durations, prediction against fact, what to improve; as a page",
     "explain": "why each step of an outage was taken when it was",
     "replay": "a recorded outage through today's decisions",
     "demo": "an outage in a minute, simulated; no settings, no root, no hardware",

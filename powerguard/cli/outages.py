@@ -1,14 +1,16 @@
-"""Which journal, and which outage of it: what `history` and `explain` share."""
+"""Which journal, which outage of it, and when what happened in it: what `history`, `explain` and `report` share."""
 
 import argparse
 import sqlite3
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from powerguard.cli.last_known import JOURNAL
 from powerguard.cli.render import moment
-from powerguard.daemon.journal import OutageRecord, history
+from powerguard.core.recovery import LONGEST_GAP_S
+from powerguard.daemon.journal import Line, OutageRecord, Recorded, history, outage, recording
 
 EX_NOINPUT: Final = 66
 """sysexits.h: the journal cannot be read."""
@@ -16,8 +18,89 @@ SHOWN: Final = 5
 _ALL: Final = 1_000_000
 
 
+_DOUBT_S: Final = 2.0
+"""Within one boot, wall clock and boot clock may part by this much before the wall clock counts as set."""
+
+
 class UnknownOutageError(Exception):
     """No outage of that name, or several: which ones there are."""
+
+
+class Outage(NamedTuple):
+    """One outage as the journal has it. rows: what was heard; empty in a journal that did not keep every reading."""
+
+    record: OutageRecord
+    lines: tuple[Line, ...]
+    rows: tuple[Recorded, ...]
+
+
+class Elapsed:
+    """Seconds since an outage began, by each boot's own clock, whatever was done to the wall clock.
+
+    Between two boots only the wall clock knows: there it counts as it stood at last in each of them, for a clock that
+    was wrong when the host came up is set right soon. Where it says less than nothing, or more than a month, the time
+    between is not known, and what follows is counted from the end of the boot that went.
+
+    doubted: the boots of which it is not known how long after the one before they began.
+    ended_s: when the outage ended; None while it runs, or where it ended in a boot that is doubted.
+    set_s: boot, and by how many seconds its wall clock was set.
+    """
+
+    def __init__(self, record: OutageRecord, lines: Sequence[Line], rows: Sequence[Recorded] = ()) -> None:
+        """Look through all that has both clocks."""
+        self.doubted: list[str] = []
+        self.set_s: list[tuple[str, float]] = []
+        seen: dict[str, list[tuple[float, float]]] = {record.boot_id: []}
+        for line in lines:
+            seen.setdefault(line.boot_id, []).append((line.at_s, line.wall))
+        for row in rows:
+            seen.setdefault(row.boot_id, []).append((row.at_s, row.wall))
+        self._zero_s: dict[str, float] = {}
+        last: tuple[float, float] | None = None
+        for boot_id, both in seen.items():
+            both.sort()
+            if boot_id == record.boot_id:
+                self._zero_s[boot_id] = -record.started_at_s
+            elif both:
+                self._zero_s[boot_id] = self._after(last, both, boot_id) - both[0][0]
+            if both:
+                by_s = (both[-1][1] - both[-1][0]) - (both[0][1] - both[0][0])
+                if abs(by_s) > _DOUBT_S:
+                    self.set_s.append((boot_id, round(by_s, 1)))
+                last = (self._zero_s[boot_id] + both[-1][0], both[-1][1])
+        self.ended_s = None if self.doubted else self._ended_s(record, lines)
+
+    def _ended_s(self, record: OutageRecord, lines: Sequence[Line]) -> float | None:
+        if record.ended_at_s is None or record.ended_wall is None:
+            return None
+        if lines and abs(lines[-1].at_s - record.ended_at_s) < 1.0:
+            return self.at(lines[-1].boot_id, record.ended_at_s)
+        return round(max(0.0, record.ended_wall - record.started_wall), 3)
+
+    def _after(self, last: tuple[float, float] | None, both: Sequence[tuple[float, float]], boot_id: str) -> float:
+        """Seconds since the outage began at the first word of a later boot."""
+        if last is None:
+            self.doubted.append(boot_id)
+            return 0.0
+        gone_s = both[-1][1] - (both[-1][0] - both[0][0]) - last[1]
+        if 0.0 <= gone_s <= LONGEST_GAP_S:
+            return last[0] + gone_s
+        self.doubted.append(boot_id)
+        return last[0]
+
+    def at(self, boot_id: str, at_s: float) -> float | None:
+        """Return the seconds since the outage began at a moment of a boot; None for a boot nobody has heard of."""
+        zero_s = self._zero_s.get(boot_id)
+        return None if zero_s is None else round(zero_s + at_s, 3)
+
+    def of(self, line: Line) -> float:
+        """Return the seconds since the outage began at one of its lines."""
+        return round(self._zero_s.get(line.boot_id, -line.at_s) + line.at_s, 3)
+
+
+def between(first: float | None, then: float | None) -> float | None:
+    """Return the seconds from one moment of an outage to another; None where one of them is not known."""
+    return None if first is None or then is None or then < first else round(then - first, 3)
 
 
 def add_journal(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +143,13 @@ def find(db: sqlite3.Connection, name: str) -> OutageRecord:
     hint = f" (did you mean {near[0]}?)" if near else ""
     message = f"no outage {name!r}{hint}{newest}"
     raise UnknownOutageError(message)
+
+
+def read(db: sqlite3.Connection, name: str) -> Outage:
+    """Return the outage of that name, whole, as far as the journal has it. Raises UnknownOutageError."""
+    record = find(db, name)
+    found = outage(db, record.id)
+    return Outage(record, () if found is None else found[1], recording(db, record.id))
 
 
 def _shown(record: OutageRecord) -> str:

@@ -183,8 +183,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 14, 30, 44
 _STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1d1d1f; --soft: #6b6b70; --line: #d0d0d4; --page: #ffffff; --good: #1c7a43;
   --warn: #9a6200; --bad: #b3261e; LIGHT }
-@media (prefers-color-scheme: dark) { :root { --ink: #ececf0; --soft: #a0a0a8; --line: #3c3c42; --page: #17171a;
-  --good: #5fd38d; --warn: #f0b75a; --bad: #ff8a80; DARK } }
+@media screen and (prefers-color-scheme: dark) { :root { --ink: #ececf0; --soft: #a0a0a8; --line: #3c3c42;
+  --page: #17171a; --good: #5fd38d; --warn: #f0b75a; --bad: #ff8a80; DARK } }
 body { margin: 0 auto; padding: 1.5rem 1rem 3rem; max-width: 60rem; background: var(--page); color: var(--ink);
   font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.35rem; margin: 0 0 .3rem; } h2 { font-size: 1.05rem; margin: 1.8rem 0 .4rem; }
@@ -200,6 +200,9 @@ table { border-collapse: collapse; width: 100%; } th, td { text-align: left; pad
 th { font-weight: 600; } td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .soft, footer { color: var(--soft); } .swatch { display: inline-block; width: .8em; height: .8em; margin-right: .5em; }
 ul { padding-left: 1.2rem; }
+@media print { :root { color-scheme: light; } body { max-width: none; padding: 0; font-size: 11px; }
+  .scroll { overflow: visible; } svg { min-width: 0 !important; } tr, svg { break-inside: avoid; }
+  h2 { break-after: avoid; } }
 """
 
 
@@ -284,12 +287,17 @@ def _level_lines(levels: Sequence[Level], y: Any) -> list[str]:  # noqa: ANN401 
     return parts
 
 
+def is_room(words: str, wide: float) -> bool:
+    """Say whether words fit into a width of the picture."""
+    return wide > 7.0 * len(words) + 6
+
+
 def _names(stretches: Sequence[Stretch], x: Any) -> list[str]:  # noqa: ANN401 - a scale
     parts: list[str] = []
     for each in stretches:
         name = _LOOKS[each.name].short
         x0, x1 = x(each.begins_s), x(each.begins_s + each.lasts_s)
-        if x1 - x0 > 7.0 * len(name) + 6:
+        if is_room(name, x1 - x0):
             at = 0.5 * (x0 + x1)
             parts.append(
                 f'<text class="halo" x="{at:.1f}" y="{_HIGH - _BOTTOM - 8}" text-anchor="middle">{name}</text>'
@@ -316,12 +324,19 @@ def page(
     notes: Sequence[str] = (),
     footer: str = "",
     since: str = "utility failed",
+    drawing: str = "",
+    style_of_drawing: str = "",
 ) -> str:
-    """Return a page of its own: no scripts, nothing from elsewhere. Every word is escaped. mood: good, warn or bad."""
+    """Return a page of its own: no scripts, nothing from elsewhere. Every word is escaped. mood: good, warn or bad.
+
+    drawing: SVG that stands on top, with its own rules; it is trusted to have escaped its words.
+    """
     light = " ".join(f"--{name}: {look.light};" for name, look in _LOOKS.items())
     dark = " ".join(f"--{name}: {look.dark};" for name, look in _LOOKS.items())
-    style = _STYLE.replace("LIGHT", light).replace("DARK", dark)
+    style = _STYLE.replace("LIGHT", light).replace("DARK", dark) + style_of_drawing
     body = [f"<h1>{html.escape(title)}</h1>", f'<p class="verdict {mood}">{html.escape(verdict)}</p>']
+    if drawing:
+        body.append(_scrolls(drawing))
     if stretches:
         body += [_scrolls(svg(stretches, since=since)), _scrolls(_legend(stretches))]
     if notes:

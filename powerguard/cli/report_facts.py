@@ -1,0 +1,400 @@
+"""What the journal tells of one outage, gathered for `report`: feeds, phases, trainers, budget, recovery.
+
+Every moment is seconds since the outage began; None means that it did not happen, or was not told. Nothing is guessed:
+what nobody has written down stays None.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from powerguard.cli.outages import Elapsed, Outage, between
+from powerguard.core import needs
+from powerguard.core.budget import paused_load
+from powerguard.core.events import Measured, Reading, TrainerSeen
+from powerguard.core.model import Policy
+from powerguard.core.plain import PlainError, from_plain
+from powerguard.daemon.journal import Line
+from powerguard.daemon.journal.recording import Start
+
+POINTS: Final = 400
+"""So many points of the runtime are kept: more than a picture shows."""
+
+
+class Step(NamedTuple):
+    """One line of the story with its moment. numbers: of a note, or the fields of an order."""
+
+    after_s: float
+    line: Line
+    numbers: Mapping[str, Any]
+
+
+class Told(NamedTuple):
+    """An outage as it is gathered from. readings, heard: (moment, event), in their order."""
+
+    outage: Outage
+    elapsed: Elapsed
+    steps: tuple[Step, ...]
+    readings: tuple[tuple[float, Reading], ...]
+    heard: tuple[tuple[float, Any], ...]
+    start: Start | None
+    last_s: float
+    """The last moment of which anything is known."""
+
+    @property
+    def policy(self) -> Policy | None:
+        """The settings of then, with what had been measured in place; None where the journal did not keep them."""
+        return None if self.start is None else needs.fold(self.start.policy, self.start.state.learned)
+
+    def notes(self, *events: str) -> tuple[Step, ...]:
+        """Return the notes of these names."""
+        return tuple(step for step in self.steps if step.line.kind == "note" and step.line.event in events)
+
+    def first(self, event: str, **numbers: object) -> Step | None:
+        """Return the first note of that name with these numbers."""
+        found = self.notes(event)
+        return next((s for s in found if all(s.numbers.get(k) == v for k, v in numbers.items())), None)
+
+    def phase(self, new: str) -> float | None:
+        """Return when a phase first began."""
+        step = self.first("phase_changed", new=new)
+        return None if step is None else step.after_s
+
+
+def gather(outage: Outage) -> Told:
+    """Read an outage once, for all that is told of it."""
+    elapsed = Elapsed(*outage)
+    steps = tuple(Step(elapsed.of(line), line, _numbers(line)) for line in outage.lines)
+    heard = [
+        (at_s, event)
+        for row in outage.rows
+        for event in row.heard.events
+        if (at_s := elapsed.at(row.boot_id, event.at_s)) is not None
+    ]
+    readings = [(at_s, event) for at_s, event in heard if isinstance(event, Reading)]
+    if not readings:  # A journal of before readings were kept, or one that was salvaged: one in five seconds.
+        readings = [(step.after_s, reading) for step in steps if (reading := _reading(step.line)) is not None]
+    known = [0.0, *(step.after_s for step in steps), *(at_s for at_s, _ in readings)]
+    last_s = max(known) if elapsed.ended_s is None else elapsed.ended_s
+    return Told(
+        outage=outage,
+        elapsed=elapsed,
+        steps=steps,
+        readings=tuple(readings),
+        heard=tuple(heard),
+        start=next((row.heard.start for row in outage.rows if row.heard.start is not None), None),
+        last_s=last_s,
+    )
+
+
+def _reading(line: Line) -> Reading | None:
+    if line.kind != "event" or line.event != "Reading":
+        return None
+    try:
+        return from_plain(line.payload, Reading)
+    except PlainError:
+        return None
+
+
+def _numbers(line: Line) -> dict[str, Any]:
+    """Read a note's numbers, which the journal keeps as pairs; of an order, its fields."""
+    if line.kind == "action":
+        return dict(line.payload)
+    return pairs(line.payload.get("detail" if line.kind == "outcome" else "numbers"))
+
+
+def pairs(value: object) -> dict[str, Any]:
+    """Return what the journal keeps as pairs; nothing where there are none."""
+    found = value if isinstance(value, list) else []
+    return {str(pair[0]): pair[1] for pair in found if isinstance(pair, list) and len(pair) == 2}
+
+
+def number(value: object) -> float | None:
+    """Return a number, or None for what is none: true is not 1."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+# --- Feeds ------------------------------------------------------------------------------------------------------------
+
+
+def feeds(told: Told) -> list[dict[str, Any]]:
+    """Return each UPS with the stretches of its output source; a gap of the readings ends a stretch."""
+    found: dict[str, list[list[Any]]] = {}
+    for at_s, reading in sorted(told.readings, key=lambda each: each[0]):
+        stretches = found.setdefault(reading.ups, [])
+        source = reading.output_source.value
+        if stretches and stretches[-1][0] == source and at_s - stretches[-1][2] <= _SILENT_S:
+            stretches[-1][2] = at_s
+            continue
+        if stretches and at_s - stretches[-1][2] <= _SILENT_S:
+            stretches[-1][2] = at_s
+        stretches.append([source, at_s, at_s])
+    return [
+        {
+            "ups": ups,
+            "stretches": [{"source": s, "from_s": _r(begun_s), "to_s": _r(to_s)} for s, begun_s, to_s in stretches],
+        }
+        for ups, stretches in found.items()
+    ]
+
+
+_SILENT_S: Final = 15.0
+"""Nothing heard for longer than this: what the UPS did meanwhile is not known. Old journals keep one in 5 s."""
+
+
+def _r(seconds: float) -> float:
+    return round(seconds, 3)
+
+
+def runtime(told: Told) -> list[dict[str, Any]]:
+    """Return the reported runtime over time: of the feed that tells least where there are several. At most POINTS."""
+    least: dict[int, tuple[float, float]] = {}
+    for at_s, reading in told.readings:
+        if reading.runtime_s is not None and at_s >= 0.0:
+            known = least.get(int(at_s))
+            if known is None or reading.runtime_s < known[1]:
+                least[int(at_s)] = (at_s, reading.runtime_s)
+    points = sorted(least.values())
+    every = max(1, -(-len(points) // POINTS))
+    kept = points[::every] + (points[-1:] if points and (len(points) - 1) % every else [])
+    return [{"at_s": _r(at_s), "reported_s": _r(runtime_s)} for at_s, runtime_s in kept]
+
+
+def detection(told: Told) -> dict[str, float | None]:
+    """Return when power went, by the UPS's own clock or the last reading on utility, and how late that was known."""
+    began = told.first("outage_began")
+    first = next(((at_s, r) for at_s, r in told.readings if r.output_source.value == "battery" and at_s > -30.0), None)
+    if first is None:
+        return {"power_lost_s": None, "first_heard_s": None, "confirmed_s": None if began is None else began.after_s}
+    lost_s = first[0] - (first[1].on_battery_s or 0.0)
+    before = [at_s for at_s, r in told.readings if at_s < first[0] and r.ups == first[1].ups]
+    lost_s = max([lost_s, *before[-1:]]) if before else lost_s
+    return {
+        "power_lost_s": _r(lost_s),
+        "first_heard_s": _r(first[0]),
+        "confirmed_s": None if began is None else began.after_s,
+    }
+
+
+# --- Phases -----------------------------------------------------------------------------------------------------------
+
+
+def phases(told: Told) -> list[dict[str, Any]]:
+    """Return every stretch of the outage: phases, and between commit and return the host's own stop, dark and boot."""
+    found: list[tuple[str, float]] = []
+    ended = False
+    for step in told.notes("phase_changed", "host_returned", "outage_ended"):
+        if step.line.event == "outage_ended":
+            ended = True
+        elif step.line.event == "host_returned":
+            found += _away(told, step, found[-1][1] if found else 0.0)
+        elif not ended and isinstance(new := step.numbers.get("new"), str):
+            ended = new == "online"
+            if not ended:
+                found.append((new, 0.0 if not found else step.after_s))
+    stretches = []
+    for at, (name, begun_s) in enumerate(found):
+        to_s = found[at + 1][1] if at + 1 < len(found) else told.last_s
+        stretches.append({"name": name, "from_s": _r(begun_s), "to_s": _r(max(begun_s, to_s)), "s": None})
+        if not (told.elapsed.doubted and name in ("shutdown", "off")):
+            stretches[-1]["s"] = _r(max(0.0, to_s - begun_s))
+    return stretches
+
+
+def _away(told: Told, returned: Step, since_s: float) -> list[tuple[str, float]]:
+    """Return what lay between the last word of the boot that went and the daemon's return."""
+    gone = [s.after_s for s in told.steps if s.line.seq < returned.line.seq and s.line.boot_id != returned.line.boot_id]
+    last_s = max(gone, default=since_s)
+    stop_s = measured(told, "stop", returned.line.boot_id)
+    commit = [s for s in told.notes("phase_changed") if s.numbers.get("new") == "shutdown" and s.after_s <= last_s]
+    dark_s = last_s if stop_s is None or not commit else max(last_s, commit[-1].after_s + stop_s)
+    # The boot's clock began at 0 when its kernel did.
+    kernel_s = max(dark_s, returned.after_s - returned.line.at_s)
+    return [("off", min(dark_s, kernel_s)), ("boot", kernel_s), ("recovery", returned.after_s)]
+
+
+def measured(told: Told, need: str, boot_id: str) -> float | None:
+    """Return what a boot has measured of the stop before it, or of itself; None where nothing was measured."""
+    return next(
+        (
+            event.seconds
+            for row in told.outage.rows
+            if row.boot_id == boot_id
+            for event in row.heard.events
+            if isinstance(event, Measured) and event.need == need
+        ),
+        None,
+    )
+
+
+def recovery(told: Told) -> dict[str, Any]:
+    """Return the way back, of the last return: whose part took how long. None: not told, or there was none."""
+    returns = told.notes("host_returned")
+    if not returns:
+        return dict.fromkeys(("away_s", "stop_s", "boot_s", "gate_s", "start_s", "resumed_s", "ours_s"))
+    back = returns[-1]
+    later = [step for step in told.steps if step.line.seq > back.line.seq]
+    gate = next((s for s in later if s.line.event in ("gate_opened", "gate_forced")), None)
+    order = next((s for s in later if s.line.kind == "action" and s.line.event == "ResumeTraining"), None)
+    begun = order or gate
+    answers = {s.line.action for s in later if s.line.kind == "action" and s.line.event == "ResumeTraining"}
+    started = next((s for s in later if s.line.event == "Done" and s.line.action in answers), None)
+    seen_s = None
+    if started is not None:
+        seen_s = next(
+            (at_s for at_s, e in told.heard if isinstance(e, TrainerSeen) and _trains(e) and at_s >= started.after_s),
+            None,
+        )
+    started_s = None if started is None else started.after_s
+    ended_s = seen_s if seen_s is not None else started_s
+    away_s = number(back.numbers.get("away_s"))
+    return {
+        "away_s": None if told.elapsed.doubted else away_s,
+        "stop_s": measured(told, "stop", back.line.boot_id),
+        "boot_s": _r(back.line.at_s),
+        "gate_s": between(back.after_s, None if begun is None else begun.after_s),
+        "start_s": between(None if begun is None else begun.after_s, started_s),
+        "resumed_s": between(started_s, seen_s),
+        "ours_s": between(back.after_s, ended_s),
+    }
+
+
+def _trains(seen: TrainerSeen) -> bool:
+    return seen.alive and not seen.paused and seen.step is not None
+
+
+# --- Trainers ---------------------------------------------------------------------------------------------------------
+
+
+def trainers(told: Told) -> list[dict[str, Any]]:
+    """Return what was asked of each trainer from the pause on, and what came of it."""
+    paused_s = told.phase("emergency_checkpoint")
+    if paused_s is None:
+        return []
+    outcomes = {step.line.action: step for step in told.steps if step.line.kind == "outcome"}
+    orders: dict[str, list[Step]] = {}
+    for step in told.steps:
+        if step.line.kind == "action" and step.line.event == "TriggerCheckpoint" and step.after_s >= paused_s:
+            orders.setdefault(str(step.numbers.get("trainer")), []).append(step)
+    expected = _expected(told, paused_s)
+    lost = _steps_lost(told)
+    return [_trainer(name, asked, outcomes, expected.get(name), lost) for name, asked in orders.items()]
+
+
+def _trainer(
+    name: str,
+    asked: Sequence[Step],
+    outcomes: Mapping[str | None, Step],
+    expected_s: float | None,
+    lost: Mapping[str, int | None],
+) -> dict[str, Any]:
+    answers = [outcomes[step.line.action] for step in asked if step.line.action in outcomes]
+    good = [step for step in answers if step.line.event == "Done"]
+    bad = [step for step in answers if step.line.event == "Failed"]
+    last = good[-1] if good else None
+    found = {} if last is None else last.numbers
+    # Who trains on is not at the step of its checkpoint any more.
+    at_step = found.get("at_paused_step") is True and asked[-1].numbers.get("after") != "continue"
+    return {
+        "trainer": name,
+        "asked_s": asked[0].after_s,
+        "tries": len(asked),
+        "expected_s": expected_s,
+        "took_s": None if last is None else number(last.line.payload.get("took_s")),
+        "durable_s": None if last is None else last.after_s,
+        "step": found.get("step") if isinstance(found.get("step"), int) else None,
+        "verified": None if last is None else found.get("verified") is True,
+        "steps_lost": lost.get(name, 0 if at_step else None),
+        "failure": bad[-1].line.because if bad and last is None else None,
+        "timed_out": any(step.line.payload.get("timed_out") is True for step in bad),
+        "failed": len(bad),
+    }
+
+
+def _expected(told: Told, paused_s: float) -> dict[str, float]:
+    """Return what a checkpoint of each trainer was counted with when the pause was ordered."""
+    if told.start is None:
+        return {}
+    said = {each.name: each.checkpoint_s for each in told.start.policy.trainers}
+    said |= {each.name: each.checkpoint_s for each in told.start.state.trainers}
+    for at_s, event in told.heard:
+        if isinstance(event, TrainerSeen) and at_s <= paused_s and event.checkpoint_s is not None:
+            said[event.trainer] = event.checkpoint_s
+    learned = told.start.state.learned
+    return {name: round(needs.checkpoint_s(learned, name, told_s), 3) for name, told_s in said.items()}
+
+
+def _steps_lost(told: Told) -> dict[str, int | None]:
+    """Return by how many steps an older checkpoint that stands is behind, by trainer; None where it was not told."""
+    found: dict[str, int | None] = {}
+    whose = ""
+    orders = {s.line.action: str(s.numbers.get("trainer")) for s in told.steps if s.line.kind == "action"}
+    for step in told.steps:
+        if step.line.kind == "outcome":
+            whose = orders.get(step.line.action, "")
+        elif step.line.event == "older_checkpoint_stands" and whose:
+            lost = step.numbers.get("steps_lost")
+            found[whose] = lost if isinstance(lost, int) else None
+    return found
+
+
+def steps_lost(told: Told, asked: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return the most steps that a trainer has lost; None where it is not told of one of them.
+
+    Nothing is lost where the host never went down. Where it did, and no checkpoint was asked for in time, what counts
+    is how far training was ahead of its newest one.
+    """
+    returned = told.first("host_returned")
+    if returned is None and told.phase("shutdown") is None and told.outage.record.outcome != "lost":
+        return 0
+    known: list[int] = [trainer["steps_lost"] for trainer in asked if trainer["steps_lost"] is not None]
+    if asked and len(known) == len(asked):
+        return max(known)
+    return None if returned is None else _rolled_back(told, returned)
+
+
+def _rolled_back(told: Told, returned: Step) -> int | None:
+    """Return by how many steps the newest durable checkpoint was behind when the host went down unasked."""
+    last: dict[str, int | None] = {}
+    for row in told.outage.rows:
+        for event in row.heard.events if row.boot_id != returned.line.boot_id else ():
+            if isinstance(event, TrainerSeen) and event.alive:
+                both = event.step is not None and event.durable_step is not None
+                last[event.trainer] = max(0, event.step - event.durable_step) if both else None  # type: ignore[operator]
+    known = [steps for steps in last.values() if steps is not None]
+    return max(known) if known and len(known) == len(last) else None
+
+
+# --- The budget -------------------------------------------------------------------------------------------------------
+
+
+def budget(told: Told) -> list[dict[str, Any]]:
+    """Return the sums at each decision: what was left, and what was still needed."""
+    found = []
+    for step in told.notes("phase_changed"):
+        if not isinstance(step.numbers.get("new"), str):
+            continue
+        reff_s, checkpoint_s, stop_s = (number(step.numbers.get(n)) for n in ("reff_now_s", "checkpoint_s", "stop_s"))
+        needs_s = None if checkpoint_s is None or stop_s is None else _r(checkpoint_s + stop_s)
+        found.append(
+            {
+                "at_s": step.after_s,
+                "phase": str(step.numbers.get("new")),
+                "effective_now_s": reff_s,
+                "effective_paused_s": number(step.numbers.get("reff_paused_s")),
+                "checkpoint_s": checkpoint_s,
+                "stop_s": stop_s,
+                "needs_s": needs_s,
+                "left": number(step.numbers.get("left")),
+                "load": number(step.numbers.get("load")),
+                "grade": step.numbers.get("grade"),
+            }
+        )
+    return found
+
+
+def predicted_paused_load(told: Told, load: float | None) -> float | None:
+    """Return the load that the pause was counted with. load: at the pause, a share of the rating."""
+    if load is None or told.start is None or told.policy is None:
+        return None
+    state = told.start.state
+    return round(paused_load(told.policy, state.trainers, load, state.learned), 3)

@@ -1,0 +1,295 @@
+"""How `report` looks: as text, as Markdown, as a page with the timeline. What is not told is said so, never 0."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from powerguard.cli import picture
+from powerguard.cli.picture import Section
+from powerguard.cli.render import Paint, clean, duration, moment, table
+from powerguard.cli.report_picture import PHASE_WORDS, Mark, style, timeline
+from powerguard.cli.words import OUTCOMES, PHASES
+
+NOT_TOLD: Final = "not told"
+_ROWS: Final = 12
+"""So many trainers are listed in text; the page has them all."""
+_GOOD: Final = frozenset(("ridden_through", "resumed_in_place", "clean_shutdown", "rehearsed"))
+_COLOURS: Final = {"warning": "yellow", "error": "red"}
+_DURATIONS: Final = {
+    "trained_on_s": "trained on, on battery",
+    "checkpoint_s": "until every checkpoint was durable",
+    "held_s": "held, paused",
+    "on_battery_s": "on battery in all",
+    "away_s": "host away",
+    "recovery_s": "from the daemon's start to training",
+    "lasted_s": "the whole outage",
+}
+_RECOVERY: Final = (
+    ("stop_s", "commit to the host's last word", "the host's"),
+    ("boot_s", "power-on to OS: kernel start to the daemon (firmware apart)", "the site's"),
+    ("gate_s", "OS to training's start: utility, charge, checks", "ours"),
+    ("start_s", "the start itself", "ours"),
+    ("resumed_s", "started to resumed: the trainer tells a step", "the trainer's"),
+)
+_MARKED: Final = {
+    "checkpoint_durable": "checkpoint durable",
+    "gate_forced": "training may start, forced",
+    "gate_opened": "training may start",
+    "host_returned": "host is back",
+    "outage_ended": "outage over",
+    "policy_verified": "BMC policy",
+    "power_off_accepted": "power-off under way",
+    "power_off_ordered": "power-off ordered",
+    "battery_low": "battery low",
+    "source_lost": "UPS silent",
+    "source_recovered": "UPS answers again",
+    "grade_lowered": "a shorter stop",
+    "gpu_power_capped": "GPU power lowered",
+    "older_checkpoint_stands": "an older checkpoint stands",
+    "load_not_fallen_raised": "load did not fall",
+    "resume_failed": "training did not start",
+    "outage_continued": "daemon restarted",
+    "action_failed": "an order failed",
+    "shutdown_aborted": "called off by a person",
+}
+
+
+def _s(seconds: float | None) -> str:
+    return NOT_TOLD if seconds is None else duration(seconds)
+
+
+def _plus(seconds: float | None) -> str:
+    return NOT_TOLD if seconds is None else duration(seconds) if seconds < 0.0 else f"+{duration(seconds)}"
+
+
+def headline(told: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the outage in one sentence, and its mood: good, warn or bad."""
+    if told["ended_at"] is None:
+        return f"it still runs; phase: {PHASES.get(told['phase'], clean(told['phase']))}", "warn"
+    outcome = told["outcome"] or ""
+    words = OUTCOMES.get(outcome, clean(outcome)) if outcome else "how it ended is not told"
+    lost = told["steps_lost"]
+    steps = "steps lost: not told" if lost is None else f"{lost} steps lost"
+    return f"{words}; {steps}", "good" if outcome in _GOOD and not lost else "bad" if outcome == "dirty" else "warn"
+
+
+def _section_durations(told: Mapping[str, Any]) -> Section:
+    found = told["detection"]
+    late_s = None
+    if found["confirmed_s"] is not None and found["power_lost_s"] is not None:
+        late_s = found["confirmed_s"] - found["power_lost_s"]
+    rows = [("power lost to outage confirmed", _s(late_s))]
+    happened = {
+        "held_s": any(p["name"] == "holding" for p in told["phases"]) and told["phase"] != "holding",
+        "checkpoint_s": bool(told["trainers"]),
+        "trained_on_s": bool(told["trainers"]),
+        "away_s": told["boots"] > 1,
+        "recovery_s": told["boots"] > 1 and told["ended_at"] is not None,
+        "lasted_s": told["ended_at"] is not None,
+    }
+    names = _DURATIONS | ({"on_battery_s": "on battery, as far as it was counted"} if told["boots"] > 1 else {})
+    rows += [(words, _s(told["durations"][name])) for name, words in names.items() if happened.get(name, True)]
+    return Section("How long it took", ("part", "time"), rows, numbers=(1,))
+
+
+def _section_phases(told: Mapping[str, Any]) -> Section:
+    so_far = "" if told["ended_at"] is not None else " so far"
+    last = len(told["phases"]) - 1
+    rows = [
+        (PHASE_WORDS.get(p["name"], clean(p["name"])), _plus(p["from_s"]), _s(p["s"]) + (so_far if at == last else ""))
+        for at, p in enumerate(told["phases"])
+    ]
+    return Section("Phases", ("phase", "from", "for"), rows, numbers=(1, 2))
+
+
+def _section_recovery(told: Mapping[str, Any]) -> Section:
+    rows: list[tuple[str, str, str]] = []
+    if told["boots"] > 1:
+        back = told["recovery"]
+        stopped = any(p["name"] == "shutdown" for p in told["phases"])
+        rows = [(words, whose, _s(back[name])) for name, words, whose in _RECOVERY if stopped or name != "stop_s"]
+        rows.append(("from the daemon's start to training, in all", "ours", _s(back["ours_s"])))
+    return Section("The way back", ("part", "whose", "time"), rows, numbers=(2,))
+
+
+def _section_predictions(told: Mapping[str, Any]) -> Section:
+    def value(number: float, unit: str) -> str:
+        return duration(number) if unit == "s" else f"{100 * number:.0f} %"
+
+    def off(each: Mapping[str, Any]) -> str:
+        by = each["measured"] - each["predicted"]
+        if each["unit"] == "s":
+            return "as predicted" if abs(by) < 0.5 else f"{'+' if by > 0 else ''}{duration(by)}"
+        return "as predicted" if abs(by) < 0.005 else f"{100 * by:+.0f} points"
+
+    rows = [
+        (p["what"], value(p["predicted"], p["unit"]), value(p["measured"], p["unit"]), off(p))
+        for p in told["predictions"]
+    ]
+    return Section("Prediction against fact", ("what", "predicted", "measured", "off by"), rows, numbers=(1, 2, 3))
+
+
+def _section_budget(told: Mapping[str, Any]) -> Section:
+    rows = [
+        (
+            PHASES.get(b["phase"], clean(b["phase"])),
+            _plus(b["at_s"]),
+            _s(b["effective_now_s"]),
+            _s(b["effective_paused_s"]),
+            _s(b["needs_s"]),
+            NOT_TOLD if b["load"] is None else f"{100 * b['load']:.0f} %",
+            clean(b["grade"] or NOT_TOLD),
+        )
+        for b in told["budget"]
+    ]
+    head = ("decision", "at", "lasts at this load", "lasts when paused", "still needed", "load", "stop")
+    return Section("The sums at each decision", head, rows, numbers=(1, 2, 3, 4, 5))
+
+
+def _section_trainers(told: Mapping[str, Any], limit: int | None) -> Section:
+    slowest = sorted(told["trainers"], key=lambda t: (t["durable_s"] is not None, -(t["took_s"] or 0.0), t["trainer"]))
+    shown = slowest if limit is None else slowest[:limit]
+    rows = [
+        (
+            clean(t["trainer"]),
+            _plus(t["asked_s"]),
+            _s(t["expected_s"]),
+            _s(t["took_s"]) if t["durable_s"] is not None else f"none: {clean(t['failure'] or 'no answer yet')}",
+            str(t["step"]) if t["step"] is not None else NOT_TOLD,
+            {True: "yes", False: "no", None: "-"}[t["verified"]],
+            str(t["tries"]),
+            NOT_TOLD if t["steps_lost"] is None else str(t["steps_lost"]),
+        )
+        for t in shown
+    ]
+    more = len(told["trainers"]) - len(shown)
+    title = f"Checkpoints (the slowest {len(shown)} of {len(told['trainers'])})" if more > 0 else "Checkpoints"
+    head = ("trainer", "asked", "planned", "took", "step", "verified", "tries", "steps lost")
+    return Section(title, head, rows, numbers=(1, 2, 4, 6, 7))
+
+
+def _section_feeds(told: Mapping[str, Any]) -> Section:
+    rows = [
+        (clean(feed["ups"]), clean(s["source"]), _plus(s["from_s"]), _s(s["to_s"] - s["from_s"]))
+        for feed in told["feeds"]
+        for s in feed["stretches"]
+        if s["to_s"] >= 0.0
+    ]
+    return Section("Feeds, as they were heard", ("UPS", "output from", "from", "for"), rows, numbers=(2, 3))
+
+
+def _advice(told: Mapping[str, Any]) -> list[str]:
+    return [f"{a['text']}" + (f" [{a['setting']}]" if a["setting"] else "") for a in told["advice"]]
+
+
+def _sections(told: Mapping[str, Any], limit: int | None) -> list[Section]:
+    return [
+        _section_durations(told),
+        _section_recovery(told),
+        _section_predictions(told),
+        _section_trainers(told, limit),
+        _section_phases(told),
+        _section_budget(told),
+        _section_feeds(told),
+    ]
+
+
+def _title(told: Mapping[str, Any]) -> str:
+    dry = " (dry-run)" if told["mode"] == "dry-run" else ""
+    return f"outage {clean(told['outage'])}, {moment(told['started_at'])}{dry}"
+
+
+def describe(told: Mapping[str, Any], paint: Paint) -> list[str]:
+    """Return the report as lines for a terminal."""
+    sentence, mood = headline(told)
+    lines = [paint(_title(told), "bold"), paint(sentence, {"warn": "yellow", "bad": "red"}.get(mood, ""))]
+    lines += [paint(f"! {clean(doubt)}", "yellow") for doubt in told["doubts"]]
+    for section in _sections(told, _ROWS):
+        if section.rows:
+            lines += ["", paint(section.title, "bold"), *table([tuple(section.head), *section.rows])]
+    lines += ["", paint("What to improve", "bold")]
+    lines += [
+        "  " + paint(f"- {clean(words)}", _COLOURS.get(str(each["level"]), ""))
+        for each, words in zip(told["advice"], _advice(told), strict=True)
+    ] or ["  nothing stands out"]
+    if told["what_if"]:
+        lines += ["", paint("What would have changed it", "bold"), *(f"  - {clean(text)}" for text in told["what_if"])]
+    return [*lines, "", f"Step by step: powerguard explain {clean(told['outage'])}"]
+
+
+# --- Markdown ---------------------------------------------------------------------------------------------------------
+
+_MARKUP: Final = re.compile(r"([\\`*_{}\[\]<>|#~!&])")
+
+
+def _md(text: object) -> str:
+    """Return text that Markdown shows as it is: a name is no link, no tag and no new column."""
+    return _MARKUP.sub(r"\\\1", clean(text))
+
+
+def markdown(told: Mapping[str, Any]) -> list[str]:
+    """Return the report as Markdown, for a ticket."""
+    lines = [f"# {_md(_title(told))}", "", f"**{_md(headline(told)[0])}**"]
+    lines += ["", *(f"> {_md(doubt)}" for doubt in told["doubts"])] if told["doubts"] else []
+    lines += ["", "## What to improve", "", *([f"- {_md(words)}" for words in _advice(told)] or ["nothing stands out"])]
+    for section in _sections(told, _ROWS):
+        if section.rows:
+            bars = " | ".join("---:" if at in section.numbers else "---" for at in range(len(section.head)))
+            lines += ["", f"## {_md(section.title)}", "", f"| {' | '.join(section.head)} |", f"| {bars} |"]
+            lines += [f"| {' | '.join(_md(cell) for cell in row)} |" for row in section.rows]
+    if told["what_if"]:
+        lines += ["", "## What would have changed it", "", *(f"- {_md(text)}" for text in told["what_if"])]
+    return lines
+
+
+# --- As a page --------------------------------------------------------------------------------------------------------
+
+
+def marks(told: Mapping[str, Any]) -> list[Mark]:
+    """Return what is written under the timeline: what counts, and of several at once only how many."""
+    found: list[Mark] = []
+    counted: dict[tuple[str, float], int] = {}
+    for each in told["marks"]:
+        words = _MARKED.get(each["event"])
+        if words is not None:
+            counted[words, round(each["at_s"])] = counted.get((words, round(each["at_s"])), 0) + 1
+    for (words, at_s), times in counted.items():
+        found.append(Mark(at_s, words if times == 1 else f"{words} ({times})"))
+    return found
+
+
+def page(told: Mapping[str, Any]) -> str:
+    """Return the report as a page of its own: no scripts, nothing from elsewhere, every word escaped."""
+    sentence, mood = headline(told)
+    story = Section(
+        "What happened",
+        ("after", "what"),
+        [(_plus(each["at_s"]), clean(each["text"])) for each in told["marks"][:_STORY]],
+        numbers=(0,),
+    )
+    more = len(told["marks"]) - _STORY
+    return picture.page(
+        title=f"powerguard: {_title(told)}",
+        verdict=sentence,
+        mood=mood,
+        stretches=(),
+        drawing=timeline(told, marks(told)),
+        style_of_drawing=style(),
+        notes=[*(f"Doubt: {clean(doubt)}" for doubt in told["doubts"])],
+        sections=(
+            Section("What to improve", ("advice", "setting"), _advice_rows(told)),
+            Section("What would have changed it", ("what",), [(text,) for text in told["what_if"]]),
+            *_sections(told, None),
+            story,
+        ),
+        footer="From the journal alone, by powerguard report."
+        + (f" {more} more steps: powerguard explain {clean(told['outage'])}." if more > 0 else ""),
+    )
+
+
+_STORY: Final = 1000
+
+
+def _advice_rows(told: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    found = [(clean(each["text"]), clean(each["setting"] or "")) for each in told["advice"]]
+    return found or [("nothing stands out", "")]

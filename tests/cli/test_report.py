@@ -1,0 +1,375 @@
+"""`report` and `history` as their users meet them: on journals that the real loop wrote, whole and damaged."""
+
+import asyncio
+import json
+import re
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from powerguard.cli.main import main
+from powerguard.cli.outages import Elapsed
+from powerguard.core.events import Conduct, Measured, Reading, SourceFailed, TrainerSeen
+from powerguard.core.model import FeedPolicy, TrainerPolicy
+from powerguard.daemon.attempt import rest
+from powerguard.daemon.journal import Line, OutageRecord
+from powerguard.sim.virtual import VirtualLoop
+from powerguard.sources.base import Publish
+from tests.cli.test_explain import STORIES as TOLD
+from tests.cli.test_explain import in_phase, like, told_in
+from tests.daemon.looped import Card, World, until
+
+SETTINGS = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
+MANY = 40
+NAME = 'job <b onclick="x()">{}</b> [a](http://evil.example) | `c`'
+Run = Callable[..., tuple[int, str, str]]
+
+
+class Second(Card):
+    """Another card's view of the same power: the other feed."""
+
+    def reading(self) -> Reading:
+        return replace(super().reading(), ups="rack-b")
+
+
+async def _feeds_and_many(world: World) -> None:
+    """Two feeds, forty trainers whose names would be markup, and each slower than planned."""
+    trainers = tuple(TrainerPolicy(name=NAME.format(n), checkpoint_s=12.0, disk=f"d{n}") for n in range(MANY))
+    alone = replace(world.policy, trainers=trainers)
+    feeds = (FeedPolicy(policy=alone), FeedPolicy(policy=replace(alone, ups="rack-b")))
+    world.policy = replace(alone, feeds=feeds)
+    parts = world.parts()
+    both = [*parts.sources, ("rack-b", "card-b", Second(world.ups, world.clock, "card-b"))]
+    async with world.running(replace(parts, sources=both), kill=True) as daemon:
+        await until(lambda: daemon.clock() > 1060.0)
+        world.ups.utility = False
+        await until(in_phase("Holding", daemon))
+        await rest(20.0)
+        world.ups.utility = True
+        await until(in_phase("Online", daemon))
+        await rest(5.0)
+
+
+class Seldom(Card):
+    """A card that is asked every eight seconds."""
+
+    async def run(self, publish: Publish) -> None:
+        while True:
+            publish(self.reading())
+            await rest(8.0)
+
+
+async def _everything_fails(world: World) -> None:
+    """No checkpoint, no BMC, a load that stays, a source that falls silent, and a card that was asked too seldom."""
+    world.trainer.error, world.bmc.error = "it does not answer", "no session"
+    world.paused_load = world.load
+    parts = replace(world.parts(), sources=[("rack-a", "card", Seldom(world.ups, world.clock))])
+    async with world.running(parts, kill=True) as daemon:
+        await until(lambda: daemon.clock() > 1065.0)
+        world.ups.utility = False
+        await until(in_phase("EmergencyCheckpoint", daemon))
+        silent = SourceFailed(at_s=daemon.clock(), ups="rack-a", source="card", reason="no answer", lost=True)
+        daemon.submit(silent)
+        await until(in_phase("Shutdown", daemon))
+        await rest(3.0)
+
+
+async def _crashed(world: World) -> None:
+    """The host went down while it trained on; the way back was measured, and training told its step."""
+    async with world.running(kill=True) as daemon:
+        await until(lambda: daemon.clock() > 1060.0)
+        world.ups.utility = False
+        await until(in_phase("OnBattery", daemon))
+        seen = TrainerSeen(at_s=daemon.clock(), trainer="llm", alive=True, conduct=Conduct.PAUSE, checkpoint_s=20.0)
+        daemon.submit(replace(seen, step=500, durable_step=460))
+        await rest(30.0)
+    await rest(300.0)
+    world.ups.utility = True
+    world.next_boot()
+    async with world.running() as daemon:
+        daemon.submit(Measured(at_s=daemon.clock(), need="stop", seconds=33.0))
+        await until(in_phase("Online", daemon), 20_000)
+        await rest(20.0)
+
+
+STORIES = {**TOLD, "many": _feeds_and_many, "bad": _everything_fails, "crashed": _crashed}
+
+
+@pytest.fixture(scope="module")
+def journals() -> Iterator[dict[str, Path]]:
+    made = Path(tempfile.mkdtemp(dir="/tmp", prefix="pg "))
+    paths = {name: made / f"{name}.sqlite" for name in STORIES}
+    for name, story in STORIES.items():
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            runner.run(told_in(paths[name], story))
+    yield paths
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def ran(*words: object) -> tuple[int, str, str]:
+        code = main([str(word) for word in words])
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return ran
+
+
+@pytest.fixture
+def report(run: Run) -> Callable[[Path], dict[str, Any]]:
+    """Return the object that `report --json` tells of the last outage of a journal."""
+
+    def told(journal: Path) -> dict[str, Any]:
+        code, out, err = run("report", "--json", "--journal", journal)
+        assert (code, err) == (0, "")
+        found: dict[str, Any] = json.loads(out)
+        return found
+
+    return told
+
+
+Report = Callable[[Path], dict[str, Any]]
+
+
+def changed(journal: Path, path: Path, *statements: str) -> Path:
+    """Return a copy of a journal with something done to it."""
+    shutil.copy(journal, path)
+    with sqlite3.connect(path) as db:
+        for statement in statements:
+            db.execute(statement)
+    db.close()
+    return path
+
+
+def rules(told: dict[str, Any]) -> set[str]:
+    return {each["rule"] for each in told["advice"]}
+
+
+# --- What is told -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_the_object_is_as_documented(story: str, journals: dict[str, Path], report: Report) -> None:
+    """And its phases follow each other without a hole, up to the last moment of which anything is known."""
+    told = report(journals[story])
+    like(told, "report")
+    phases = told["phases"]
+    assert [p["to_s"] for p in phases[:-1]] == [p["from_s"] for p in phases[1:]]
+    assert (phases[0]["from_s"], phases[-1]["to_s"]) == (0.0, told["last_s"])
+    marks = [mark["at_s"] for mark in told["marks"]]
+    assert marks == sorted(marks)
+    settings = {each["setting"].split(".")[-1].split("[")[0] for each in told["advice"] if each["setting"]}
+    known = SETTINGS.read_text(encoding="utf-8")
+    assert [name for name in settings if f"| `{name}` |" not in known] == [], "an option that there is not"
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_the_page_stands_alone(story: str, journals: dict[str, Path], run: Run) -> None:
+    """Well-formed, nothing from elsewhere, no script, and nothing of a name that is markup."""
+    code, page, _ = run("report", "--html", "-", "--journal", journals[story])
+    assert code == 0
+    drawn = page[page.index("<svg") : page.index("</svg>") + 6]
+    ET.fromstring(drawn)
+    assert re.findall(r"<script|<link|<img|src=|href=|url\(|@import|<b ", page) == []
+    assert "default-src 'none'" in page
+    assert "prefers-color-scheme: dark" in page
+    assert "@media print" in page
+    coordinates = [float(x) for x in re.findall(r' (?:x|x1|x2|width)="(-?[\d.]+)"', drawn)]
+    assert coordinates
+    assert min(coordinates) >= 0.0
+    assert max(coordinates) <= 960.0
+
+
+def test_a_power_off_and_back(journals: dict[str, Path], report: Report, run: Run) -> None:
+    """Every part of it with its time: the sums of then against what came, and the way back by whose it is."""
+    told = report(journals["powered-off"])
+    assert (told["outcome"], told["mode"], told["boots"], told["steps_lost"]) == ("clean_shutdown", "armed", 2, 0)
+    names = [p["name"] for p in told["phases"]]
+    assert names == ["on_battery", "emergency_checkpoint", "holding", "shutdown", "off", "boot", "recovery"]
+    assert sum(p["s"] for p in told["phases"]) == pytest.approx(told["durations"]["lasted_s"], abs=0.01)
+    assert told["recovery"] == {
+        "away_s": 604.85, "stop_s": None, "boot_s": 20.0, "gate_s": 10.0, "start_s": 0.0, "resumed_s": None,
+        "ours_s": 10.0,
+    }  # fmt: skip
+    load = next(p for p in told["predictions"] if p["unit"] == "share")
+    assert (load["predicted"], load["measured"]) == (0.45, 0.4)
+    checkpoint = next(p for p in told["predictions"] if p["what"].startswith("all checkpoints"))
+    assert (checkpoint["predicted"], checkpoint["measured"]) == (20.0, 20.0)
+    assert told["detection"]["confirmed_s"] - told["detection"]["power_lost_s"] <= 1.5
+    assert rules(told) == {"health_unknown"}, "all went as planned"
+    code, out, err = run("report", "--journal", journals["powered-off"])
+    assert (code, err) == (0, "")
+    assert re.search(r"commit to the host's last word +the host's +not told", out), "never 0"
+    assert re.search(r"power-on to OS.* the site's +20 s", out)
+
+
+def test_an_outage_that_runs(journals: dict[str, Path], report: Report, run: Run) -> None:
+    """So far, and nothing of an end that there was not."""
+    told = report(journals["running"])
+    assert (told["ended_at"], told["outcome"], told["durations"]["lasted_s"]) == (None, None, None)
+    assert told["phases"][-1]["name"] == "holding"
+    out = run("report", "--journal", journals["running"])[1]
+    assert "it still runs; phase: hold" in out
+    assert re.search(r"hold +\+1 m 38 s +\d\.\d s so far", out)
+    assert "the whole outage" not in out
+
+
+def test_a_host_that_crashed(journals: dict[str, Path], report: Report) -> None:
+    """What was lost is what training was ahead of its newest checkpoint; the dark ends where the kernel began."""
+    told = report(journals["crashed"])
+    assert (told["outcome"], told["steps_lost"]) == ("dirty", 40)
+    assert [p["name"] for p in told["phases"]] == ["on_battery", "off", "boot", "recovery"]
+    assert told["phases"][2]["s"] == 20.0
+    assert told["recovery"]["stop_s"] == 33.0
+    assert "dirty" in rules(told)
+
+
+def test_feeds_and_trainers_by_the_dozen(journals: dict[str, Path], report: Report, run: Run) -> None:
+    """Each feed has its lane; the text names a dozen trainers, the page all; the advice names five."""
+    told = report(journals["many"])
+    assert [feed["ups"] for feed in told["feeds"]] == ["rack-a", "rack-b"]
+    assert {s["source"] for feed in told["feeds"] for s in feed["stretches"]} == {"utility", "battery"}
+    assert len(told["trainers"]) == MANY
+    slow = next(each for each in told["advice"] if each["rule"] == "checkpoint_slow")
+    assert "20 s instead of 12 s" in slow["text"]
+    assert "checkpoint_s: 2" in slow["text"]
+    assert f"{MANY - 5} more" in slow["text"]
+    out = run("report", "--journal", journals["many"])[1]
+    assert f"Checkpoints (the slowest 12 of {MANY})" in out
+    page = run("report", "--html", "-", "--journal", journals["many"])[1]
+    assert all(f"&gt;{n}&lt;/b&gt;" in page for n in range(MANY))
+    assert f"{MANY} of {MANY} trainers durable" in page
+    markdown = run("report", "--markdown", "--journal", journals["many"])[1]
+    assert r"\<b onclick" in markdown
+    assert "[a](http" not in markdown
+    rows = [line for line in markdown.splitlines() if "onclick" in line and line.startswith("|")]
+    assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1, "a name makes no new column"
+
+
+def test_all_that_went_wrong_is_told(journals: dict[str, Path], report: Report, run: Run) -> None:
+    """Each with what to do, the gravest first; what came of it is not told as nothing lost."""
+    told = report(journals["bad"])
+    assert {"checkpoint_missing", "bmc_not_verified", "load_not_fallen", "late_detection", "source_lost"} <= rules(told)
+    levels = [each["level"] for each in told["advice"]]
+    assert levels == sorted(levels, key=("error", "warning", "info").index)
+    assert told["steps_lost"] is None
+    assert told["trainers"][0]["failure"] == "it does not answer"
+    assert "none: it does not answer" in run("report", "--journal", journals["bad"])[1]
+    assert "checkpoint_repeated" in rules(report(journals["held"]))
+
+
+# --- What the journal no longer tells ---------------------------------------------------------------------------------
+
+
+def test_an_older_journal(journals: dict[str, Path], report: Report, run: Run, tmp_path: Path) -> None:
+    """Schema 1 kept one reading in five seconds and no settings: both are said, and the rest is told."""
+    path = changed(journals["powered-off"], tmp_path / "old.sqlite", "DROP TABLE recorded", "PRAGMA user_version = 1")
+    told = report(path)
+    assert (told["mode"], told["steps_lost"]) == (None, 0)
+    assert told["feeds"][0]["stretches"]
+    assert told["trainers"][0]["expected_s"] is None
+    assert "did not keep every reading" in run("report", "--journal", path)[1]
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        "DELETE FROM entries",
+        "DELETE FROM entries WHERE kind != 'event'",
+        "DELETE FROM entries WHERE kind = 'note' AND event = 'phase_changed'",
+        "DELETE FROM entries WHERE seq % 2",
+        "DELETE FROM recorded WHERE seq % 2",
+        'UPDATE entries SET payload = \'{"numbers": [[1]], "detail": 7}\'',
+        "UPDATE recorded SET payload = 'x'",
+        "UPDATE outages SET figures = '{}', ended_at_s = NULL",
+    ],
+)
+def test_a_salvaged_journal(cut: str, journals: dict[str, Path], run: Run, tmp_path: Path) -> None:
+    """Whatever is left of it is told in every shape, and no more is claimed."""
+    path = changed(journals["powered-off"], tmp_path / "cut.sqlite", cut)
+    for shape in ((), ("--json",), ("--markdown",), ("--html", "-")):
+        code, out, err = run("report", *shape, "--journal", path)
+        assert (code, err) == (0, ""), shape
+        assert "None" not in out
+    assert run("explain", "last", "--journal", path)[0] == 0
+    assert run("history", "--journal", path)[0] == 0
+
+
+def test_a_clock_that_lost_a_year(journals: dict[str, Path], report: Report, run: Run, tmp_path: Path) -> None:
+    """The battery of the clock was empty: how long the host was off is not told, not 0 and not a year."""
+    back = "UPDATE {} SET wall = wall - 31536000 WHERE boot_id LIKE 'boot-b%'"
+    path = changed(
+        journals["powered-off"], tmp_path / "c.sqlite", back.format("entries"), back.format("recorded"),
+        "UPDATE outages SET ended_wall = ended_wall - 31536000",
+    )  # fmt: skip
+    told = report(path)
+    assert (told["recovery"]["away_s"], told["durations"]["lasted_s"], told["durations"]["away_s"]) == (None,) * 3
+    assert next(p["s"] for p in told["phases"] if p["name"] == "off") is None
+    assert told["recovery"]["ours_s"] == 10.0, "within the boot its own clock counts"
+    assert "clock_set" in rules(told)
+    out = run("report", "--journal", path)[1]
+    assert "the wall clock cannot be believed" in out
+    assert re.search(r"down +\+3 m 21 s +not told", out)
+    lasted = json.loads(run("history", "--json", "--journal", path)[1])["outages"][0]["lasted_s"]
+    assert lasted == 815.6, "as the daemon counted it"
+
+
+def line(boot_id: str, at_s: float, wall: float) -> Line:
+    return Line(
+        seq=0, boot_id=boot_id, at_s=at_s, wall=wall, outage="o", kind="note", event="x", because="", payload={}
+    )
+
+
+def test_each_boot_has_its_own_clock() -> None:
+    """A clock that is wrong when the host comes up, and set right soon, spoils nothing."""
+    record = OutageRecord(id="o", boot_id="a", started_at_s=100.0, started_wall=1000.0)
+    lines = [line("a", 110.0, 1010.0), line("b", 20.0, 50.0), line("b", 40.0, 1640.0)]
+    elapsed = Elapsed(record, lines)
+    assert [elapsed.of(each) for each in lines] == [10.0, 620.0, 640.0]
+    assert (elapsed.set_s, elapsed.doubted) == ([("b", 1570.0)], [])
+    assert (elapsed.at("b", 30.0), elapsed.at("c", 1.0)) == (630.0, None)
+    stepped = Elapsed(record, [line("a", 110.0, 1010.0), line("b", 20.0, 500.0)])
+    assert (stepped.doubted, stepped.of(line("b", 21.0, 501.0))) == (["b"], 11.0)
+    month = Elapsed(record, [line("a", 110.0, 1010.0), line("b", 20.0, 1010.0 + 31 * 86400.0)])
+    assert month.doubted == ["b"]
+
+
+# --- Where it goes ----------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_written_whole_or_not_at_all(journals: dict[str, Path], run: Run, tmp_path: Path) -> None:
+    """An older page stays where the new one cannot be written, and nothing is left beside it."""
+    path = tmp_path / "o.html"
+    assert run("report", "last", "--html", path, "--journal", journals["dip"])[0] == 0
+    assert path.read_text(encoding="utf-8").endswith("</html>\n")
+    assert [each.name for each in tmp_path.iterdir()] == ["o.html"]
+    code, out, err = run("report", "--html", tmp_path / "no" / "o.html", "--journal", journals["dip"])
+    assert (code, out) == (73, "")
+    assert "No such file or directory" in err
+    assert run("report", "--html", tmp_path, "--journal", journals["dip"])[0] == 73
+    assert run("report", "--html", "/dev/null", "--journal", journals["dip"])[0] == 0
+
+
+def test_which_outage(journals: dict[str, Path], run: Run, tmp_path: Path) -> None:
+    """As in `explain`: last by default; one that there is not is refused, and so is no journal."""
+    code, out, err = run("report", "nobody", "--journal", journals["dip"])
+    assert (code, out, "no outage 'nobody'" in err) == (64, "", True)
+    assert json.loads(run("report", "nobody", "--json", "--journal", journals["dip"])[1])["object"] == "error"
+    assert run("report", "--journal", tmp_path / "none.sqlite")[0] == 66
+
+
+def test_history_tells_each_part(journals: dict[str, Path], run: Run) -> None:
+    """On battery, checkpoint, commit, recovery; a part that there was not is a dash."""
+    head, row = run("history", "--journal", journals["powered-off"])[1].splitlines()
+    assert head.split("  ")[0] == "began"
+    assert re.search(r"13 m 36 s +3 m 2\d s +20 s +3 m 16 s +10 s +clean_shutdown", row)
+    dip = run("history", "--journal", journals["dip"])[1].splitlines()[1]
+    assert re.search(r" - +- +- +ridden_through", dip)
