@@ -268,7 +268,8 @@ def _durations(
 ) -> dict[str, float | None]:
     """Return how long each part took, in seconds; None where it did not happen, or was not told."""
     at = {name: None if (s := _moment_of(steps, name)) is None else float(s["after_s"]) for name in PHASES}
-    returned = next((s for s in steps if s["event"] == "host_returned"), None)
+    away = [_number(s["numbers"].get("away_s")) for s in steps if s["event"] == "host_returned"]
+    known = [s for s in away if s is not None]
     held_until_s = elapsed.ended_s if at["shutdown"] is None else at["shutdown"]
 
     return {
@@ -276,7 +277,7 @@ def _durations(
         "checkpoint_s": _number(record.figures.get("checkpoint_s")),
         "held_s": between(at["holding"], held_until_s),
         "on_battery_s": _on_battery_s(record, steps, readings),
-        "away_s": None if returned is None or elapsed.doubted else _number(returned["numbers"].get("away_s")),
+        "away_s": round(sum(known), 3) if known and len(known) == len(away) and not elapsed.doubted else None,
         "recovery_s": _number(record.figures.get("recovery_s")),
         "lasted_s": between(0.0, elapsed.ended_s),
     }

@@ -99,7 +99,31 @@ async def _crashed(world: World) -> None:
         await rest(20.0)
 
 
-STORIES = {**TOLD, "many": _feeds_and_many, "bad": _everything_fails, "crashed": _crashed}
+async def _twice(world: World) -> None:
+    """Utility fails again while the host comes back: a second power-off, in the same outage."""
+    async with world.running(kill=True) as daemon:
+        await until(lambda: daemon.clock() > 1060.0)
+        world.ups.utility = False
+        await until(in_phase("Shutdown", daemon))
+        await rest(10.0)
+    await rest(100.0)
+    world.ups.utility = True
+    await rest(100.0)
+    world.next_boot()
+    async with world.running(kill=True) as daemon:
+        await rest(3.0)
+        world.ups.utility = False
+        await until(in_phase("Shutdown", daemon))
+        await rest(20.0)
+    await rest(300.0)
+    world.ups.utility = True
+    world.next_boot("boot-c-of-the-test")
+    async with world.running() as daemon:
+        await until(in_phase("Online", daemon), 20_000)
+        await rest(20.0)
+
+
+STORIES = {**TOLD, "twice": _twice, "many": _feeds_and_many, "bad": _everything_fails, "crashed": _crashed}
 
 
 @pytest.fixture(scope="module")
@@ -230,6 +254,18 @@ def test_a_host_that_crashed(journals: dict[str, Path], report: Report) -> None:
     assert told["phases"][2]["s"] == 20.0
     assert told["recovery"]["stop_s"] == 33.0
     assert "dirty" in rules(told)
+
+
+def test_a_second_power_off_in_the_same_outage(journals: dict[str, Path], report: Report) -> None:
+    """Both are there, each with its darkness; the host was away for the sum of both."""
+    told = report(journals["twice"])
+    names = [p["name"] for p in told["phases"]]
+    assert names[3:] == ["shutdown", "off", "boot", "recovery", "shutdown", "off", "boot", "recovery"]
+    dark_s = sum(p["s"] for p in told["phases"] if p["name"] in ("off", "boot"))
+    assert told["boots"] == 3
+    assert told["durations"]["away_s"] == pytest.approx(dark_s, abs=0.1)
+    assert told["recovery"]["away_s"] < dark_s, "of the last return alone"
+    assert sum(p["s"] for p in told["phases"]) == pytest.approx(told["durations"]["lasted_s"], abs=0.1)
 
 
 def test_feeds_and_trainers_by_the_dozen(journals: dict[str, Path], report: Report, run: Run) -> None:
