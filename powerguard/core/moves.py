@@ -161,6 +161,7 @@ def duties(turn: Turn) -> None:
     """What a phase does while it lasts."""
     cap.tend(turn)
     ladder.tend(turn)
+    _tell_silence(turn)
     phase = turn.state.phase
     match phase:
         case Online():
@@ -220,23 +221,34 @@ def _load_unheard(turn: Turn, phase: OnBattery | EmergencyCheckpoint | Holding, 
     return told
 
 
-def _save_in_silence(turn: Turn) -> None:
-    """Nobody answers, and nothing else speaks for a battery: a page, and a checkpoint whenever it is cheap."""
+def _silent_since_s(turn: Turn) -> float | None:
+    """Since when nobody answers, where that is an alarm: utility was the last word, and nothing else speaks."""
     feed = turn.state.feed
     lost_s = feed.lost_since_s if feed.supply is Supply.UTILITY else None
-    silent = lost_s is not None and turn.now_s - lost_s >= DEADTIME_S
+    return lost_s if lost_s is not None and turn.now_s - lost_s >= DEADTIME_S else None
+
+
+def _tell_silence(turn: Turn) -> None:
+    """Raise the alarm while online; an outage that begins in the silence ends it as well."""
+    silent = _silent_since_s(turn) is not None
+    over = "a source answers again" if turn.state.feed.lost_since_s is None else "an outage has begun in the silence"
     turn.tell_once(
         "ups_silent",
         f"no source has answered for {DEADTIME_S:.0f} s: nobody sees an outage that begins now; checkpoints beside "
         f"training for an hour, where they cost little"
         if silent
-        else "a source answers again",
-        holds=silent,
+        else over,
+        holds=silent and (isinstance(turn.state.phase, Online) or "ups_silent" in turn.state.told),
         level=Level.ERROR,
     )
+
+
+def _save_in_silence(turn: Turn) -> None:
+    """Nobody answers: a checkpoint whenever it is cheap."""
+    since_s = _silent_since_s(turn)
     busy = turn.state.drill is not None or turn.state.guarded_since_s is not None
-    if silent and lost_s is not None and turn.now_s - lost_s <= SILENCE_S and not busy:
-        trainers.take_precautions(turn, since_s=lost_s)
+    if since_s is not None and turn.now_s - since_s <= SILENCE_S and not busy:
+        trainers.take_precautions(turn, since_s=since_s)
 
 
 def _guard(turn: Turn) -> None:
