@@ -1,15 +1,17 @@
 """What the last power-off and this boot have shown: how long the host took to stop, and to boot.
 
-Nobody is there to measure a stop: its end is the last word of the boot that went, in the system journal. It is looked
-up once, by the first daemon of the boot that follows, well off the way of its recovery; and it counts only where it
-can be believed. What is left out is a sample less; what is made up would be a host lost.
+Nobody is there to measure a stop. Its end is the last word of the boot that went, in the system journal, or the mark
+that powerguard-off leaves when journald is gone and leftover processes are still waited for. It is looked up once, by
+the first daemon of the boot that follows, well off the way of its recovery; and it counts only where it can be
+believed. What is left out is a sample less; what is made up would be a host lost.
 """
 
 import asyncio
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final, Protocol
 
 import structlog
@@ -25,6 +27,12 @@ log = structlog.get_logger()
 
 LOOK_LIMIT_S: Final = 20.0
 """journalctl opens every file of the journal, on a disk that is busy with a boot."""
+MARK: Final = Path("/var/lib/powerguard-off/stopped")
+"""Written by powerguard-off once every unit has stopped, and anew until the root can be written no more: boot id, seconds
+of CLOCK_BOOTTIME, wall clock."""
+_MARK_LIMIT_S: Final = 5.0
+_MARK_BYTES: Final = 100
+_MARK_LINE: Final = re.compile(r"([0-9a-f-]{36}) ([0-9]{1,10}\.[0-9]{2}) ([0-9]{1,11}\.[0-9]{6})\n")
 TAIL_S: Final = 5.0
 """Added to a stop: after journald's last word file systems are unmounted and the firmware cuts the power. Nothing can
 write down how long that takes."""
@@ -90,15 +98,22 @@ class PoweredOff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastWord:
-    """The last entry of a boot in the system journal, by both clocks. stopped: journald was ended in order."""
+    """The last that is known of a boot, by both clocks. stopped: every unit had been ended in order by then."""
 
     wall_s: float
     monotonic_s: float
     stopped: bool
 
 
-async def measure(host: Host, spawn: Spawn) -> None:
-    """Feed what this boot's return has shown, once; then there is nothing more to do in this boot."""
+MarkOf = Callable[[str], Awaitable[LastWord | None]]
+
+
+async def measure(host: Host, spawn: Spawn, mark_of: MarkOf | None = None) -> None:
+    """Feed what this boot's return has shown, once; then there is nothing more to do in this boot.
+
+    mark_of: how the mark of a boot is read; None reads MARK.
+    """
+    mark_of = mark_of or (lambda boot: read_mark(MARK, boot))
     story = await _story(host)
     returned = next((line for line in reversed(story) if _is_return(line, host)), None)
     if returned is None:
@@ -110,7 +125,8 @@ async def measure(host: Host, spawn: Spawn) -> None:
         if isinstance(order, str):
             _not_measured(order)
         else:
-            seconds = took_s(order, await last_word(order.boot_id, spawn))
+            last = await last_word(order.boot_id, spawn)
+            seconds = took_s(order, later(order, last, await mark_of(order.boot_id)))
             if isinstance(seconds, str):
                 _not_measured(seconds)
             else:
@@ -220,6 +236,37 @@ def parse(raw: bytes, boot: str) -> LastWord | str:
     if whose != boot:
         return "journalctl: answers with another boot's entry"
     return LastWord(wall_s=wall_us / 1e6, monotonic_s=monotonic_us / 1e6, stopped=message_id == _JOURNAL_STOPPED)
+
+
+# --- The mark of powerguard-off ---------------------------------------------------------------------------------------
+
+
+async def read_mark(path: Path, boot: str) -> LastWord | None:
+    """Return the mark that powerguard-off left in that boot; None when there is none, or none that is whole."""
+
+    def read() -> bytes:
+        with path.open("rb") as file:
+            return file.read(_MARK_BYTES)
+
+    try:
+        async with asyncio.timeout(_MARK_LIMIT_S):
+            raw = await asyncio.to_thread(read)
+    except (OSError, TimeoutError):
+        return None
+    found = _MARK_LINE.fullmatch(raw.decode("ascii", "replace"))
+    if found is None or found[1] != boot:
+        return None
+    return LastWord(wall_s=float(found[3]), monotonic_s=float(found[2]), stopped=True)
+
+
+def later(order: PoweredOff, last: LastWord | str, mark: LastWord | None) -> LastWord | str:
+    """Return what tells most of the end: the mark comes after journald, and is there where the journal is not kept.
+
+    One that goes on until the deadline was cut there: the last processes had not ended.
+    """
+    if mark is None or (isinstance(last, LastWord) and last.monotonic_s > mark.monotonic_s):
+        return last
+    return replace(mark, stopped=mark.monotonic_s - order.latched_at_s < order.force_s - _CUT_S)
 
 
 def took_s(order: PoweredOff, last: LastWord | str) -> float | str:

@@ -19,7 +19,17 @@ from powerguard.core.model import Online, Recovery, Shutdown
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Line
 from powerguard.daemon.loop import Loop
-from powerguard.daemon.stops import TAIL_S, LastWord, PoweredOff, last_word, measure, parse, took_s
+from powerguard.daemon.stops import (
+    TAIL_S,
+    LastWord,
+    PoweredOff,
+    last_word,
+    later,
+    measure,
+    parse,
+    read_mark,
+    took_s,
+)
 from powerguard.effectors.child import Ended, run_child
 from tests.daemon.looped import EPOCH_S, Doer, World, in_virtual_time, until
 from tests.peers import require
@@ -85,10 +95,14 @@ async def power_off(world: World) -> Line:
 
 
 @contextlib.asynccontextmanager
-async def measuring(world: World, spawn: Journalctl) -> AsyncIterator[Loop]:
-    """A daemon of this boot, with the task that looks back."""
+async def measuring(world: World, spawn: Journalctl, mark: LastWord | None = None) -> AsyncIterator[Loop]:
+    """A daemon of this boot, with the task that looks back; in virtual time no file can be read beside the loop."""
+
+    async def mark_of(_boot: str) -> LastWord | None:
+        return mark
+
     async with world.running() as daemon:
-        task = asyncio.get_running_loop().create_task(measure(daemon, spawn))
+        task = asyncio.get_running_loop().create_task(measure(daemon, spawn, mark_of))
         await rest(2.0)
         assert not task.done(), "it must not end: whatever ends is started anew"
         yield daemon
@@ -119,6 +133,17 @@ async def test_a_stop_is_measured_once(tmp_path: Path) -> None:
     (asked,) = spawn.asked
     assert asked[0] == "journalctl"
     assert PLAIN in asked
+
+
+@in_virtual_time
+async def test_a_stop_is_measured_where_no_journal_is_kept(tmp_path: Path) -> None:
+    """By the mark alone."""
+    world = world_of(tmp_path)
+    latch = await power_off(world)
+    world.next_boot(NEXT)
+    mark = LastWord(wall_s=latch.wall + 31.0, monotonic_s=latch.at_s + 31.0, stopped=True)
+    async with measuring(world, Journalctl(returncode=1), mark) as daemon:
+        assert stops(daemon) == (pytest.approx(31.0 + TAIL_S),)
 
 
 @in_virtual_time
@@ -267,6 +292,63 @@ def test_a_lesser_stop_that_was_cut_says_nothing() -> None:
     assert isinstance(took_s(short, word(45.0, stopped=False)), str)
     assert took_s(short, word(30.0)) == pytest.approx(30.0 + TAIL_S)
     assert isinstance(took_s(replace(ORDER, grade=Grade.BARE, force_s=3.0), word(3.0)), str)
+
+
+# --- The mark of powerguard-off ---------------------------------------------------------------------------------------
+
+
+def marked(seconds: float, drift_s: float = 0.0, boot: str = BOOT) -> bytes:
+    return f"{boot} {900.0 + seconds:.2f} {EPOCH_S + seconds + drift_s:.6f}\n".encode()
+
+
+async def test_the_mark_tells_what_journald_cannot(tmp_path: Path) -> None:
+    """Leftover processes were waited for, or no journal is kept at all: the stop ended when the mark says."""
+    path = tmp_path / "stopped"
+    path.write_bytes(marked(52.0))
+    mark = await read_mark(path, BOOT)
+    for last in (word(20.0), word(20.0, stopped=False), "journalctl: it knows nothing of that boot"):
+        assert took_s(ORDER, later(ORDER, last, mark)) == pytest.approx(52.0 + TAIL_S)
+    assert took_s(ORDER, later(ORDER, word(53.0), mark)) == pytest.approx(53.0 + TAIL_S)
+
+
+async def test_a_mark_that_goes_on_to_the_deadline_was_cut_there(tmp_path: Path) -> None:
+    """What ignored SIGTERM took all that a full stop was given; of a shorter one nothing is learned."""
+    path = tmp_path / "stopped"
+    path.write_bytes(marked(109.5))
+    assert took_s(ORDER, later(ORDER, word(20.0), await read_mark(path, BOOT))) == pytest.approx(110.0)
+    short = replace(ORDER, grade=Grade.SHORT, force_s=45.0)
+    path.write_bytes(marked(44.5))
+    assert isinstance(took_s(short, later(short, word(20.0), await read_mark(path, BOOT))), str)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        marked(52.0)[:-1],
+        marked(52.0)[:50],
+        marked(52.0) * 2,
+        marked(52.0, boot=NEXT),
+        b"\xff" * 80,
+        b"9" * 4096,
+        BOOT.encode() + b" nan 1.000000\n",
+    ],
+)
+async def test_a_mark_that_is_torn_or_of_another_boot_is_none(tmp_path: Path, raw: bytes) -> None:
+    """The power went while it was written, or it was left by a stop before the last one."""
+    path = tmp_path / "stopped"
+    path.write_bytes(raw)
+    assert await read_mark(path, BOOT) is None
+    assert await read_mark(tmp_path / "none", BOOT) is None
+
+
+async def test_a_mark_whose_clocks_disagree_is_no_sample(tmp_path: Path) -> None:
+    """The wall clock was set during the stop, or the host has slept."""
+    path = tmp_path / "stopped"
+    path.write_bytes(marked(52.0, drift_s=-3600.0))
+    told = took_s(ORDER, later(ORDER, word(20.0), await read_mark(path, BOOT)))
+    assert isinstance(told, str)
+    assert "two clocks" in told
 
 
 # --- What journalctl says ---------------------------------------------------------------------------------------------

@@ -129,6 +129,7 @@ def test_our_own_folder_of_trainers_is_sticky() -> None:
     assert folders == {
         "/run/powerguard-trainers": ["3777", "root"],
         "/run/powerguard-off": ["0755", "root"],
+        "/var/lib/powerguard-off": ["0755", "root"],
         "/etc/powerguard": ["0755", "root"],
         "/etc/powerguard/secrets": ["0700", "root"],
     }
