@@ -19,6 +19,9 @@ from powerguard.trainer.items import Loaded
 from powerguard.trainer.manifest import MANIFEST, Manifest, Shard
 from powerguard.trainer.snapshot import Snapshot
 
+SCHEMES: Final = ("s3://", "s3a://", "gs://", "az://", "azure://", "abfs://", "abfss://")
+"""Of object stores; a folder is named by its absolute path."""
+
 PART_BYTES: Final = 32 << 20
 """How much is put at a time: what a kill can cost each connection, and what each of them holds in memory."""
 
@@ -90,11 +93,11 @@ class Remote:
     keep_days: int = 7
 
     def __post_init__(self) -> None:
-        if not self.is_folder and "://" not in self.url:
-            msg = f"{self.url}: must be an absolute path, or a URL as s3://bucket/prefix"
-            raise ValueError(msg)
         if not self.is_folder and any(mark in self.url + (self.endpoint or "") for mark in "@?"):
             msg = "a URL must not hold credentials (name a credentials_file)"
+            raise ValueError(msg)
+        if not self.is_folder and not self.url.startswith(SCHEMES):
+            msg = f"{self.url}: must be an absolute path, or begin with one of {', '.join(SCHEMES)}"
             raise ValueError(msg)
         for name, least in (("keep", 1), ("keep_days", 0), ("connections", 1), ("part_bytes", 1)):
             if getattr(self, name) < least:

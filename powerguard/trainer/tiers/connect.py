@@ -14,7 +14,6 @@ from powerguard.trainer.tiers.base import Kind, Remote, TierError
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore
 
-SCHEMES: Final = ("s3://", "s3a://", "gs://", "az://", "azure://", "abfs://", "abfss://")
 CONNECT_TIMEOUT: Final = timedelta(seconds=5)
 PUT_TIMEOUT: Final = timedelta(seconds=300)
 """For one part: 32 MiB need 112 kB/s and connection. Nothing is heard while a body goes up, so nothing finer tells."""
@@ -57,9 +56,6 @@ _BY_CODE: Final = {
 
 def opened(remote: Remote, url: str, timeout: timedelta = GET_TIMEOUT) -> "ObjectStore":
     """Make the client of an object store; nothing is sent yet. Raises TierError."""
-    if not url.startswith(SCHEMES):
-        msg = f"{url}: must begin with one of {', '.join(SCHEMES)} or be an absolute path"
-        raise TierError(Kind.UNUSABLE, msg)
     try:
         from obstore.exceptions import BaseError
         from obstore.store import from_url
