@@ -96,7 +96,7 @@ def _host(settings: Settings) -> Iterator[Mistake]:
     if settings.mode == "armed" and settings.host.kind == "dry-run":
         yield Mistake(("host", "kind"), "dry-run never powers off, although mode is armed (better: systemd)")
     if settings.bmc.kind == "none":
-        yield Mistake(("bmc", "kind"), "none: nothing makes sure that the host powers on again (better: ipmi-lan)")
+        yield Mistake(("bmc", "kind"), "none: nothing makes sure that the host powers on again (better: auto)")
     elif settings.bmc.policy == "observe":
         yield Mistake(("bmc", "policy"), "observe only reads the power restore policy (better: ensure)")
     if not ipaddress.ip_address(settings.http.listen).is_loopback:

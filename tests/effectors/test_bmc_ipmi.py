@@ -119,7 +119,7 @@ def test_every_completion_code_has_a_kind_and_a_sentence() -> None:
     ("given", "told"),
     [
         ({}, "kind"),
-        ({"kind": "ipmi"}, "'none', 'in-band', 'redfish' or 'ipmi-lan'"),
+        ({"kind": "ipmi"}, "'none', 'auto', 'in-band', 'redfish' or 'ipmi-lan'"),
         ({"kind": "redfish"}, "kind redfish needs host, user, password"),
         ({"kind": "in-band", "host": "10.0.8.21"}, "kind in-band uses no host"),
         ({"kind": "none", "ca": "/a", "fingerprint": "9f" * 32}, "not both"),
@@ -132,7 +132,8 @@ def test_every_completion_code_has_a_kind_and_a_sentence() -> None:
             "at most 16",
         ),
         ({"kind": "ipmi-lan", "host": "-o ProxyCommand", "user": "u"}, "pattern"),
-        ({"kind": "none", "policy": "bracket"}, "'ensure' or 'observe'"),
+        ({"kind": "none", "policy": "brackets"}, "'ensure', 'bracket' or 'observe'"),
+        ({"kind": "auto", "host": "10.0.8.21"}, "kind auto needs user, password"),
     ],
 )
 def test_settings_mistakes_are_named(given: dict[str, object], told: str) -> None:

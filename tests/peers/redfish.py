@@ -66,11 +66,11 @@ def make_certificate(folder: Path) -> Certificate:
     return Certificate(cert=cert_path, key=key_path, sha256=sha256)
 
 
-def redfish_options(folder: Path, port: int, certificate: Certificate, **more: Any) -> BmcOptions:  # noqa: ANN401
+def redfish_options(folder: Path, https_port: int, certificate: Certificate, **more: Any) -> BmcOptions:  # noqa: ANN401
     """Settings for a service on 127.0.0.1 that is verified by its certificate, unless `more` says otherwise."""
     verify = {} if {"fingerprint", "ca"} & set(more) else {"ca": str(certificate.cert)}
     password = Secret(file=str(keep_secret(folder / "bmc-password", more.pop("password", PASSWORD))))
-    told = {"kind": "redfish", "host": "127.0.0.1", "user": USER, "password": password, "https_port": port}
+    told = {"kind": "redfish", "host": "127.0.0.1", "user": USER, "password": password, "https_port": https_port}
     return BmcOptions(**(told | verify | more))
 
 
@@ -111,6 +111,7 @@ class OwnRedfish:
         self.faults = faults or Faults()
         self.heard: list[str] = []
         self.port = 0
+        self.password = PASSWORD
         self.system: dict[str, Any] = {"PowerState": "On", "Bios": {"@odata.id": "/redfish/v1/Systems/1/Bios"}}
         self.bios: dict[str, Any] = {"Attributes": {"BootMode": "Uefi"}}
         match shape:
@@ -163,7 +164,7 @@ class OwnRedfish:
             headers = {} if faults.retry_after is None else {"Retry-After": faults.retry_after}
             more = [{"MessageId": "Base.1.8.GeneralError", "Message": "it said\x1b[2Jso"}]
             return web.json_response({"error": {"@Message.ExtendedInfo": more}}, status=status, headers=headers)
-        login = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        login = "Basic " + base64.b64encode(f"{USER}:{self.password}".encode()).decode()
         if request.headers.get("Authorization") != login:
             return web.json_response({}, status=401)
         if faults.body is not None:

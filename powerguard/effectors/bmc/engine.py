@@ -50,6 +50,11 @@ class Engine(Protocol):
 
     kind: str
 
+    @property
+    def where(self) -> str:
+        """Which BMC, for people."""
+        ...
+
     async def ensure(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
         """Read; set only if it differs; read back until it is so."""
         ...

@@ -31,6 +31,7 @@ class InbandEngine:
     """The host's own BMC, asked by a process of root's that takes four words."""
 
     kind = "in-band"
+    where = "BMC in-band"
 
     def __init__(self, socket: str = IPMI_SOCKET) -> None:
         self._helper = RootHelper(
@@ -74,4 +75,4 @@ class InbandEngine:
 
 def _error(failure: Failure, seen: str) -> BmcError:
     remedy = _REMEDIES.get(failure)
-    return BmcError(f"BMC in-band: {seen}" + (f"; {remedy}" if remedy else ""), failure)
+    return BmcError(f"{InbandEngine.where}: {seen}" + (f"; {remedy}" if remedy else ""), failure)

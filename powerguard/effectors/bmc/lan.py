@@ -62,11 +62,12 @@ class LanEngine:
         return await self._read("probe" if ask_support else "look", by_s, answers.probe)
 
     @property
-    def _where(self) -> str:
+    def where(self) -> str:
+        """Which BMC, for people."""
         return f"BMC {self._host} port {self._port}"
 
     def _error(self, failure: Failure, seen: str) -> BmcError:
-        return BmcError(f"{self._where}: {seen}; {_REMEDIES[failure]}", failure)
+        return BmcError(f"{self.where}: {seen}; {_REMEDIES[failure]}", failure)
 
     async def _read(self, operation: str, by_s: float, read: Callable[[Mapping[str, Any]], _T]) -> _T:
         try:
@@ -78,7 +79,7 @@ class LanEngine:
         """Run one operation in a worker; returns its answer. Raises BmcError with the whole story in one line."""
         limit_s = by_s - boottime_s()
         password = await self._login.password(by_s)
-        self._login.check_back_off(self._where, password, _REMEDIES[Failure.AUTH])
+        self._login.check_back_off(self.where, password, _REMEDIES[Failure.AUTH])
         request = {
             "operation": operation,
             "host": self._host,
@@ -90,7 +91,7 @@ class LanEngine:
         try:
             ended = await self._spawn(WORKER, limit_s=max(by_s - boottime_s(), 0.0), stdin=json.dumps(request).encode())
         except OSError as error:
-            msg = f"{self._where}: the IPMI worker cannot be started ({error.strerror})"
+            msg = f"{self.where}: the IPMI worker cannot be started ({error.strerror})"
             raise BmcError(msg, Failure.PROTOCOL) from None
         if ended.timed_out:
             raise self._error(Failure.TIMEOUT, f"the IPMI worker was killed at its limit of {limit_s:.1f} s")

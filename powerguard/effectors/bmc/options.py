@@ -16,7 +16,8 @@ class BmcOptions(Options):
     """How the host's own BMC is reached, and what may be done to it.
 
     kind: the engine. "in-band" asks /dev/ipmi0 through the root helper powerguard-ipmi; "redfish" and "ipmi-lan" go
-        over the network. "none": there is none, so nobody makes sure that the host powers on by itself.
+        over the network; "auto" takes the first of these three that verifies it. "none": there is none, so nobody
+        makes sure that the host powers on by itself.
     host: address or name of the BMC on its own network.
     port: UDP port of IPMI over LAN (RMCP+).
     https_port: TCP port of Redfish.
@@ -26,10 +27,11 @@ class BmcOptions(Options):
     fingerprint: SHA-256 of the BMC's own certificate, for Redfish, instead of verifying who signed it.
     system: which of several systems behind one Redfish service this host is: the last part of its path.
     socket: where the root helper listens; differs from the default in tests and in unusual layouts.
-    policy: "ensure" sets the power restore policy to always-on where it is anything else; "observe" only reads it.
+    policy: "ensure" sets the power restore policy to always-on where it is anything else; "bracket" does so only
+        while an outage lasts, and before that makes sure that it could; "observe" only reads it.
     """
 
-    kind: Literal["none", "in-band", "redfish", "ipmi-lan"] = Field(examples=["ipmi-lan"])
+    kind: Literal["none", "auto", "in-band", "redfish", "ipmi-lan"] = Field(examples=["auto"])
     host: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.:%-]{1,253}$", examples=["10.0.8.21"])
     port: int = Field(default=623, ge=1, le=65535)
     https_port: int = Field(default=443, ge=1, le=65535)
@@ -56,7 +58,7 @@ class BmcOptions(Options):
         examples=[IPMI_SOCKET],
         json_schema_extra={"x-wanted": "an absolute path of at most 107 characters"},
     )
-    policy: Literal["ensure", "observe"] = "ensure"
+    policy: Literal["ensure", "bracket", "observe"] = "ensure"
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:
@@ -68,10 +70,11 @@ class BmcOptions(Options):
                 raise ValueError(msg)
         else:
             missing = [name for name in wanted if getattr(self, name) is None]
-            if missing:
+            # auto without any of them is in-band alone; with some of them it is a mistake
+            if missing and not (self.kind == "auto" and len(missing) == len(wanted)):
                 msg = f"kind {self.kind} needs {', '.join(missing)}"
                 raise ValueError(msg)
-        if self.kind == "ipmi-lan" and len((self.user or "").encode()) > _IPMI_USER_BYTES:
+        if self.kind in {"auto", "ipmi-lan"} and len((self.user or "").encode()) > _IPMI_USER_BYTES:
             msg = f"kind {self.kind}: user must be at most {_IPMI_USER_BYTES} bytes, as IPMI has no room for more"
             raise ValueError(msg)
         if self.ca is not None and self.fingerprint is not None:

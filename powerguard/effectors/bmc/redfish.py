@@ -173,11 +173,12 @@ class RedfishEngine:
         return Probe(status=seen.status(), supported=supported, restart_cause=None)
 
     @property
-    def _where(self) -> str:
+    def where(self) -> str:
+        """Which BMC, for people."""
         return f"BMC {self._host} port {self._options.https_port}"
 
     def _error(self, failure: Failure, seen: str) -> BmcError:
-        return BmcError(f"{self._where}: {seen}; {_REMEDIES[failure]}", failure)
+        return BmcError(f"{self.where}: {seen}; {_REMEDIES[failure]}", failure)
 
     async def _look(self, talk: Talk) -> _Seen:
         """Find the one system that is ours, and read it; a BIOS only where nothing else tells."""
@@ -212,7 +213,7 @@ class RedfishEngine:
     async def _talk(self, by_s: float) -> AsyncIterator[Talk]:
         """Hold one operation to its deadline, and tell its failures. Raises BmcError and nothing else."""
         password = await self._login.password(by_s)
-        self._login.check_back_off(self._where, password, _REMEDIES[Failure.AUTH])
+        self._login.check_back_off(self.where, password, _REMEDIES[Failure.AUTH])
         talk: Talk | None = None
         try:
             async with asyncio.timeout(max(by_s - boottime_s(), 0.0)):

@@ -1,0 +1,161 @@
+"""kind auto: in-band, Redfish, IPMI LAN; the first verified result counts, and why earlier ones failed is told.
+
+A test's own device, our own Redfish service, and pyghmi's server behind our plug-in for ipmi_sim's place.
+"""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from powerguard.clock import boottime_s
+from powerguard.effectors.bmc.effector import BmcEffector, BmcError
+from powerguard.effectors.bmc.ipmi import Failure
+from powerguard.effectors.bmc.options import BmcOptions
+from powerguard.sim.bmc import SimBmc
+from tests.peers.ipmi import ENSURE, keep_secret
+from tests.peers.ipmi_device import IpmiDevice
+from tests.peers.redfish import Certificate, Faults, OwnRedfish, make_certificate, redfish_options
+
+USER, PASSWORD = "powerguard", "Owl-Trap-Nine-42"
+HOURLY = replace(ENSURE, outage="")
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return make_certificate(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> IpmiDevice:
+    return IpmiDevice(tmp_path)
+
+
+@pytest.fixture
+def dead() -> Iterator[tuple[int, int]]:
+    """A TCP port that takes connections and a UDP port that takes packets, and nobody behind them."""
+    with socket.socket() as tcp, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+        tcp.bind(("127.0.0.1", 0))
+        tcp.listen()
+        udp.bind(("127.0.0.1", 0))
+        yield tcp.getsockname()[1], udp.getsockname()[1]
+
+
+def test_without_a_login_auto_is_in_band_alone() -> None:
+    assert [engine.kind for engine in BmcEffector(BmcOptions(kind="auto"))._engines] == ["in-band"]
+
+
+@pytest.mark.peer("cc", "systemd-socket-activate")
+async def test_in_band_comes_first_and_asks_nobody_else(
+    tmp_path: Path, device: IpmiDevice, certificate: Certificate
+) -> None:
+    async with device.listening() as path, OwnRedfish(certificate) as other:
+        given = redfish_options(tmp_path, other.port, certificate, kind="auto", socket=str(path))
+        told = dict(await BmcEffector(given).carry_out(ENSURE))
+        assert (told["engine"], told["verified"], "earlier" in told) == ("in-band", True, False)
+        assert other.heard == []
+
+
+async def test_without_the_helper_redfish_is_next(tmp_path: Path, certificate: Certificate) -> None:
+    async with OwnRedfish(certificate) as bmc:
+        given = redfish_options(tmp_path, bmc.port, certificate, kind="auto", socket=str(tmp_path / "none.sock"))
+        told = dict(await BmcEffector(given).carry_out(ENSURE))
+        assert (told["engine"], told["changed"]) == ("redfish", True)
+        assert str(told["earlier"]).startswith("in-band: ")
+        assert "powerguard-ipmi.socket is not listening" in str(told["earlier"])
+
+
+@pytest.mark.peer("cc", "systemd-socket-activate")
+async def test_who_acknowledges_and_does_nothing_is_passed_over(
+    tmp_path: Path, device: IpmiDevice, certificate: Certificate
+) -> None:
+    """In-band lies, Redfish is forbidden, IPMI LAN verifies: both failures are told, in that order."""
+    device.misbehave(lie=True)
+    async with (
+        device.listening() as path,
+        OwnRedfish(certificate, faults=Faults(always={"GET": 403})) as other,
+        SimBmc(USER, PASSWORD) as bmc,
+    ):
+        given = redfish_options(
+            tmp_path, other.port, certificate, kind="auto", socket=str(path), port=bmc.port, password=PASSWORD
+        )
+        told = dict(await BmcEffector(given, limit_s=8.0).carry_out(ENSURE))
+        assert (told["engine"], told["changed"], told["before"]) == ("ipmi-lan", True, "last-state")
+        earlier = str(told["earlier"])
+        assert earlier.index("in-band: BMC in-band: acknowledged always-on but") < earlier.index(
+            "redfish: BMC 127.0.0.1"
+        )
+        assert bmc.policy == "always-on"
+
+
+async def test_a_bmc_that_is_dead_in_every_way_ends_in_time_and_the_loop_stays_awake(
+    tmp_path: Path, certificate: Certificate, dead: tuple[int, int]
+) -> None:
+    """Each engine has its share, the action's own deadline holds for all of them, and each is told."""
+    worst_s, loop = 0.0, asyncio.get_running_loop()
+
+    async def watch() -> None:
+        nonlocal worst_s
+        while True:
+            before_s = loop.time()
+            await asyncio.sleep(0.01)
+            worst_s = max(worst_s, loop.time() - before_s - 0.01)
+
+    watcher = loop.create_task(watch())
+    https, udp = dead
+    given = redfish_options(
+        tmp_path, https, certificate, kind="auto", socket=str(tmp_path / "none.sock"), port=udp, password=PASSWORD
+    )
+    began_s = boottime_s()
+    with pytest.raises(BmcError) as caught:
+        await BmcEffector(given).carry_out(replace(ENSURE, by_s=began_s + 2.5))
+    took_s = boottime_s() - began_s
+    watcher.cancel()
+    assert took_s < 3.2
+    assert caught.value.failure is Failure.UNREACHABLE
+    for kind in ("in-band: ", "redfish: ", "ipmi-lan: "):
+        assert kind in str(caught.value)
+    assert worst_s < 0.25
+
+
+@pytest.mark.peer("cc", "systemd-socket-activate")
+async def test_bracket_sets_it_for_the_outage_and_tells_what_to_put_back(device: IpmiDevice) -> None:
+    """Before an outage nothing is written, only that it could be; in it the policy is set, and `restore` told once."""
+    (device.folder / "policy").write_text("0\n")
+    async with device.listening() as path:
+        mine = BmcEffector(BmcOptions(kind="in-band", socket=str(path), policy="bracket"))
+        hourly = dict(await mine.carry_out(HOURLY))
+        assert (hourly["policy"], hourly["verified"], hourly["changed"]) == ("always-off", True, False)
+        assert device.policy == "always-off"
+        first = dict(await mine.carry_out(ENSURE))
+        assert (first["policy"], first["restore"], device.policy) == ("always-on", "always-off", "always-on")
+        again = dict(await mine.carry_out(ENSURE))
+        assert (again["changed"], "restore" in again) == (False, False)
+
+
+async def test_bracket_promises_nothing_where_the_bmc_does_not(tmp_path: Path, certificate: Certificate) -> None:
+    async with OwnRedfish(certificate, shape="dell", policy="Off") as bmc:
+        given = redfish_options(tmp_path, bmc.port, certificate, policy="bracket")
+        with pytest.raises(BmcError, match="is always-off, and it does not say that it could be set") as caught:
+            await BmcEffector(given).carry_out(HOURLY)
+        assert caught.value.failure is Failure.UNSUPPORTED
+
+
+async def test_observe_takes_the_first_that_can_read(tmp_path: Path, certificate: Certificate) -> None:
+    """Redfish that tells no policy is passed over; one that tells a wrong one is believed, and nobody else is asked."""
+    async with OwnRedfish(certificate, shape="none") as bmc, SimBmc(USER, PASSWORD, policy="always-off") as lan:
+        given = redfish_options(
+            tmp_path, bmc.port, certificate, kind="auto", socket=str(tmp_path / "none.sock"), port=lan.port
+        ).model_copy(update={"policy": "observe"})
+        bmc.password = PASSWORD
+        keep_secret(tmp_path / "bmc-password", PASSWORD)
+        with pytest.raises(BmcError, match="is always-off, so this host stays off"):
+            await BmcEffector(given).carry_out(ENSURE)
+        assert lan.heard == ["status"]
+        bmc.system["PowerRestorePolicy"] = "LastState"
+        with pytest.raises(BmcError, match="is last-state, so this host stays off"):
+            await BmcEffector(given).carry_out(ENSURE)
+        assert (lan.heard, bmc.count("PATCH")) == (["status"], 0)
