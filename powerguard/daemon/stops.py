@@ -28,8 +28,8 @@ log = structlog.get_logger()
 LOOK_LIMIT_S: Final = 20.0
 """journalctl opens every file of the journal, on a disk that is busy with a boot."""
 MARK: Final = Path("/var/lib/powerguard-off/stopped")
-"""Written by powerguard-off once every unit has stopped, and anew until the root can be written no more: boot id, seconds
-of CLOCK_BOOTTIME, wall clock."""
+"""Written by powerguard-off once every unit has stopped, and anew until the root is read-only: boot id, seconds of
+CLOCK_BOOTTIME, wall clock."""
 _MARK_LIMIT_S: Final = 5.0
 _MARK_BYTES: Final = 100
 _MARK_LINE: Final = re.compile(r"([0-9a-f-]{36}) ([0-9]{1,10}\.[0-9]{2}) ([0-9]{1,11}\.[0-9]{6})\n")

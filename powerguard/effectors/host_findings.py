@@ -1,11 +1,13 @@
 """What `powerguard doctor` looks at on the host: is the way to power-off open, and what would hold a shutdown up.
 
-Only looks: three short-lived children at most, two seconds each, and an open() of the FIFO that writes nothing.
+Only looks: a few short-lived children, two seconds each, and an open() of the FIFO that writes nothing.
 """
 
 import asyncio
+import json
 import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -20,6 +22,16 @@ PATIENT_DELAY_S: Final = 10.0
 """logind's own InhibitDelayMaxSec is 5 s; unattended-upgrades sets 30 s on Debian and Ubuntu (measured: 30.2 s)."""
 
 NAMED_UNITS: Final = 5
+NAMED_LETTERS: Final = 40
+HELPER: Final = "powerguard-off.service"
+LAST_STEP: Final = "/usr/lib/systemd/system-shutdown/powerguard"
+"""Where systemd/powerguard-shutdown is installed."""
+
+LOGIND: Final = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
+UPGRADES: Final = "unattended-upgrades.service"
+TRUE: Final = frozenset({"true", "1", "yes", "on"})
+"""What apt takes for true."""
+
 REHEARSALS: Final = ("POWERGUARD_OFF_RECORD=", "POWERGUARD_OFF_TOOLS=", "POWERGUARD_UNDER_TEST=")
 """With one of these in its environment powerguard-off does not act."""
 
@@ -39,13 +51,36 @@ class Finding(NamedTuple):
     fix: str = ""
 
 
-async def findings(options: HostOptions, *, armed: bool, spawn: Spawn = run_child) -> list[Finding]:
-    """Look, and say what was found. Never raises for what it finds; takes a few seconds at most."""
+class Lock(NamedTuple):
+    """A lock of logind that holds shutdowns up: who holds it, and whether it blocks or only delays."""
+
+    who: str
+    mode: str
+
+
+async def findings(
+    options: HostOptions, *, armed: bool, spawn: Spawn = run_child, last_step: str = LAST_STEP
+) -> list[Finding]:
+    """Look, and say what was found. Never raises for what it finds; takes a few seconds at most.
+
+    last_step: where the hook lies that ends a power-off in a reboot.
+    """
     async with asyncio.TaskGroup() as group:
-        inhibitors = group.create_task(_inhibitors(options, spawn))
-        stops = group.create_task(_slow_stops(options, spawn))
-        helper = group.create_task(_helper(options, spawn))
-    return [_way(options, armed=armed), *helper.result(), inhibitors.result(), *stops.result()]
+        locks = group.create_task(_locks(spawn))
+        delay_s = group.create_task(_delay_s(spawn))
+        units = group.create_task(_units(spawn))
+        helper = group.create_task(_look(spawn, "systemctl", "show", HELPER, "--property=LoadState,Environment"))
+        upgrades = group.create_task(_look(spawn, "apt-config", "dump"))
+    told = _properties(helper.result() or "")
+    return [
+        _way(options, armed=armed),
+        *_helper(options, told),
+        *_last_step(options, last_step),
+        _inhibitors(options, delay_s.result(), locks.result()),
+        *_slow_stops(options, units.result(), told.get("Environment", "")),
+        *_upgrades(units.result(), upgrades.result()),
+        *_kubelet(options, locks.result()),
+    ]
 
 
 def _way(options: HostOptions, *, armed: bool) -> Finding:
@@ -71,22 +106,32 @@ def _way(options: HostOptions, *, armed: bool) -> Finding:
     return Finding(name, "PASS", f"powerguard-off listens on {options.fifo}; {forced}")
 
 
-async def _helper(options: HostOptions, spawn: Spawn) -> list[Finding]:
+def _helper(options: HostOptions, told: Mapping[str, str]) -> list[Finding]:
     """Look behind the FIFO: a listening socket says nothing of a helper that is masked, or left in a rehearsal."""
     if options.kind != "systemd":
         return []
-    name, unit = "host.helper", "powerguard-off.service"
-    said = await _look(spawn, "systemctl", "show", unit, "--property=LoadState,Environment")
-    told = _properties(said or "")
+    name = "host.helper"
     if "LoadState" not in told:
-        return [Finding(name, "WARN", f"cannot ask systemd about {unit}", "is this a systemd host?")]
+        return [Finding(name, "WARN", f"cannot ask systemd about {HELPER}", "is this a systemd host?")]
     if told["LoadState"] != "loaded":
-        fix = "install it (docs/guides/install.md)" if told["LoadState"] == "not-found" else f"systemctl unmask {unit}"
-        return [Finding(name, "FAIL", f"{unit}: {told['LoadState']}", fix)]
-    if any(name in told.get("Environment", "") for name in REHEARSALS):
-        text = f"{unit} is set to rehearse: it records, and does not power off"
-        return [Finding(name, "FAIL", text, f"systemctl revert {unit}")]
-    return [Finding(name, "PASS", f"{unit} is installed and would act")]
+        fix = (
+            "install it (docs/guides/install.md)" if told["LoadState"] == "not-found" else f"systemctl unmask {HELPER}"
+        )
+        return [Finding(name, "FAIL", f"{HELPER}: {told['LoadState']}", fix)]
+    if any(word in told.get("Environment", "") for word in REHEARSALS):
+        text = f"{HELPER} is set to rehearse: it records, and does not power off"
+        return [Finding(name, "FAIL", text, f"systemctl revert {HELPER}")]
+    return [Finding(name, "PASS", f"{HELPER} is installed and would act")]
+
+
+def _last_step(options: HostOptions, path: str) -> list[Finding]:
+    if options.kind != "systemd":
+        return []
+    name = "host.last_step"
+    if os.access(path, os.X_OK):
+        return [Finding(name, "PASS", "a power-off can end in a reboot when utility returns during it")]
+    text = f"{path}: is not there or not executable: utility that returns during a power-off leaves this host off"
+    return [Finding(name, "WARN", text, "install it (docs/guides/install.md)")]
 
 
 async def _look(spawn: Spawn, *argv: str) -> str | None:
@@ -98,49 +143,107 @@ async def _look(spawn: Spawn, *argv: str) -> str | None:
     return None if ended.timed_out or ended.returncode != 0 else ended.stdout.decode("utf-8", "replace")
 
 
-async def _inhibitors(options: HostOptions, spawn: Spawn) -> Finding:
-    name = "host.inhibitors"
-    login = "org.freedesktop.login1"
-    said = await _look(
-        spawn, "busctl", "get-property", login, "/org/freedesktop/login1", f"{login}.Manager", "InhibitDelayMaxUSec"
-    )
+async def _delay_s(spawn: Spawn) -> float | None:
+    said = await _look(spawn, "busctl", "get-property", *LOGIND, "InhibitDelayMaxUSec")
     match (said or "").split():
         case ["t", microseconds] if microseconds.isdecimal():
-            delay_s = int(microseconds) / 1e6
+            return int(microseconds) / 1e6
         case _:
-            return Finding(
-                name, "WARN", "cannot ask logind how long delay locks may hold a shutdown up", "is logind running?"
-            )
+            return None
+
+
+async def _locks(spawn: Spawn) -> list[Lock]:
+    """Ask logind who holds shutdowns up at this moment; nobody where it cannot be asked."""
+    said = await _look(spawn, "busctl", "--json=short", "call", *LOGIND, "ListInhibitors")
+    try:
+        ((*held,),) = json.loads(said or "null")["data"]
+        told = [[str(word) for word in lock[:4]] for lock in held]
+        return [
+            Lock(who=who[:NAMED_LETTERS], mode=mode) for what, who, _, mode in told if "shutdown" in what.split(":")
+        ]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return []
+
+
+def _inhibitors(options: HostOptions, delay_s: float | None, locks: Iterable[Lock]) -> Finding:
+    name = "host.inhibitors"
+    if delay_s is None:
+        text = "cannot ask logind how long delay locks may hold a shutdown up"
+        return Finding(name, "WARN", text, "is logind running?")
+    held = _named({lock.who for lock in locks if lock.mode == "delay"})
+    by = f" (held now by {held})" if held else ""
     if delay_s <= PATIENT_DELAY_S:
-        return Finding(name, "PASS", f"delay locks may hold a shutdown up for at most {delay_s:g} s")
-    text = f"delay locks may hold a shutdown up for {delay_s:g} s"
+        return Finding(name, "PASS", f"delay locks may hold a shutdown up for at most {delay_s:g} s{by}")
+    text = f"delay locks may hold a shutdown up for {delay_s:g} s{by}"
     if options.kind == "systemd":
         return Finding(name, "PASS", f"{text}; powerguard-off does not wait for them, other shutdowns do")
     fix = "use host.kind: systemd, or set InhibitDelayMaxSec=5 in /etc/systemd/logind.conf.d/powerguard.conf"
     return Finding(name, "WARN", text, fix)
 
 
-async def _slow_stops(options: HostOptions, spawn: Spawn) -> list[Finding]:
+async def _units(spawn: Spawn) -> list[dict[str, str]] | None:
     properties = "--property=Id,TimeoutStopUSec,KillMode"
     said = await _look(spawn, "systemctl", "show", "--type=service", "--state=active", properties, "*")
-    if said is None:
-        return [
-            Finding(
-                "host.stop", "WARN", "cannot ask systemd how long its units may take to stop", "is this a systemd host?"
-            )
-        ]
-    units = [_properties(block) for block in said.split("\n\n") if "Id=" in block]
+    return None if said is None else [_properties(block) for block in said.split("\n\n") if "Id=" in block]
+
+
+def _slow_stops(options: HostOptions, units: list[dict[str, str]] | None, environment: str) -> list[Finding]:
+    if units is None:
+        text = "cannot ask systemd how long its units may take to stop"
+        return [Finding("host.stop", "WARN", text, "is this a systemd host?")]
     slow = [unit["Id"] for unit in units if seconds(unit.get("TimeoutStopUSec", "")) > options.force_after_s]
-    loose = [unit["Id"] for unit in units if unit.get("KillMode") in {"process", "none"}]
+    loose = {unit["Id"] for unit in units if unit.get("KillMode") in {"process", "none"}}
+    known = loose & set(_killed(environment)) if options.kind == "systemd" else set()
     limit = f"{options.force_after_s:g} s"
     found = [Finding("host.stop", "PASS", f"{len(units)} active services may stop within force_after_s ({limit})")]
     if slow:
         text = f"may take longer to stop than force_after_s ({limit}) and are then killed: {_named(slow)}"
         found = [Finding("host.stop", "WARN", text, "lower their TimeoutStopSec=, or raise host.force_after_s")]
-    if loose:
-        text = f"leave processes behind when stopped (KillMode=process): up to 90 s more at the end: {_named(loose)}"
-        found.append(Finding("host.kill_mode", "WARN", text, "set KillMode=mixed where the service allows it"))
+    if loose - known:
+        text = "leave processes behind when stopped (KillMode=process): up to 90 s more at the end: "
+        text += _named(loose - known)
+        fix = (
+            "set KillMode=mixed where a service allows it, or name it in POWERGUARD_OFF_KILL (docs/guides/power-off.md)"
+        )
+        found.append(Finding("host.kill_mode", "WARN", text, fix))
+    elif known:
+        text = f"what these leave behind when stopped is killed at the deadline at the latest: {_named(known)}"
+        found.append(Finding("host.kill_mode", "PASS", text))
     return found
+
+
+def _killed(environment: str) -> list[str]:
+    """Return the units of POWERGUARD_OFF_KILL; environment: as `systemctl show` prints it, quoted like a shell's."""
+    try:
+        words = shlex.split(environment)
+    except ValueError:
+        return []
+    lists = [word.partition("=")[2] for word in words if word.startswith("POWERGUARD_OFF_KILL=")]
+    return lists[-1].split() if lists else []
+
+
+def _upgrades(units: Iterable[Mapping[str, str]] | None, said: str | None) -> list[Finding]:
+    """Look at unattended-upgrades where it runs: dpkg that is killed in its work leaves a host that may not boot."""
+    if UPGRADES not in {unit["Id"] for unit in units or ()}:
+        return []
+    name = "host.upgrades"
+    options = dict(re.findall(r'^Unattended-Upgrade::(\w+) "([^"]*)";$', said or "", re.MULTILINE))
+    if options.get("InstallOnShutdown", "").lower() in TRUE:
+        text = "unattended-upgrades installs during every shutdown, and is killed at the deadline in the middle of it"
+        return [Finding(name, "WARN", text, 'set Unattended-Upgrade::InstallOnShutdown "false" in /etc/apt/apt.conf.d')]
+    if options.get("MinimalSteps", "true").lower() not in TRUE:
+        text = "unattended-upgrades does not stop between two packages, and is killed at the deadline"
+        return [Finding(name, "WARN", text, 'set Unattended-Upgrade::MinimalSteps "true" in /etc/apt/apt.conf.d')]
+    return [Finding(name, "PASS", "unattended-upgrades stops between two packages when the host does")]
+
+
+def _kubelet(options: HostOptions, locks: Iterable[Lock]) -> list[Finding]:
+    """Tell of kubelet's graceful node shutdown: it is a delay lock, and powerguard-off waits for none."""
+    if options.kind != "systemd" or not any(lock.who == "kubelet" and lock.mode == "delay" for lock in locks):
+        return []
+    text = "kubelet's graceful node shutdown is not waited for: pods are ended without their grace period"
+    fix = "let training in pods be told by powerguard itself (docs/guides/trainers.md)"
+    return [Finding("host.kubelet", "WARN", text, fix)]
 
 
 def _properties(block: str) -> dict[str, str]:

@@ -266,7 +266,8 @@ def test_wrong_words_and_wrong_users_are_refused() -> None:
 
 async def test_doctor_sees_on_a_real_host_what_would_hold_a_shutdown_up() -> None:
     """The delay of logind and the slow units, as systemd itself tells them."""
-    with host("hangs.service", "stubborn.service") as container:
+    with host("hangs.service", "stubborn.service", "delay-lock.service") as container:
+        delay_lock_held(container)
 
         async def inside(
             argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
@@ -277,7 +278,7 @@ async def test_doctor_sees_on_a_real_host_what_would_hold_a_shutdown_up() -> Non
         options = HostOptions(fifo="/nonexistent", force_after_s=60)
         told = {finding.name: finding for finding in await findings(options, armed=True, spawn=inside)}
     assert told["host.helper"].verdict == "PASS"
-    assert "for 30 s" in told["host.inhibitors"].text
+    assert "for 30 s (held now by test)" in told["host.inhibitors"].text
     assert "hangs.service" in told["host.stop"].text
     assert "stubborn.service" in told["host.kill_mode"].text
 

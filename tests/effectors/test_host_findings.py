@@ -24,21 +24,32 @@ KillMode=process
 Id=slurmd.service
 """
 
-HELPER = "LoadState=loaded\nEnvironment=LC_ALL=C \"POWERGUARD_OFF_KILL=slurmd.service containerd.service\"\n"
+HELPER = 'LoadState=loaded\nEnvironment=LC_ALL=C "POWERGUARD_OFF_KILL=slurmd.service containerd.service"\n'
 
 
 class Programs:
     """Answers as busctl and systemctl would, or not at all."""
 
     def __init__(
-        self, delay: str | None = "t 5000000\n", units: str | None = UNITS, helper: str | None = HELPER
+        self,
+        delay: str | None = "t 5000000\n",
+        units: str | None = UNITS,
+        helper: str | None = HELPER,
+        locks: str | None = None,
+        apt: str | None = None,
     ) -> None:
-        self._said = {"busctl": delay, "systemctl": units, "powerguard-off.service": helper}
+        self._said = {
+            "busctl": delay,
+            "systemctl": units,
+            "powerguard-off.service": helper,
+            "ListInhibitors": locks,
+            "apt-config": apt,
+        }
 
     async def __call__(
         self, argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
     ) -> Ended:
-        said = self._said["powerguard-off.service" if "powerguard-off.service" in argv else argv[0]]
+        said = self._said[next((word for word in reversed(argv) if word in self._said), argv[0])]
         assert limit_s <= 2.0
         if said is None:
             raise FileNotFoundError(2, "No such file or directory", argv[0])
@@ -56,7 +67,96 @@ async def test_units_that_stop_too_slowly_are_named() -> None:
     assert told["host.stop"].verdict == "WARN"
     assert "postgresql.service, slurmd.service" in told["host.stop"].text
     assert "ssh.service" not in told["host.stop"].text
+    assert told["host.kill_mode"].verdict == "PASS", "it is named in POWERGUARD_OFF_KILL"
     assert "slurmd.service" in told["host.kill_mode"].text
+
+
+@pytest.mark.parametrize(
+    ("kind", "helper", "verdict"),
+    [
+        ("systemd", HELPER, "PASS"),
+        ("systemd", HELPER.replace("slurmd", "site-agent"), "WARN"),
+        ("systemd", HELPER.replace('"', "", 1), "WARN"),
+        ("systemd", None, "WARN"),
+        ("command", HELPER, "WARN"),
+    ],
+)
+async def test_what_a_unit_leaves_behind_must_be_somebodys_to_kill(kind: str, helper: str | None, verdict: str) -> None:
+    """Named for powerguard-off, it ends at the deadline; else systemd waits for it at the very end."""
+    command = ["/bin/true"] if kind == "command" else []
+    options = HostOptions.model_validate({"kind": kind, "command": command})
+    told = (await found(options, Programs(helper=helper)))["host.kill_mode"]
+    assert told.verdict == verdict
+    assert "slurmd.service" in told.text
+    assert ("POWERGUARD_OFF_KILL" in told.fix) == (verdict == "WARN")
+
+
+# As busctl 252 prints them: what, who, why, mode, uid, pid.
+LOCKS = (
+    '{"type":"a(ssssuu)","data":[[["shutdown:sleep","kubelet","Kubelet needs time","delay",0,900],'
+    '["shutdown","Unattended Upgrades Shutdown","Stop ongoing upgrades","delay",0,700],'
+    '["sleep","upsd","no","delay",0,1],["handle-lid-switch:shutdown","dpkg","busy","block",0,2]]]}\n'
+)
+
+
+async def test_who_holds_shutdowns_up_is_named() -> None:
+    """A lock that delays, for a shutdown, by name; not one that is for sleep or that blocks."""
+    told = await found(HostOptions(), Programs(locks=LOCKS))
+    assert "held now by Unattended Upgrades Shutdown, kubelet)" in told["host.inhibitors"].text
+    assert told["host.kubelet"].verdict == "WARN"
+    assert "host.kubelet" not in await found(HostOptions(kind="command", command=["/bin/true"]), Programs(locks=LOCKS))
+
+
+@pytest.mark.parametrize(
+    "locks",
+    [
+        None,
+        "",
+        "hangs",
+        "[]",
+        "{}",
+        '{"data":[]}',
+        '{"data":[[["shutdown"]]]}',
+        '{"data":[[1]]}',
+        '{"data":' + "[" * 9000,
+    ],
+)
+async def test_locks_that_cannot_be_read_are_none(locks: str | None) -> None:
+    told = await found(HostOptions(), Programs(locks=locks))
+    assert "held now" not in told["host.inhibitors"].text
+    assert "host.kubelet" not in told
+
+
+UPGRADES = "TimeoutStopUSec=30min\nKillMode=process\nId=unattended-upgrades.service\n"
+
+
+@pytest.mark.parametrize(
+    ("units", "apt", "verdict", "fix"),
+    [
+        (UPGRADES, 'APT::Architecture "amd64";\n', "PASS", ""),
+        (UPGRADES, None, "PASS", ""),
+        (UPGRADES, 'Unattended-Upgrade::InstallOnShutdown "true";\n', "WARN", "InstallOnShutdown"),
+        (UPGRADES, 'Unattended-Upgrade::MinimalSteps "false";\n', "WARN", "MinimalSteps"),
+        (UNITS, 'Unattended-Upgrade::MinimalSteps "false";\n', None, ""),
+    ],
+)
+async def test_updates_that_a_deadline_would_cut(units: str, apt: str | None, verdict: str | None, fix: str) -> None:
+    """Where it runs; dpkg that is killed in the middle of its work leaves a host that may not boot."""
+    told = (await found(HostOptions(), Programs(units=units, apt=apt))).get("host.upgrades")
+    assert (None if told is None else told.verdict) == verdict
+    assert told is None or fix in told.fix
+
+
+async def test_the_last_step_must_be_there(tmp_path: Path) -> None:
+    """Without it the word `reboot` is heard, and the host stays off all the same."""
+    path = tmp_path / "powerguard"
+    for mode, verdict in ((None, "WARN"), (0o644, "WARN"), (0o755, "PASS")):
+        if mode is not None:
+            path.write_text("", encoding="ascii")
+            path.chmod(mode)
+        told = await findings(HostOptions(), armed=True, spawn=Programs(), last_step=str(path))
+        (last,) = [finding for finding in told if finding.name == "host.last_step"]
+        assert last.verdict == verdict
 
 
 async def test_units_that_stop_in_time_pass() -> None:
