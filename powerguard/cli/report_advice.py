@@ -128,6 +128,10 @@ def _names(trainers: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(names[:_NAMED]) + more
 
 
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
 def _dirty(case: _Case) -> Iterator[Advice]:
     if case.report["outcome"] == "dirty":
         yield _say(
@@ -175,7 +179,7 @@ def _never_answered(case: _Case) -> Iterator[Advice]:
         yield _say(
             "checkpoint_missing",
             "error",
-            f"No checkpoint came of {_names(mute)}, asked {first['tries']} times{why}. Is it running, and does it "
+            f"No checkpoint came of {_names(mute)}, asked {_times(first['tries'])}{why}. Is it running, and does it "
             "answer `powerguard checkpoint`? A `fallback` (a signal or a program) is tried where HTTP brings none.",
             "trainers[].fallback",
         )
@@ -237,7 +241,7 @@ def _sources(case: _Case) -> Iterator[Advice]:
         yield _say(
             "source_lost",
             "warning",
-            f"The UPS did not answer in the outage ({len(lost)} times{how_long}): from then on the budget was "
+            f"The UPS did not answer in the outage ({_times(len(lost))}{how_long}): from then on the budget was "
             f"reckoned, not read. {second}, and put the switch between on the UPS too.",
             "ups.NAME.sources",
         )

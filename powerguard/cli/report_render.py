@@ -37,7 +37,7 @@ _MARKED: Final = {
     "gate_opened": "training may start",
     "host_returned": "host is back",
     "outage_ended": "outage over",
-    "policy_verified": "BMC policy",
+    "policy_verified": "BMC read back",
     "power_off_accepted": "power-off under way",
     "power_off_ordered": "power-off ordered",
     "battery_low": "battery low",

@@ -29,6 +29,7 @@ from tests.daemon.looped import Card, World, until
 SETTINGS = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
 MANY = 40
 NAME = 'job <b onclick="x()">{}</b> [a](http://evil.example) | `c`'
+FEED = "rack <b>&"
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -36,17 +37,17 @@ class Second(Card):
     """Another card's view of the same power: the other feed."""
 
     def reading(self) -> Reading:
-        return replace(super().reading(), ups="rack-b")
+        return replace(super().reading(), ups=FEED)
 
 
 async def _feeds_and_many(world: World) -> None:
     """Two feeds, forty trainers whose names would be markup, and each slower than planned."""
     trainers = tuple(TrainerPolicy(name=NAME.format(n), checkpoint_s=12.0, disk=f"d{n}") for n in range(MANY))
     alone = replace(world.policy, trainers=trainers)
-    feeds = (FeedPolicy(policy=alone), FeedPolicy(policy=replace(alone, ups="rack-b")))
+    feeds = (FeedPolicy(policy=alone), FeedPolicy(policy=replace(alone, ups=FEED)))
     world.policy = replace(alone, feeds=feeds)
     parts = world.parts()
-    both = [*parts.sources, ("rack-b", "card-b", Second(world.ups, world.clock, "card-b"))]
+    both = [*parts.sources, (FEED, "card-b", Second(world.ups, world.clock, "card-b"))]
     async with world.running(replace(parts, sources=both), kill=True) as daemon:
         await until(lambda: daemon.clock() > 1060.0)
         world.ups.utility = False
@@ -271,7 +272,7 @@ def test_a_second_power_off_in_the_same_outage(journals: dict[str, Path], report
 def test_feeds_and_trainers_by_the_dozen(journals: dict[str, Path], report: Report, run: Run) -> None:
     """Each feed has its lane; the text names a dozen trainers, the page all; the advice names five."""
     told = report(journals["many"])
-    assert [feed["ups"] for feed in told["feeds"]] == ["rack-a", "rack-b"]
+    assert [feed["ups"] for feed in told["feeds"]] == ["rack-a", FEED]
     assert {s["source"] for feed in told["feeds"] for s in feed["stretches"]} == {"utility", "battery"}
     assert len(told["trainers"]) == MANY
     slow = next(each for each in told["advice"] if each["rule"] == "checkpoint_slow")
