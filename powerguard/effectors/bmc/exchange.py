@@ -4,7 +4,7 @@ It runs in the worker's process. Time comes in through `Pace`, the session throu
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from powerguard.effectors.bmc.ipmi import (
     GET_CHASSIS_STATUS,
@@ -36,8 +36,7 @@ class BmcFailure(Exception):  # noqa: N818 - it is the failure's kind that calle
         self.failure = failure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class Pace(NamedTuple):
     """Time as the exchange sees it. by_s: no pause may end later than this moment of `clock`."""
 
     clock: Callable[[], float]
@@ -52,8 +51,7 @@ class Pace:
         return True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ensured:
+class Ensured(NamedTuple):
     """before, after: data of Get Chassis Status; changed: a set was sent and accepted."""
 
     before: bytes
@@ -61,8 +59,7 @@ class Ensured:
     changed: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probed:
+class Probed(NamedTuple):
     """support, cause: data of the answers, None where the BMC refused the (optional) question."""
 
     status: bytes
@@ -80,8 +77,7 @@ def refusal(command: Command, code: int) -> BmcFailure | None:
     return BmcFailure(failure, text)
 
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
+class Exchange(NamedTuple):
     """One session's worth of questions and orders."""
 
     send: Send

@@ -10,7 +10,6 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Final
 
 from powerguard.clock import boottime_s
@@ -45,9 +44,9 @@ def _ask(exchange: Exchange, word: str) -> dict[str, Any]:
     if word == "status":
         told: dict[str, Any] = {"status": exchange.status()}
     elif word == "ensure":
-        told = asdict(exchange.ensure(PowerRestorePolicy.ALWAYS_ON))
+        told = exchange.ensure(PowerRestorePolicy.ALWAYS_ON)._asdict()
     else:
-        told = asdict(exchange.probe(ask_support=word == "probe"))
+        told = exchange.probe(ask_support=word == "probe")._asdict()
     return {key: value.hex() if isinstance(value, bytes) else value for key, value in told.items()}
 
 

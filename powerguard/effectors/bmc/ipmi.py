@@ -4,10 +4,11 @@ IPMI = Intelligent Platform Management Interface Specification, second generatio
 (network function, command, data); an answer is a completion code and data. All of ours belong to network function
 Chassis (00h) and ask for at most Operator privilege (appendix G), so no account of ours is ever an administrator.
 Answers are read leniently: boards and simulators cut bytes off and append some.
+Named tuples and no dataclasses: those take 15 ms to import, a quarter of what a word to the root helper takes.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class PowerRestorePolicy(StrEnum):
@@ -74,8 +75,7 @@ class ReplyError(ValueError):
     """An answer too short to hold what was asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     """One request. name: as the specification calls it."""
 
     name: str
@@ -98,8 +98,7 @@ def set_policy(policy: PowerRestorePolicy) -> Command:
     return Command("Set Power Restore Policy", 0x00, 0x06, bytes([_BITS_OF_POLICY[policy]]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChassisStatus:
+class ChassisStatus(NamedTuple):
     """Get Chassis Status, IPMI 2.0 section 28.2, or what Redfish tells of it. None: not told.
 
     ac_failed: the last power-down was a loss of AC; None also when the answer ends before it.

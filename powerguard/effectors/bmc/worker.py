@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from powerguard.clock import boottime_s
@@ -145,11 +145,11 @@ class Worker:
 
         exchange = Exchange(send, Pace(clock=boottime_s, sleep=time.sleep, by_s=request.by_s))
         if request.operation == "ensure":
-            answer = asdict(exchange.ensure(PowerRestorePolicy.ALWAYS_ON))
+            answer = exchange.ensure(PowerRestorePolicy.ALWAYS_ON)._asdict()
         elif request.operation == "status":
             answer = {"status": exchange.status()}
         elif request.operation in ("probe", "look"):
-            answer = asdict(exchange.probe(ask_support=request.operation == "probe"))
+            answer = exchange.probe(ask_support=request.operation == "probe")._asdict()
         else:
             self.fail(Failure.PROTOCOL, f"no operation is called {request.operation!r}")
         told = {key: value.hex() if isinstance(value, bytes) else value for key, value in answer.items()}
