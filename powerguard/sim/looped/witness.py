@@ -329,7 +329,10 @@ class Witness:
         left = [
             type(action).__name__
             for action in in_flight
-            if action.id in self._ids and not (mute and isinstance(action, ResumeTrainer))
+            if action.id in self._ids
+            and not (mute and isinstance(action, ResumeTrainer))
+            # Ordered as the curtain fell: a UPS that is silent has checkpoints made for an hour.
+            and self._world.now_s - self._asked_s.get(action.id, -math.inf) > 1.0
         ]
         if left:
             self.broke("left_running", f"without an outcome: {', '.join(left)}")
