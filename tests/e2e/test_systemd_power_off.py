@@ -245,6 +245,22 @@ def test_a_stop_that_hangs_is_forced_into_the_reboot() -> None:
         assert container.rebooted
 
 
+@pytest.mark.parametrize("verb", ["off", "reboot"])
+def test_a_last_step_of_somebody_else_that_hangs_is_ended_at_the_deadline(verb: str) -> None:
+    """systemd-shutdown waits 90 s for its hooks; ours is run beside the others, and the deadline holds here too."""
+    files = {**FILES, "/root/theirs": "#!/bin/sh\ntrap '' TERM\nsleep 300\n"}
+    with host(files=files) as container:
+        # A copy: what is bound into the container is unmounted by then.
+        container.check("cp", "/root/theirs", "/usr/lib/systemd/system-shutdown/theirs")
+        assert say(container, word(container, in_s=6)) == 0
+        assert say(container, word(container, in_s=6, verb=verb)) == 0
+        took_s = container.off_within(60)
+        assert container.rebooted == (verb == "reboot")
+    print(f"a hook that hangs, deadline 6 s, {verb}: {took_s:.1f} s")
+    assert took_s < 6 + HARD_S + SLACK_S
+    assert verb == "reboot" or took_s > 4, "it did hang"
+
+
 def test_wrong_words_and_wrong_users_are_refused() -> None:
     """A stale boot id, garbage, and every other user: the host stays on, and listens for the right word."""
     with host() as container:
