@@ -46,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         with read_only(journal_of(args)) as db:
-            told = explained(*read(db, args.outage))
+            found = read(db, args.outage)
+            told = explained(found.record, found.lines, found.rows)
     except UnknownOutageError as error:
         return fail(args, "explain", str(error), EX_USAGE)
     except JournalError as error:

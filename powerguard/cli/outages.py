@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from powerguard.cli.last_known import JOURNAL
 from powerguard.cli.render import moment
 from powerguard.core.recovery import LONGEST_GAP_S
-from powerguard.daemon.journal import Line, OutageRecord, Recorded, history, outage, recording
+from powerguard.daemon.journal import Line, OutageRecord, Recorded, following, history, outage, recording
 
 EX_NOINPUT: Final = 66
 """sysexits.h: the journal cannot be read."""
@@ -18,6 +18,7 @@ SHOWN: Final = 5
 _ALL: Final = 1_000_000
 
 
+_AFTER: Final = 500
 _DOUBT_S: Final = 2.0
 """Within one boot, wall clock and boot clock may part by this much before the wall clock counts as set."""
 
@@ -27,11 +28,16 @@ class UnknownOutageError(Exception):
 
 
 class Outage(NamedTuple):
-    """One outage as the journal has it. rows: what was heard; empty in a journal that did not keep every reading."""
+    """One outage as the journal has it.
+
+    rows: what was heard; empty in a journal that did not keep every reading.
+    after: what followed in the boot in which it ended, at most 500 lines: whether training came back is seen there.
+    """
 
     record: OutageRecord
     lines: tuple[Line, ...]
     rows: tuple[Recorded, ...]
+    after: tuple[Line, ...] = ()
 
 
 class Elapsed:
@@ -149,7 +155,11 @@ def read(db: sqlite3.Connection, name: str) -> Outage:
     """Return the outage of that name, whole, as far as the journal has it. Raises UnknownOutageError."""
     record = find(db, name)
     found = outage(db, record.id)
-    return Outage(record, () if found is None else found[1], recording(db, record.id))
+    lines = () if found is None else found[1]
+    after: tuple[Line, ...] = ()
+    if lines and record.ended_wall is not None:
+        after = following(db, lines[-1], _AFTER)
+    return Outage(record, lines, recording(db, record.id), after)
 
 
 def _shown(record: OutageRecord) -> str:

@@ -86,7 +86,7 @@ def reported(outage: Any) -> dict[str, Any]:  # noqa: ANN401 - `outages.Outage`,
     from powerguard.cli import report_facts as facts
     from powerguard.cli.explain import explained
 
-    story = explained(*outage)
+    story = explained(outage.record, outage.lines, outage.rows)
     told = facts.gather(outage)
     record = outage.record
     budget, trainers = facts.budget(told), facts.trainers(told)

@@ -62,7 +62,7 @@ class Told(NamedTuple):
 
 def gather(outage: Outage) -> Told:
     """Read an outage once, for all that is told of it."""
-    elapsed = Elapsed(*outage)
+    elapsed = Elapsed(outage.record, outage.lines, outage.rows)
     steps = tuple(Step(elapsed.of(line), line, _numbers(line)) for line in outage.lines)
     heard = [
         (at_s, event)
@@ -72,7 +72,8 @@ def gather(outage: Outage) -> Told:
     ]
     readings = [(at_s, event) for at_s, event in heard if isinstance(event, Reading)]
     if not readings:  # A journal of before readings were kept, or one that was salvaged: one in five seconds.
-        readings = [(step.after_s, reading) for step in steps if (reading := _reading(step.line)) is not None]
+        read = ((step.after_s, _read(step.line, Reading)) for step in steps)
+        readings = [(at_s, reading) for at_s, reading in read if isinstance(reading, Reading)]
     known = [0.0, *(step.after_s for step in steps), *(at_s for at_s, _ in readings)]
     last_s = max(known) if elapsed.ended_s is None else elapsed.ended_s
     return Told(
@@ -86,11 +87,12 @@ def gather(outage: Outage) -> Told:
     )
 
 
-def _reading(line: Line) -> Reading | None:
-    if line.kind != "event" or line.event != "Reading":
+def _read(line: Line, kind: type[Reading | TrainerSeen]) -> Reading | TrainerSeen | None:
+    """Return what was answered with a line, if it is of that kind and can be read."""
+    if line.kind != "event" or line.event != kind.__name__:
         return None
     try:
-        return from_plain(line.payload, Reading)
+        return from_plain(line.payload, kind)
     except PlainError:
         return None
 
@@ -240,10 +242,7 @@ def recovery(told: Told) -> dict[str, Any]:
     started = next((s for s in later if s.line.event == "Done" and s.line.action in answers), None)
     seen_s = None
     if started is not None:
-        seen_s = next(
-            (at_s for at_s, e in told.heard if isinstance(e, TrainerSeen) and _trains(e) and at_s >= started.after_s),
-            None,
-        )
+        seen_s = min((at_s for at_s in _answers(told) if at_s >= started.after_s), default=None)
     started_s = None if started is None else started.after_s
     ended_s = seen_s if seen_s is not None else started_s
     away_s = number(back.numbers.get("away_s"))
@@ -256,6 +255,19 @@ def recovery(told: Told) -> dict[str, Any]:
         "resumed_s": between(started_s, seen_s),
         "ours_s": between(back.after_s, ended_s),
     }
+
+
+def _answers(told: Told) -> list[float]:
+    """Return when a trainer was seen to train: it told a step, or one that nobody knew was there.
+
+    The outage is over when training was started; what comes of it stands in the lines after it.
+    """
+    found = [at_s for at_s, event in told.heard if isinstance(event, TrainerSeen) and _trains(event)]
+    for line in (*told.outage.lines, *told.outage.after):
+        seen = _read(line, TrainerSeen)
+        if line.event == "trainer_appeared" or (isinstance(seen, TrainerSeen) and _trains(seen)):
+            found.append(told.elapsed.of(line))
+    return found
 
 
 def _trains(seen: TrainerSeen) -> bool:

@@ -29,7 +29,7 @@ _RECOVERY: Final = (
     ("boot_s", "power-on to OS: kernel start to the daemon (firmware apart)", "the site's"),
     ("gate_s", "OS to training's start: utility, charge, checks", "ours"),
     ("start_s", "the start itself", "ours"),
-    ("resumed_s", "started to resumed: the trainer tells a step", "the trainer's"),
+    ("resumed_s", "started to resumed: a trainer answers", "the trainer's"),
 )
 _MARKED: Final = {
     "checkpoint_durable": "checkpoint durable",

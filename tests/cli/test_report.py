@@ -97,6 +97,8 @@ async def _crashed(world: World) -> None:
     async with world.running() as daemon:
         daemon.submit(Measured(at_s=daemon.clock(), need="stop", seconds=33.0))
         await until(in_phase("Online", daemon), 20_000)
+        await rest(12.0)
+        daemon.submit(TrainerSeen(at_s=daemon.clock(), trainer="by-itself", alive=True, step=461, durable_step=460))
         await rest(20.0)
 
 
@@ -254,6 +256,8 @@ def test_a_host_that_crashed(journals: dict[str, Path], report: Report) -> None:
     assert [p["name"] for p in told["phases"]] == ["on_battery", "off", "boot", "recovery"]
     assert told["phases"][2]["s"] == 20.0
     assert told["recovery"]["stop_s"] == 33.0
+    assert told["recovery"]["resumed_s"] == pytest.approx(12.0, abs=0.5), "after the outage was over"
+    assert told["recovery"]["ours_s"] == pytest.approx(72.0, abs=1.0)
     assert "dirty" in rules(told)
 
 

@@ -1,7 +1,7 @@
 """The outage's black box: what was decided, durable before it is done (docs/reference/journal.md)."""
 
 from powerguard.daemon.journal.journal import Health, Journal, Limits
-from powerguard.daemon.journal.queries import counters, history, outage, read_all, recent, recording
+from powerguard.daemon.journal.queries import counters, following, history, outage, read_all, recent, recording
 from powerguard.daemon.journal.recording import Heard, Recorded, Start
 from powerguard.daemon.journal.records import Entry, Line, Loaded, OutageRecord
 from powerguard.daemon.journal.sqlite import JournalError, read_only
@@ -25,6 +25,7 @@ __all__ = [
     "Start",
     "WorkerThread",
     "counters",
+    "following",
     "history",
     "outage",
     "read_all",

@@ -121,6 +121,12 @@ def recent(db: sqlite3.Connection, limit: int) -> tuple[Line, ...]:
     return tuple(_line(row) for row in reversed(rows))
 
 
+def following(db: sqlite3.Connection, last: Line, limit: int) -> tuple[Line, ...]:
+    """Return what followed a line in its boot outside of any outage, the oldest first."""
+    query = f"SELECT {_COLUMNS} FROM entries WHERE seq > ? AND boot_id = ? AND outage IS NULL ORDER BY seq LIMIT ?"  # noqa: S608
+    return tuple(_line(line) for line in db.execute(query, (last.seq, last.boot_id, limit)))
+
+
 def recording(db: sqlite3.Connection, name: str) -> tuple[Recorded, ...]:
     """Return what was heard in one outage, one for each life of the daemon in it; empty where it was not kept yet."""
     if pragma(db, "user_version") < _RECORDING_SINCE:
