@@ -1,5 +1,6 @@
 """What it costs to be asked: the look at every step, and the time in which ranks agree on a step, over each store."""
 
+import atexit
 import contextlib
 import importlib.util
 import multiprocessing
@@ -184,6 +185,7 @@ def _simulated(size: int) -> float:
     for agreement in agreements:
         agreement._closing.set()  # noqa: SLF001 - a thousand goodbyes are not what is measured
         agreement._replica.end("over")  # noqa: SLF001 - as above
+        atexit.unregister(agreement._at_exit)  # noqa: SLF001 - nor at the end, one after the other
     threading.stack_size(stack)
     sys.setswitchinterval(interval_s)
     return took
