@@ -37,6 +37,10 @@ async def failure_of(bmc: BmcEffector) -> BmcError:
     return caught.value
 
 
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
 async def test_several_systems_are_named_and_none_is_guessed(tmp_path: Path, certificate: Certificate) -> None:
     """sushy-emulator: with two, the settings must say which; the right one lacks the property, so it is unsupported."""
     async with SushyEmulator(tmp_path, certificate, systems=2) as bmc:
@@ -129,6 +133,12 @@ async def test_what_the_bios_stages_is_read_and_never_written(tmp_path: Path, ce
             0,
         ),
         (Faults(body=b'{"Members": []}'), Failure.UNSUPPORTED, "lists no system", 0),
+        (
+            Faults(body=b'{"Members@odata.count": 2, "Members": [{"@odata.id": "/redfish/v1/Systems/1"}]}'),
+            Failure.SETTINGS,
+            "has several systems, and none is guessed: set bmc.system to one of 1;",
+            0,
+        ),
     ],
 )
 async def test_a_fault_is_told_with_where_and_what_would_be_right(
@@ -155,6 +165,21 @@ async def test_what_passes_is_waited_for(tmp_path: Path, certificate: Certificat
     async with OwnRedfish(certificate, faults=faults) as bmc:
         told = dict(await BmcEffector(redfish_options(tmp_path, bmc.port, certificate)).carry_out(ENSURE))
         assert (told["verified"], told["before"], bmc.count("PATCH")) == (True, "last-state", 2)
+
+
+async def test_a_failure_spoils_nothing_that_follows(tmp_path: Path, certificate: Certificate) -> None:
+    """After one that hung, a hundred in the same process are as good as the first, and no connection is left open."""
+    async with OwnRedfish(certificate, faults=Faults(hang="headers")) as bmc:
+        given = redfish_options(tmp_path, bmc.port, certificate)
+        assert (await failure_of(BmcEffector(given, limit_s=0.4))).failure is Failure.TIMEOUT
+        bmc.faults = Faults()
+        mine = BmcEffector(given)
+        assert (await mine.status(5.0)).power_on
+        before = open_files()
+        for _ in range(100):
+            assert (await mine.status(5.0)).power_on
+        await asyncio.sleep(0.05)  # the server hears that the last one has gone
+        assert open_files() <= before + 1
 
 
 async def test_a_refused_login_rests_and_a_new_password_does_not(tmp_path: Path, certificate: Certificate) -> None:

@@ -152,6 +152,7 @@ class OwnRedfish:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.heard.append(f"{request.method} {request.path}")
         faults, method = self.faults, request.method
+        assert request.headers["Accept-Encoding"] == "identity"
         if faults.hang and request.path == faults.hang_at:
             return await self._hang(request)
         queued = faults.answers.get(method, [])

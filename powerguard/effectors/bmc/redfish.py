@@ -195,13 +195,16 @@ class RedfishEngine:
         told = [each for each in members if isinstance(each, Mapping)] if isinstance(members, list) else []
         paths = [link(each) for each in told[:MAX_SYSTEMS]]
         names = {path.rstrip("/").rpartition("/")[2]: path for path in paths}
-        known = ", ".join(names) or "none"
+        known = ", ".join([*names][:8]) or "none"
+        # One of a list that goes on elsewhere (DSP0266 7.5.2) is not the only one.
+        count = systems.body.get("Members@odata.count")
+        is_all = not isinstance(count, int) or count <= len(paths)
         wanted = self._options.system
         if wanted is not None:
             if wanted not in names:
                 raise BmcFailure(Failure.SETTINGS, f"bmc.system is {wanted}, and there is: {known}")
             return names[wanted]
-        if len(paths) == 1:
+        if len(paths) == 1 and is_all:
             return paths[0]
         if not paths:
             raise BmcFailure(Failure.UNSUPPORTED, f"{systems.path} lists no system")
