@@ -25,8 +25,7 @@ from powerguard.core.events import Event, Reading, TrainerSeen
 from powerguard.core.machine import step
 from powerguard.core.model import Policy, State
 from powerguard.daemon.readiness import full_battery, of_battery
-from powerguard.effectors.bmc.effector import BmcEffector, BmcError
-from powerguard.effectors.bmc.ipmi import PowerRestorePolicy
+from powerguard.effectors.bmc.findings import findings as bmc_findings
 from powerguard.effectors.gpu.findings import findings as gpu_findings
 from powerguard.effectors.host_findings import Finding, findings
 from powerguard.effectors.signals.effector import SignalHelper
@@ -279,20 +278,7 @@ async def _bmc(ward: Ward) -> list[Finding]:
         return []  # told among the settings
     if _is_elsewhere(options.password):
         return [Finding("bmc", "WARN", "not asked: its password is a credential of the daemon's unit", _AS_DAEMON)]
-    try:
-        told = await BmcEffector(options, limit_s=BMC_LIMIT_S).probe(BMC_LIMIT_S)
-    except BmcError as error:
-        return [Finding("bmc", "FAIL", str(error), "")]
-    policy = told.status.policy
-    if policy is PowerRestorePolicy.ALWAYS_ON:
-        return [Finding("bmc", "PASS", "power restore policy is always-on: the host comes back with the power")]
-    if told.supported is not None and PowerRestorePolicy.ALWAYS_ON not in told.supported:
-        return [
-            Finding("bmc", "FAIL", f"policy is {policy}, and it cannot be set to always-on", "set it in the firmware")
-        ]
-    if options.policy == "observe":
-        return [Finding("bmc", "FAIL", f"policy is {policy}: the host stays off", "set bmc.policy: ensure")]
-    return [Finding("bmc", "WARN", f"policy is {policy}; the armed daemon sets always-on", "start the daemon")]
+    return await bmc_findings(options, limit_s=BMC_LIMIT_S)
 
 
 # --- Sums -----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 
 from powerguard.clock import boottime_s
 from powerguard.effectors.bmc.effector import BmcEffector, BmcError
-from powerguard.effectors.bmc.ipmi import Failure
+from powerguard.effectors.bmc.ipmi import Failure, RestartCause
 from powerguard.effectors.bmc.options import BmcOptions
 from powerguard.sim.bmc import SimBmc
 from tests.peers.ipmi import ENSURE, keep_secret
@@ -118,6 +118,8 @@ async def test_a_bmc_that_is_dead_in_every_way_ends_in_time_and_the_loop_stays_a
     assert caught.value.failure is Failure.UNREACHABLE
     for kind in ("in-band: ", "redfish: ", "ipmi-lan: "):
         assert kind in str(caught.value)
+    with pytest.raises(BmcError, match="not asked, as no time was left"):
+        await BmcEffector(given).carry_out(replace(ENSURE, by_s=boottime_s()))
     assert worst_s < 0.25
 
 
@@ -159,3 +161,24 @@ async def test_observe_takes_the_first_that_can_read(tmp_path: Path, certificate
         with pytest.raises(BmcError, match="is last-state, so this host stays off"):
             await BmcEffector(given).carry_out(ENSURE)
         assert (lan.heard, bmc.count("PATCH")) == (["status"], 0)
+
+
+async def test_what_powered_the_host_on_is_asked_of_who_tells_it(tmp_path: Path, certificate: Certificate) -> None:
+    """Redfish does not; IPMI does, and only reads."""
+    async with OwnRedfish(certificate) as bmc, SimBmc(USER, PASSWORD, state_file=tmp_path / "kept") as lan:
+        bmc.password = PASSWORD
+        given = redfish_options(
+            tmp_path,
+            bmc.port,
+            certificate,
+            kind="auto",
+            socket=str(tmp_path / "none.sock"),
+            port=lan.port,
+            password=PASSWORD,
+        )
+        mine = BmcEffector(given)
+        seen = await mine.why_on(5.0)
+        assert (seen.restart_cause, seen.status.ac_failed) == (RestartCause.UNKNOWN, False)
+        assert (lan.heard, bmc.count("PATCH")) == (["status", "cause"], 0)
+        with pytest.raises(BmcError, match="does not tell what powered this host on"):
+            await BmcEffector(given.model_copy(update={"kind": "redfish"})).why_on(5.0)

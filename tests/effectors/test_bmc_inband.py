@@ -50,6 +50,7 @@ async def test_the_policy_is_set_once_and_verified(device: IpmiDevice) -> None:
         seen = await BmcEffector(BmcOptions(kind="in-band", socket=str(socket))).probe(5.0)
         assert seen.supported == frozenset(PowerRestorePolicy) - {PowerRestorePolicy.UNKNOWN}
         assert seen.restart_cause is RestartCause.POLICY_ALWAYS_ON
+        assert (await BmcEffector(BmcOptions(kind="in-band", socket=str(socket))).why_on(5.0)).status.ac_failed
         device.misbehave(lie=True)
         (device.folder / "policy").write_text("0\n")
         with pytest.raises(BmcError, match="acknowledged always-on but still reads always-off") as caught:
@@ -125,6 +126,15 @@ def test_nothing_else_can_be_said(device: IpmiDevice, line: dict[str, object], t
     assert answer["ok"] is False
     assert told in answer["error"]
     assert device.heard == []
+
+
+def test_the_command_line_takes_words_and_no_nonsense(capsys: pytest.CaptureFixture[str]) -> None:
+    """A person may say the same words, and is told when it is none."""
+    assert helper.run(["--help"]) == 0
+    assert "powerguard-ipmi" in capsys.readouterr().out
+    for nonsense in (["off"], ["status", "--within-s", "nan"], ["status", "--within-s", "6"], []):
+        assert helper.run(nonsense) == 64
+    assert "at most 5" in capsys.readouterr().err
 
 
 def test_no_command_passes_that_is_not_listed(tmp_path: Path) -> None:

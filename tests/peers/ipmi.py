@@ -137,19 +137,21 @@ def build_plugin(folder: Path) -> Path:
 class IpmiSim:
     """`async with IpmiSim(plugin=True) as bmc`: bmc.host, bmc.port, bmc.user, bmc.password; restart() = AC cycle of it.
 
-    plugin: with the power restore policy; without it every Set Power Restore Policy is refused with 0xC1.
+    plugin: with the power restore policy; without it every Set Power Restore Policy is refused with 0xC1. level: of the
+    account, as ipmi_lan(5) calls it.
     """
 
     host: Final = "127.0.0.1"
     user: Final = "powerguard"
 
-    def __init__(self, *, plugin: bool, policy: str = "always-off") -> None:
+    def __init__(self, *, plugin: bool, policy: str = "always-off", level: str = "operator") -> None:
         self.program = require("ipmi_sim")
         # No spaces: ipmi_sim splits the command lines of its configuration at them.
         self.folder = Path(tempfile.mkdtemp(prefix="pg-ipmi-", dir="/tmp"))
         self.password = secrets.token_hex(8)
         self.port = free_udp_port()
         self._with_plugin = plugin
+        self._level = level
         self._process: asyncio.subprocess.Process | None = None
         (self.folder / "policy").write_text(f"{POLICIES[policy]}\n")
 
@@ -194,9 +196,8 @@ class IpmiSim:
         template = Template((HERE / "lan.conf.template").read_text())
         config = self.folder / "lan.conf"
         config.touch(mode=0o600)
-        config.write_text(
-            template.substitute(port=self.port, user=self.user, password=self.password, chassis=chassis, plugin=loadlib)
-        )
+        known = {"port": self.port, "user": self.user, "password": self.password, "level": self._level}
+        config.write_text(template.substitute(known, chassis=chassis, plugin=loadlib))
         (self.folder / "state").mkdir()
 
     async def __aexit__(

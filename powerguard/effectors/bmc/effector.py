@@ -89,6 +89,13 @@ class BmcEffector:
         ask_support = self._options.policy != "observe"
         return (await self._first(lambda engine, by_s: engine.probe(by_s, ask_support=ask_support), limit_s))[1]
 
+    async def why_on(self, limit_s: float) -> Probe:
+        """Read what powered this host on and whether AC had failed before, for the story of an outage. Raises BmcError.
+
+        Who tells neither (Redfish) is passed over, so it may be another way than the one that verifies the policy.
+        """
+        return (await self._first(_why_on, limit_s))[1]
+
     async def _first(
         self, ask: Callable[[Engine, float], Awaitable[_T]], limit_s: float
     ) -> tuple[Engine, _T, tuple[str, ...]]:
@@ -102,6 +109,9 @@ class BmcEffector:
         failed: list[BmcError] = []
         for number, engine in enumerate(self._engines):
             now_s = boottime_s()
+            if now_s >= by_s:
+                failed.append(BmcError(f"{engine.where}: not asked, as no time was left", Failure.TIMEOUT))
+                continue
             try:
                 told = await ask(engine, now_s + (by_s - now_s) / (len(self._engines) - number))
             except BmcError as error:
@@ -141,6 +151,15 @@ async def _able(engine: Engine, by_s: float) -> Ensured:
         )
         raise BmcError(msg, Failure.UNSUPPORTED)
     return Ensured(before=seen.status, after=seen.status, changed=False)
+
+
+async def _why_on(engine: Engine, by_s: float) -> Probe:
+    """Raises BmcError where the BMC tells neither the cause of the restart nor of its last power-off."""
+    seen = await engine.probe(by_s, ask_support=False)
+    if seen.restart_cause is None and seen.status.ac_failed is None:
+        msg = f"{engine.where}: does not tell what powered this host on"
+        raise BmcError(msg, Failure.UNSUPPORTED)
+    return seen
 
 
 def _engines(options: BmcOptions, spawn: Spawn, clock: Clock) -> tuple[Engine, ...]:

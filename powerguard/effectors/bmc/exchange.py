@@ -17,6 +17,8 @@ from powerguard.effectors.bmc.ipmi import (
     ReplyError,
     completion,
     decode_support,
+    get_user_access,
+    get_user_name,
     set_policy,
 )
 
@@ -26,6 +28,8 @@ Send = Callable[[Command], tuple[int, bytes]]
 READ_BACK_S = (0.0, 0.5, 2.0)
 """Seconds after the set at which it is read back: some firmware stores it late."""
 BUSY_PAUSE_S = 0.3
+MAX_USERS = 16
+"""More are not looked through: each costs two questions."""
 
 
 class BmcFailure(Exception):  # noqa: N818 - it is the failure's kind that callers ask for, as in `Failure`
@@ -133,6 +137,19 @@ class Exchange(NamedTuple):
             support=self._optional(GET_POLICY_SUPPORT) if ask_support else None,
             cause=self._optional(GET_RESTART_CAUSE),
         )
+
+    def account_level(self, user: bytes) -> int | None:
+        """Privilege limit of the account of this name on this channel; None where the BMC does not say. Only reads."""
+        number = most = 1
+        while number <= most:
+            access, name = self._optional(get_user_access(number)), self._optional(get_user_name(number))
+            if access is None or len(access) < 4:
+                return None
+            # A user without a name, mostly the first one, may have none to tell.
+            if name is not None and name.rstrip(b"\0") == user:
+                return access[3] & 0x0F
+            number, most = number + 1, min(access[0] & 0x3F, MAX_USERS)
+        return None
 
     def _optional(self, command: Command) -> bytes | None:
         try:

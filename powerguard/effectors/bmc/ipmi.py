@@ -90,6 +90,23 @@ GET_POLICY_SUPPORT = Command("Set Power Restore Policy", 0x00, 0x06, b"\x03")
 """011b: no change, only tell which policies are supported. IPMI 2.0 section 28.8."""
 
 
+THIS_CHANNEL = 0x0E
+"""The channel that the question comes in on (IPMI 2.0 section 6.3)."""
+
+ADMINISTRATOR = 0x04
+"""Privilege levels: 2 user, 3 operator, 4 administrator, 5 the vendor's own (IPMI 2.0 section 6.8)."""
+
+
+def get_user_access(user_id: int) -> Command:
+    """Get User Access, IPMI 2.0 section 22.27: byte 1 how many users there are, byte 4 the privilege limit."""
+    return Command("Get User Access", 0x06, 0x44, bytes([THIS_CHANNEL, user_id]))
+
+
+def get_user_name(user_id: int) -> Command:
+    """Get User Name, IPMI 2.0 section 22.29: 16 bytes, padded with zeros."""
+    return Command("Get User Name", 0x06, 0x46, bytes([user_id]))
+
+
 def set_policy(policy: PowerRestorePolicy) -> Command:
     """Set Power Restore Policy, IPMI 2.0 section 28.8. Raises ValueError for UNKNOWN."""
     if policy is PowerRestorePolicy.UNKNOWN:

@@ -61,6 +61,11 @@ class LanEngine:
     async def probe(self, by_s: float, *, ask_support: bool) -> Probe:
         return await self._read("probe" if ask_support else "look", by_s, answers.probe)
 
+    async def account_level(self, by_s: float) -> int | None:
+        """Privilege limit of our own account (`ipmi.ADMINISTRATOR`, ...); None where the BMC does not say."""
+        level = (await self._operate("account", by_s)).get("level")
+        return level if isinstance(level, int) else None
+
     @property
     def where(self) -> str:
         """Which BMC, for people."""

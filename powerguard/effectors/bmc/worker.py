@@ -6,7 +6,8 @@ So each operation gets a process that ends itself at its deadline and is killed 
 
 stdin: {"operation", "host", "port", "user", "password", "by_s"}; user and password are base64 of bytes and exist
 nowhere else, by_s is a moment of CLOCK_BOOTTIME. operation: "status"; "ensure"; "probe"; "look" (a probe that sends
-nothing but reads). stdout: one object, {"ok": true, ...} or {"ok": false, "failure", "text"}.
+nothing but reads); "account" (how much ours may do).
+stdout: one object, {"ok": true, ...} or {"ok": false, "failure", "text"}.
 """
 
 import base64
@@ -150,6 +151,8 @@ class Worker:
             answer = {"status": exchange.status()}
         elif request.operation in ("probe", "look"):
             answer = exchange.probe(ask_support=request.operation == "probe")._asdict()
+        elif request.operation == "account":
+            answer = {"level": exchange.account_level(request.user)}
         else:
             self.fail(Failure.PROTOCOL, f"no operation is called {request.operation!r}")
         told = {key: value.hex() if isinstance(value, bytes) else value for key, value in answer.items()}
