@@ -155,6 +155,7 @@ async def test_a_fault_is_told_with_where_and_what_would_be_right(
         assert told in str(error)
         assert str(error).isprintable()
         assert bmc.system["PowerRestorePolicy"] == "LastState"
+        assert "GET /redfish/v1/elsewhere" not in bmc.heard
         if failure in {Failure.AUTH, Failure.PRIVILEGE} and not patches:
             assert bmc.count("GET") == 2, "the root, which is everybody's, and one try"
 

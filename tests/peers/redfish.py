@@ -163,6 +163,8 @@ class OwnRedfish:
             return self._told({"Systems": {"@odata.id": "/redfish/v1/Systems"}})
         if status:
             headers = {} if faults.retry_after is None else {"Retry-After": faults.retry_after}
+            if 300 <= status < 400:
+                headers["Location"] = "/redfish/v1/elsewhere"
             more = [{"MessageId": "Base.1.8.GeneralError", "Message": "it said\x1b[2Jso"}]
             return web.json_response({"error": {"@Message.ExtendedInfo": more}}, status=status, headers=headers)
         login = "Basic " + base64.b64encode(f"{USER}:{self.password}".encode()).decode()

@@ -10,7 +10,6 @@ from powerguard.effectors.bmc.inband import InbandEngine
 from powerguard.effectors.bmc.ipmi import ChassisStatus, Failure, PowerRestorePolicy
 from powerguard.effectors.bmc.lan import WORKER, LanEngine
 from powerguard.effectors.bmc.options import BmcOptions
-from powerguard.effectors.bmc.redfish import RedfishEngine
 from powerguard.effectors.child import Spawn, run_child
 
 __all__ = ["BACK_OFF_S", "WORKER", "BmcEffector", "BmcError", "Failure", "Probe"]
@@ -169,6 +168,8 @@ def _engines(options: BmcOptions, spawn: Spawn, clock: Clock) -> tuple[Engine, .
         made.append(InbandEngine(options.socket))
     if options.kind != "none" and options.host and options.user and options.password:
         if options.kind in {"redfish", "auto"}:
+            from powerguard.effectors.bmc.redfish import RedfishEngine  # noqa: PLC0415 - 1 MB for who needs it alone
+
             made.append(RedfishEngine(options, clock=clock))
         if options.kind in {"ipmi-lan", "auto"}:
             made.append(LanEngine(options.host, options.port, options.user, options.password, spawn=spawn, clock=clock))
