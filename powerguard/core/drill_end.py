@@ -7,7 +7,7 @@ told once more that it may go on: a pause cannot overtake its own end.
 from powerguard.core.cap import LIMIT_S
 from powerguard.core.drill_measures import tell_health
 from powerguard.core.drill_turn import change, figure, find, mark, order, rounded
-from powerguard.core.events import Action, Level, RestorePower, ResumeTrainer
+from powerguard.core.events import Action, EnsurePolicy, Level, RestorePower, ResumeTrainer
 from powerguard.core.frozen import replace
 from powerguard.core.learned import DrillReport
 from powerguard.core.model import Drill, OnBattery, Shutdown, State
@@ -236,6 +236,7 @@ def after_restart(turn: Turn, in_flight: tuple[Action, ...]) -> tuple[Action, ..
     if drill is None:
         return in_flight
     own = {action.id for action in in_flight if getattr(action, "outage", None) == drill.id}
+    own |= {action.id for action in in_flight if isinstance(action, EnsurePolicy) and not action.outage}
     own |= {each.id for each in drill.waiting}
     for trainer in turn.state.trainers:
         if trainer.order in own:

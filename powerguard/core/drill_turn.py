@@ -1,6 +1,6 @@
 """Small moves that every part of a drill shares: its fields, its figures, its orders, and its marks on trainers."""
 
-from powerguard.core.events import Action, Scalar
+from powerguard.core.events import Action, EnsurePolicy, Scalar
 from powerguard.core.frozen import replace
 from powerguard.core.model import Drill, DrillOrder, Trainer
 from powerguard.core.turn import Turn
@@ -45,7 +45,9 @@ def order(turn: Turn, kind: type[Action], what: str, *, limit_s: float, trainer:
     drill = turn.state.drill
     if trainer:
         fields["trainer"] = trainer
-    id_ = turn.order(kind, limit_s=limit_s, outage="" if drill is None else drill.id, **fields)
+    # Where always-on is set for an outage alone, a drill must not set it: nothing would ever put it back.
+    outage = "" if drill is None or kind is EnsurePolicy else drill.id
+    id_ = turn.order(kind, limit_s=limit_s, outage=outage, **fields)
     if drill is not None:
         waits = DrillOrder(id=id_, what=what, by_s=turn.now_s + limit_s, trainer=trainer)
         change(turn, waiting=(*drill.waiting, waits))

@@ -67,7 +67,7 @@ FIXES: Final = {
     "dry_run": "set mode: armed when `powerguard doctor` is content",
     "maintenance": "powerguard maintenance off",
     "policy_unverified": "see bmc in `powerguard status`, and `powerguard doctor`",
-    "no_bmc": "set bmc (kind: ipmi-lan), or always-on in the BIOS: then nobody checks it",
+    "no_bmc": "set bmc (kind: auto), or always-on in the BIOS: then nobody checks it",
     "journal_in_memory": "free the disk that holds the journal, or mount it writable",
     "history_lost": "measure again (`powerguard drill`); this is told until the daemon's next start",
     "settings_rejected": "powerguard config validate",

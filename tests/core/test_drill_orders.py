@@ -141,6 +141,14 @@ def test_a_policy_that_reads_back_otherwise_fails_the_drill_at_its_end() -> None
         assert figures(told)["policy_verified"] is False
 
 
+def test_a_policy_is_rehearsed_in_no_outages_name() -> None:
+    """With bmc.policy: bracket it is set for an outage and put back after it; a drill puts nothing back."""
+    player = Player()
+    played("16 drill scope=policy", answers="auto", player=player)
+    (asked,) = [action for _, action in player.open if isinstance(action, EnsurePolicy)]
+    assert asked.outage == ""
+
+
 def test_in_dry_run_an_unread_policy_is_no_failure() -> None:
     player = Player()
     played("16 drill scope=policy", answers="auto", player=player)
