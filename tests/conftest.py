@@ -8,11 +8,16 @@ from collections import Counter
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
+from hypothesis import HealthCheck, settings
 
 from tests.peers import MISSING, require
 
 # Set before the first import of ours and inherited by every child: whatever can power off refuses while it is set.
 os.environ["POWERGUARD_UNDER_TEST"] = "1"
+
+# A machine that is busy draws slowly; that says nothing of what is tested.
+settings.register_profile("busy", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -340,17 +340,17 @@ def test_training_that_ends_takes_the_others_out_of_their_wait() -> None:
 
 def test_nothing_is_asked_of_a_rank_that_has_not_begun() -> None:
     """A trigger while ranks still load their checkpoint waits for the first of them that can tell a step."""
-    with job(2, restored=None) as it:
-        it.stop.set()
-        it.barrier.abort()
-        for thread in it._threads:
-            thread.join(5)
+    memory = Memory()
+    it = Job([MemoryRanks(memory, rank, 2) for rank in range(2)], restored=None)
+    try:  # nobody trains
         opened = it.agreements[0].open(ask("a", deadline_s=0.5))
         it.agreements[0].step = 700
         ended = it.until_ended(opened.number)
         assert ended.step is None
         assert ended.ended is not None
         assert "no word from rank 1" in ended.ended.error
+    finally:
+        it.end()
 
 
 @pytest.mark.parametrize("generations", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
