@@ -2,22 +2,24 @@
 
 import asyncio
 import faulthandler
+import importlib.util
 import os
 import sys
 from collections import Counter
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
-from hypothesis import HealthCheck, settings
 
 from tests.peers import MISSING, require
 
 # Set before the first import of ours and inherited by every child: whatever can power off refuses while it is set.
 os.environ["POWERGUARD_UNDER_TEST"] = "1"
 
-# A machine that is busy draws slowly; that says nothing of what is tested.
-settings.register_profile("busy", suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy")
+# A machine that is busy draws slowly; that says nothing of what is tested. PyTorch's environment has no hypothesis.
+if importlib.util.find_spec("hypothesis") is not None:
+    hypothesis = importlib.import_module("hypothesis")
+    hypothesis.settings.register_profile("busy", suppress_health_check=[hypothesis.HealthCheck.too_slow])
+    hypothesis.settings.load_profile("busy")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
