@@ -368,7 +368,7 @@ def _journal(case: _Case) -> Iterator[Advice]:
             "clock_set",
             "info",
             "The wall clock was set while the outage ran: a real-time clock that is right (chrony, NTP, its battery) "
-            "lets the time in the dark be case.told.",
+            "lets the time in the dark be told.",
         )
 
 

@@ -28,7 +28,8 @@ class BmcOptions(Options):
     system: which of several systems behind one Redfish service this host is: the last part of its path.
     socket: where the root helper listens; differs from the default in tests and in unusual layouts.
     policy: "ensure" sets the power restore policy to always-on where it is anything else; "bracket" does so only
-        while an outage lasts, and before that makes sure that it could; "observe" only reads it.
+        when an outage begins, and before that makes sure that it could; to put the other one back after it is yours;
+        "observe" only reads it.
     """
 
     kind: Literal["none", "auto", "in-band", "redfish", "ipmi-lan"] = Field(examples=["auto"])
