@@ -2,7 +2,7 @@
 
 import math
 
-from powerguard.core.events import OutputSource
+from powerguard.core.readings import OutputSource
 from powerguard.profiles.draft import Draft
 from powerguard.profiles.vocabulary import State
 
@@ -45,7 +45,9 @@ def _check_input(draft: Draft) -> None:
     draft.input_present = None
     draft.provenance.pop("input_present", None)
     if "input_v" in draft.numbers:
-        draft.drop("input_v", "no volts at an input that feeds the output: not measured")
+        volts = draft.numbers["input_v"]
+        tenths = f" (or {10 * volts:g} V, told whole by an object of tenths)" if volts else ""
+        draft.drop("input_v", f"{volts:g} V at an input that feeds the output: not measured{tenths}")
 
 
 def _check_runtime(draft: Draft) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from powerguard.core.events import OutputSource
+from powerguard.core.readings import OutputSource
 from powerguard.profiles.lines import MOST_LINES, SATURATED, Beside, Line, lacking, line_of, said
 from powerguard.profiles.places import Condition, Number, OidText, Span
 from powerguard.profiles.schema import BatteryStatusSource, NumberSource, OutputSourceSource, Profile

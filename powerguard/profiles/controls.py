@@ -56,10 +56,12 @@ class SetStep(Part):
     """One object to SET. Exactly one of `value`, a constant, and `delay`, which the caller chooses.
 
     oid: a scalar. column: a table column, to which the index of the outlet is added.
-    delay: `off_s` until the output goes off, `on_s` until it comes back (from off, or from utility's return).
+    delay: `off_s` until the output goes off, `on_s` until it comes back (from off, or from utility's return),
+        `off_and_on_s` both: a countdown to the return that begins with the order.
     unit: of the object, for a delay. range, allowed: which delays the device takes, in seconds; others it refuses.
     read_back: what a GET of the same object answers afterwards: `exact` the value; `countdown` it runs down from the
         value; `rounded` the device took the next larger one it knows; `none` the object does not tell.
+    standing: the device ought to have this value on any day; that it has not is told before an outage, and not in one.
     """
 
     object: str
@@ -67,11 +69,12 @@ class SetStep(Part):
     column: OidText | None = None
     type: SetType
     value: int | str | None = None
-    delay: Literal["off_s", "on_s"] | None = None
+    delay: Literal["off_s", "on_s", "off_and_on_s"] | None = None
     unit: Annotated[str, AfterValidator(_is_time)] | None = None
     range: Span | None = None
     allowed: list[int] | None = Field(default=None, min_length=1)
     read_back: Literal["exact", "countdown", "rounded", "none"]
+    standing: bool = False
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -80,6 +83,9 @@ class SetStep(Part):
             raise ValueError(msg)
         if (self.value is None) == (self.delay is None):
             msg = "must have exactly one of value and delay"
+            raise ValueError(msg)
+        if self.standing and (self.value is None or self.read_back != "exact"):
+            msg = "standing belongs to a value that is read back exact"
             raise ValueError(msg)
         if self.delay is None:
             self._fits_constant()

@@ -8,7 +8,7 @@ fields with each other. Whatever falls is listed with its reason in `Decoded.rej
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from powerguard.core.events import OutputSource, Reading
+from powerguard.core.readings import OutputSource, Reading
 from powerguard.profiles.checks import cross_check
 from powerguard.profiles.compiled import Answers, Compiled, NumberAt, Rows, compiled
 from powerguard.profiles.draft import Draft, Rejected

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from powerguard.core.events import OutputSource
+from powerguard.core.readings import OutputSource
 from powerguard.profiles.values import Answer
 from powerguard.profiles.vocabulary import LOW, BatteryStatus, OutletState, State
 

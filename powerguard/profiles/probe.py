@@ -6,7 +6,7 @@ Seen on real cards: the sysObjectID of net-snmp on Linux, of the UPS-MIB itself,
 from collections.abc import Sequence
 from typing import Any
 
-from powerguard.core.events import OutputSource
+from powerguard.core.readings import OutputSource
 from powerguard.profiles.compiled import Answers, Compiled, Enumeration, Rows
 from powerguard.profiles.schema import Profile
 from powerguard.profiles.values import Answer, Missing, Oid, below

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from powerguard.core.events import OutputSource
+from powerguard.core.readings import OutputSource
 from powerguard.options import Options
 from powerguard.profiles.controls import CANCELS, COUNT_DOWN, OF_OUTLETS, Control, Verb
 from powerguard.profiles.places import Condition, Number, OidText, Part, Rows, Scalar, Span

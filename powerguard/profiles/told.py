@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from powerguard.core.events import OutputSource, Reading
+from powerguard.core.readings import OutputSource, Reading
 from powerguard.profiles.checks import cross_check
 from powerguard.profiles.draft import Draft
 from powerguard.profiles.vocabulary import INPUT_GONE_V, INPUT_THERE_V, NUMBERS, REPLACE, State

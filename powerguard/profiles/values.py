@@ -27,6 +27,15 @@ class Missing(Enum):
 Answer = Value | Missing
 
 
+class DeviceError(Exception):
+    """A device that cannot be asked or told: one line for the operator. unanswered: nobody answered at all."""
+
+    def __init__(self, reason: str, *, unanswered: bool = False) -> None:
+        """Keep the reason as the text of the exception."""
+        super().__init__(reason)
+        self.unanswered = unanswered
+
+
 def parts(oid: str) -> tuple[int, ...]:
     """Return the numbers of a dotted OID, for sorting and comparing."""
     return tuple(int(part) for part in oid.split("."))

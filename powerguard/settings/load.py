@@ -5,7 +5,7 @@ is wrong and what would be right.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
@@ -103,7 +103,10 @@ def read_files(path: Path, conf_d: Path | None = None) -> Files:
         except StrictYamlError as error:
             problems += [str(problem) for problem in error.problems]
             if file == path and problems[-1].endswith("No such file or directory"):
-                problems[-1] += " (write one: config/powerguard.yaml is the sample; or name another with --config)"
+                problems[-1] += (
+                    " (write one: `powerguard discover` and `powerguard import` print settings to begin with; "
+                    "or name another with --config)"
+                )
             continue
         if isinstance(document.data, dict):
             documents.append(document)
@@ -112,7 +115,7 @@ def read_files(path: Path, conf_d: Path | None = None) -> Files:
             problems.append(str(Problem(document.name, line, column, "must be a map of settings (key: value lines)")))
         elif file == path:
             problems.append(
-                f"{document.name}: is empty; it needs at least mode and ups (config/powerguard.yaml shows all)"
+                f"{document.name}: is empty; it needs at least mode and ups (`powerguard discover` prints them)"
             )
     if problems:
         raise SettingsError(problems)
@@ -179,18 +182,13 @@ def validate(model: type[_Options], files: Files, schema: Callable[[], dict[str,
         details = error.errors(include_url=False)
     # Raised out here, so that no traceback leads to pydantic's error, whose text quotes every value.
     explainer = Explainer(schema(), files.written)
-    details = [detail for detail in details if not _is_echo(detail["loc"], detail["type"], details)]
+    # A list is called too short when its items have mistakes, which are told themselves.
+    around = {detail["loc"][:depth] for detail in details for depth in range(len(detail["loc"]))}
+    details = [detail for detail in details if detail["type"] != "too_short" or detail["loc"] not in around]
     told = _in_order(files, [explainer.explain(detail, files.data) for detail in details[:MAX_TOLD]])
     if len(details) > MAX_TOLD:
         told.append(f"{files.documents[0].name}: and {len(details) - MAX_TOLD} more mistakes")
     raise SettingsError(told)
-
-
-def _is_echo(loc: tuple[int | str, ...], kind: str, details: Sequence[Any]) -> bool:
-    """Say whether a list is called too short only because its items have mistakes, which are told themselves."""
-    return kind == "too_short" and any(
-        len(other["loc"]) > len(loc) and other["loc"][: len(loc)] == loc for other in details
-    )
 
 
 def _in_order(files: Files, mistakes: list[Mistake]) -> list[str]:

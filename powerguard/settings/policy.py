@@ -3,7 +3,8 @@
 from datetime import date
 from typing import Final
 
-from powerguard.core.events import Conduct
+from powerguard.core.actions import Conduct
+from powerguard.core.budget import CUT_GUARD_S
 from powerguard.core.frozen import replace
 from powerguard.core.model import FeedPolicy, Policy, TrainerPolicy
 from powerguard.core.size import nameplate_table
@@ -86,7 +87,7 @@ def _of_ups(settings: Settings, name: str, *, boot_id: str, today: date) -> Poli
         stop_median_s=min(stop_median_s, stop_q95_s),
         stop_is_set=budget.stop_q95_s is not None or budget.stop_median_s is not None,
         bare_stop_s=budget.bare_stop_s,
-        ups_off_s=ups.output_off_after_s,
+        ups_off_s=max(ups.output_off_after_s, 0.0 if ups.output_off is None else CUT_GUARD_S),
         fsd_delay_s=ups.forced_shutdown_delay_s,
         blind_s=budget.blind_s,
         paused_load_share=budget.paused_load,

@@ -3,7 +3,6 @@
 Lists and maps that hold the settings of one source or effector are made of the classes that live beside it.
 """
 
-import ipaddress
 import itertools
 import re
 from typing import Annotated, Any, Final, Literal, Self
@@ -13,9 +12,13 @@ from pydantic import Field, field_validator, model_validator
 from powerguard.effectors.bmc.options import BmcOptions
 from powerguard.effectors.gpu.options import GpuOptions
 from powerguard.effectors.host_options import HostOptions, ResumeOptions
+from powerguard.effectors.rtc_options import RtcOptions
+from powerguard.effectors.sentinel.options import SentinelOptions
 from powerguard.effectors.signals.options import SignalsOptions
 from powerguard.effectors.trainer.options import AnyTrainerOptions
-from powerguard.options import Options
+from powerguard.effectors.ups.options import OutputOffOptions
+from powerguard.options import AbsolutePath, ListenAddress, Options
+from powerguard.settings.output_off import unfit
 from powerguard.sources.apcupsd_options import ApcupsdOptions
 from powerguard.sources.nut_options import NutOptions
 from powerguard.sources.snmp_options import SnmpOptions
@@ -25,9 +28,6 @@ SourceOptions = Annotated[SnmpOptions | NutOptions | ApcupsdOptions, Field(discr
 """The options of any source, told apart by `kind`."""
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,31}$")]
-AbsolutePath = Annotated[
-    str, Field(pattern=r"^/[^\x00]+$", max_length=4096, json_schema_extra={"x-wanted": "an absolute path"})
-]
 LoadPct = Annotated[float, Field(gt=0, le=150)]
 RuntimeS = Annotated[float, Field(ge=10, le=172800)]
 """10 s to 48 h: a shorter one protects nothing, a longer one is a decimal point in the wrong place."""
@@ -105,11 +105,24 @@ class UpsOptions(Options):
         description="Seconds from a forced shutdown (NUT FSD) to output off: HOSTSYNC, FINALDELAY and the UPS's delay.",
         examples=[25],
     )
+    output_off: OutputOffOptions | None = Field(
+        default=None,
+        description="This host, and no other, has this UPS cut its output after the shutdown and give it back with "
+        "utility (docs/guides/return.md). Not set: another host does, or nobody.",
+        examples=[{"by": "snmp"}],
+    )
 
     @field_validator("runtime_table")
     @classmethod
     def _falls(cls, table: dict[float, float] | None) -> dict[float, float] | None:
         return table if table is None else falls_with_load(table)
+
+    @model_validator(mode="after")
+    def _output_can_be_ordered(self) -> Self:
+        mistake = "" if self.output_off is None else unfit(self.sources, self.output_off)
+        if mistake:
+            raise ValueError(mistake)
+        return self
 
     @model_validator(mode="after")
     def _energy_needs_a_rating(self) -> Self:
@@ -259,23 +272,12 @@ class BudgetOptions(Options):
 class HttpOptions(Options):
     """The read-only port: metrics, health, status, plan."""
 
-    listen: str = Field(
+    listen: ListenAddress = Field(
         default="127.0.0.1",
         description="Address to listen on. There is no login: whoever reaches it can read.",
         examples=["127.0.0.1"],
-        json_schema_extra={"x-wanted": "an IP address, such as 127.0.0.1"},
     )
     port: int = Field(default=13493, ge=1, le=65535, description="TCP port.", examples=[13493])
-
-    @field_validator("listen")
-    @classmethod
-    def _address(cls, listen: str) -> str:
-        try:
-            ipaddress.ip_address(listen)
-        except ValueError:
-            msg = "must be an IP address of this host, such as 127.0.0.1 (a name may resolve to anything)"
-            raise ValueError(msg) from None
-        return listen
 
 
 class ControlOptions(Options):
@@ -331,6 +333,7 @@ class Settings(Options):
     )
     ups: dict[Name, UpsOptions] = Field(
         min_length=1,
+        max_length=64,
         description="The UPSes, by name.",
         examples=[{"rack-a": {"sources": [{"kind": "snmp", "host": "10.0.0.5"}]}}],
         json_schema_extra={"x-keys": "a name of small letters, digits, dots and dashes, such as rack-a"},
@@ -382,6 +385,16 @@ class Settings(Options):
     bmc: BmcOptions = Field(
         default_factory=lambda: BmcOptions(kind="none"),
         description="The BMC that must power this host on again. Not set: none.",
+        examples=[{"kind": "none"}],
+    )
+    rtc: RtcOptions = Field(
+        default_factory=RtcOptions,
+        description="The clock whose alarm powers this host on when nothing else does. Not set: left alone.",
+        examples=[{"kind": "device"}],
+    )
+    sentinel: SentinelOptions = Field(
+        default_factory=SentinelOptions,
+        description="Other hosts that power this one on when nothing else does. Not set: none.",
         examples=[{"kind": "none"}],
     )
     gpu: GpuOptions = Field(

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import structlog
 
 from powerguard.clock import Clock, boottime_s
-from powerguard.core.events import OutputSource, Reading, SourceFailed
+from powerguard.core.readings import OutputSource, Reading, SourceFailed
 from powerguard.profiles import told
 from powerguard.protocols.nis import PORT, Flag, NisError, Reply, Status, parse_status, request
 from powerguard.sources.apcupsd_options import ApcupsdOptions
 from powerguard.sources.apcupsd_status import draft_of
 from powerguard.sources.base import Bell, Publish, why_not_found
+from powerguard.sources.notices import Notices
 
 log = structlog.get_logger(__name__)
 
@@ -43,7 +44,6 @@ _LEFT_OVER = (
 _CHUNK_BYTES = 4096
 _STEP_S = 0.001
 _OF_THE_UPS = Flag.CALIBRATION | Flag.TRIM | Flag.BOOST | Flag.ONLINE | Flag.ONBATT | Flag.OVERLOAD | Flag.BATTLOW
-_MOST_TOLD = 100
 
 
 def _where(options: ApcupsdOptions) -> str:
@@ -206,7 +206,7 @@ class ApcupsdSource:
         self._missed_s = 0.0
         self._order_seen_s: float | None = None
         self._order_spent = False
-        self._told: set[str] = set()
+        self._notices = Notices(ups, self.name)
 
     def poll_now(self) -> None:
         """Poll at once; during a poll: once more after it, for the one in flight may have been asked too early."""
@@ -299,9 +299,9 @@ class ApcupsdSource:
         publish(self._reading)
         for rejected in draft.rejected:
             because = f"{rejected.field}: {rejected.why}"
-            self._once("value_rejected", because, field=rejected.field, object=rejected.oid)
+            self._notices.once("value_rejected", because, field=rejected.field, object=rejected.oid)
         for warning in draft.warnings:
-            self._once("objects_disagree", warning)
+            self._notices.once("objects_disagree", warning)
         self._warn(status)
 
     def _is_ordered(self, status: Status, at_s: float) -> bool:
@@ -312,7 +312,7 @@ class ApcupsdSource:
         """
         if not status.flags & Flag.SHUTDOWN:
             self._order_seen_s, self._order_spent = None, False
-            self._told.discard(_LEFT_OVER)
+            self._notices.forget(_LEFT_OVER)
             return False
         if status.flags & Flag.ONBATT:
             self._order_seen_s = None
@@ -320,20 +320,20 @@ class ApcupsdSource:
             self._order_seen_s = at_s
         elif at_s - self._order_seen_s >= _ORDER_SPENT_S:
             self._order_spent = True
-            self._once("source_doubtful", _LEFT_OVER)
+            self._notices.once("source_doubtful", _LEFT_OVER)
         return not self._order_spent and not self._options.leaves_shutdown
 
     def _warn(self, status: Status) -> None:
         every_s = self._news.every_s
         if every_s is not None and every_s > _SLOW_S:
-            self._once(
+            self._notices.once(
                 "source_doubtful",
                 "apcupsd reads its UPS too seldom: an outage is seen as late as its POLLTIME allows (POLLTIME 1)",
                 every_s=round(every_s),
             )
         if status.flags & Flag.SLAVE:
             master = status.values.get("MASTER", "its master")
-            self._once(
+            self._notices.once(
                 "source_doubtful",
                 f"that apcupsd is a net slave, which does not tell how old its news is (name {master} in the settings)",
             )
@@ -349,12 +349,6 @@ class ApcupsdSource:
         since_s = self._news.at_s if self._on_battery and self._news.at_s is not None else self._missed_s
         lost = now_s - since_s >= _LOST_AFTER_S - _STEP_S and (self._on_battery or self._misses >= _LOST_AFTER)
         publish(SourceFailed(at_s=now_s, ups=self._ups, source=self.name, reason=reason, lost=lost))
-
-    def _once(self, event: str, because: str, **keyed: object) -> None:
-        """Tell each standing oddity once; a peer that makes up new ones every second is not told on for ever."""
-        if because not in self._told and len(self._told) < _MOST_TOLD:
-            self._told.add(because)
-            log.warning(event, ups=self._ups, source=self.name, because=because, **keyed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

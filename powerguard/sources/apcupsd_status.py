@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from powerguard.core.events import OutputSource
+from powerguard.core.readings import OutputSource
 from powerguard.profiles import told
 from powerguard.profiles.draft import Draft
 from powerguard.profiles.vocabulary import State

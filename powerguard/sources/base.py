@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from powerguard.clock import Clock
-from powerguard.core.events import Reading, SourceFailed
+from powerguard.core.readings import Reading, SourceFailed
 
 Publish = Callable[[Reading | SourceFailed], None]
 
@@ -53,6 +53,16 @@ class NamedSource(Source, Protocol):
     """A source of the settings. name: in readings, metrics and logs, such as "nut:rack-a@10.0.0.9"."""
 
     name: str
+
+
+@runtime_checkable
+class Troubled(Protocol):
+    """A source that may bring readings while something is wrong all the same."""
+
+    @property
+    def trouble(self) -> str:
+        """What a person must put right, in one line; "" while nothing."""
+        ...
 
 
 def why_not_found(error: Exception) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from powerguard.clock import boottime_s
-from powerguard.core.events import OutputSource, Reading
+from powerguard.core.readings import OutputSource, Reading
 from powerguard.profiles.load import Profiles, load_profiles
 from powerguard.protocols.nis import NisError
 from powerguard.protocols.nut import Answer, Err, NutError, Table, encode
@@ -24,7 +24,6 @@ from powerguard.sources.nut_link import LateError, Link, LinkError
 from powerguard.sources.nut_options import NutOptions
 from powerguard.sources.nut_status import interpret
 from powerguard.sources.snmp import probe
-from powerguard.sources.snmp_engine import close_engines
 from powerguard.sources.snmp_options import SnmpOptions
 from powerguard.sources.snmp_port import SnmpError
 
@@ -148,8 +147,6 @@ class Search:
             self.whole = len(self.found) < MAX_FOUND
         except TimeoutError:
             self.whole = False
-        finally:
-            close_engines()
         self._tidy()
 
     async def _step(self, turns: asyncio.Semaphore, talk: Awaitable[None], count: int = 1) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from powerguard.protocols.snmp_ber import MessageError
 from powerguard.protocols.snmp_hello import Version, answered, hello
-from powerguard.protocols.snmp_trap import TrapError
 
 PER_S: Final = 300
 """Datagrams a second: 24 kB/s, which no network and no old card minds."""
@@ -39,7 +39,7 @@ class _Sweep(asyncio.DatagramProtocol):
         if addr[1] != self.port or address not in self.asked or heard >= _ANSWERS_EACH:
             return
         self.heard[address] = heard + 1
-        with contextlib.suppress(TrapError):
+        with contextlib.suppress(MessageError):
             version, number = answered(data)
             if number == self.asked[address]:
                 self.versions.setdefault(address, set()).add(version)

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Final
 
 from powerguard.clock import Clock
-from powerguard.core.events import NetworkSeen
+from powerguard.core.readings import NetworkSeen
 from powerguard.protocols.rtnetlink import (
     GROUPS,
     MAX_DATAGRAM,

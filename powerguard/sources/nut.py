@@ -11,9 +11,10 @@ from typing import Final
 import structlog
 
 from powerguard.clock import Clock
-from powerguard.core.events import OutputSource, Reading, SourceFailed
+from powerguard.core.readings import OutputSource, Reading, SourceFailed
 from powerguard.protocols.nut import Answer, Err, Line, Table, encode
 from powerguard.sources.base import Publish
+from powerguard.sources.notices import Notices
 from powerguard.sources.nut_link import LateError, Link, LinkError, Resolver, TlsError
 from powerguard.sources.nut_login import TRY_AGAIN_S, Login
 from powerguard.sources.nut_options import NutOptions
@@ -37,8 +38,7 @@ _WHOLE_S: Final = 1.0
 _WHOLE_ON_BATTERY_S: Final = 0.5
 _LIST_S: Final = (1.0, 5.0, 60.0)
 """From one list of all variables to the next: a upsd that has just started hears of them one by one."""
-_MOST_TOLD: Final = 100
-_MOST_STANDING: Final = 8
+_MOST_TLS_BREAKS: Final = 2
 _DICE: Final = random.SystemRandom()
 _MEANINGS: Final = {
     "DATA-STALE": "its driver hears nothing from the UPS (check the cable or the card, and the driver's log)",
@@ -105,6 +105,7 @@ class NutSource:
         self._login = Login(options, clock)
         self._plain_until_s = 0.0
         self._had_tls = False
+        self._tls_breaks = 0
         self._wanted: tuple[str, ...] = ()
         self._list_at_s = 0.0
         self._lists = 0
@@ -118,8 +119,12 @@ class NutSource:
         self._misses = 0
         self._is_lost = False
         self._miss_at_s = -1e9
-        self._told: set[str] = set()
-        self._standing: dict[str, set[str]] = {}
+        self._notices = Notices(ups, self.name)
+
+    @property
+    def trouble(self) -> str:
+        """What stands between us and a login, or trust; "" while nothing."""
+        return self._notices.trouble
 
     def poll_now(self) -> None:
         """Poll at once, and publish what comes of it; during a poll: once more after it."""
@@ -279,27 +284,41 @@ class NutSource:
                 f"{self._where} is too slow: no answer to STARTTLS in {self._limit_s:g} s (it hangs, or serves MAXCONN "
                 "others; where it knows no TLS: tls: off)"
             )
+            self._broke(msg)
             raise LinkError(msg) from error
         except TlsError as error:
             if not required:
                 self._plain_until_s = self._clock() + TRY_AGAIN_S
-                self._stands("tls_not_believed", f"{error}: readings go on without TLS and without login")
+                self._notices.stands("tls_not_believed", f"{error}: readings go on without TLS and without login")
             msg = f"{error} (set ca to the authority that signed it, and host to a name that stands in it)"
             raise LinkError(msg) from error
-        self._plain_until_s = 0.0
+        except LinkError as error:
+            self._broke(str(error))
+            raise
+        self._plain_until_s, self._tls_breaks = 0.0, 0
         if refusal is not None and required:
             msg = f"{self._where} offers no TLS ({refusal.code}): give it a certificate, or set tls: if-offered"
             raise LinkError(msg)
-        self._standing.pop("tls_not_believed", None)
+        self._notices.is_right("tls_not_believed", "tls_broken")
         if refusal is None:
             self._had_tls = True
-            self._standing.pop("tls_gone", None)
+            self._notices.is_right("tls_gone")
         elif self._had_tls:
             because = (
                 f"{self._where} offers TLS no more ({refusal.code}): readings and login go on in clear text "
                 "(right: its certificate again; tls: required makes do with nothing less)"
             )
-            self._stands("tls_gone", because)
+            self._notices.stands("tls_gone", because)
+
+    def _broke(self, reason: str) -> None:
+        """TLS hangs or breaks off before anything is verified: where it need not be, readings go on without it.
+
+        Once may be a hiccup, and costs a miss.
+        """
+        self._tls_breaks += 1
+        if self._options.tls != "required" and self._tls_breaks >= _MOST_TLS_BREAKS:
+            self._plain_until_s = self._clock() + TRY_AGAIN_S
+            self._notices.stands("tls_broken", f"{reason}: readings go on without TLS and without login")
 
     async def _context(self) -> ssl.SSLContext:
         """Return what to verify with. Read anew for each connection: authorities are renewed while we run."""
@@ -334,11 +353,13 @@ class NutSource:
     def _understood(self) -> Told:
         told = interpret(self._values)
         for oddity in told.oddities:
-            self._once("status_odd", f"{self._where}, {self._options.name}: {oddity}")
+            self._notices.once("status_odd", f"{self._where}, {self._options.name}: {oddity}")
         if told.alarm:
-            self._once("ups_alarm", f"{self._where}, {self._options.name}: {told.alarm}")
+            self._notices.once("ups_alarm", f"{self._where}, {self._options.name}: {told.alarm}")
         for token in told.unknown:
-            self._once("status_token_unknown", f"{self._where}: ups.status has {token!r}, which nobody here knows")
+            self._notices.once(
+                "status_token_unknown", f"{self._where}: ups.status has {token!r}, which nobody here knows"
+            )
         return told
 
     async def _get(self, link: Link, names: tuple[str, ...]) -> dict[str, str]:
@@ -374,7 +395,7 @@ class NutSource:
         self._forgeable = forgeable_behind(everything)
         self._slow = slow_behind(everything)
         if self._slow:
-            self._once("driver_slow", f"{self._where}, {ups}: {self._slow}")
+            self._notices.once("driver_slow", f"{self._where}, {ups}: {self._slow}")
 
     def _has_status(self, values: dict[str, str]) -> None:
         """Take no values for a reading that lack the one that counts: a upsd that has just started lacks it."""
@@ -418,9 +439,9 @@ class NutSource:
             return  # after a certificate that was not believed somebody may stand between us and upsd
         await self._login.make(link, limit_s=self._limit_s)
         if self._login.problem or self._login.delayed:
-            self._stands("login_refused", f"{self._where}: {self._login.problem or self._login.delayed}")
+            self._notices.stands("login_refused", f"{self._where}: {self._login.problem or self._login.delayed}")
         elif self._login.is_held:
-            self._standing.pop("login_refused", None)
+            self._notices.is_right("login_refused")
             log.info("login_held", ups=self._ups, source=self.name, user=self._options.user, role=self._options.role)
 
     # --- What is told -------------------------------------------------------------------------------------------
@@ -430,7 +451,7 @@ class NutSource:
         at_s = reading.at_s
         for rejected in told.draft.rejected:
             key = f"{rejected.field} {rejected.oid}"  # a value that is wrong in a new way each second is told once
-            self._once("value_rejected", f"{rejected.oid}: {rejected.why}", key=key, field=rejected.field)
+            self._notices.once("value_rejected", f"{rejected.oid}: {rejected.why}", key=key, field=rejected.field)
         self._on_battery = reading.output_source is OutputSource.BATTERY
         self._published_at_s = at_s
         self._whole_at_s = at_s + (_WHOLE_ON_BATTERY_S if self._on_battery else _WHOLE_S)
@@ -454,17 +475,3 @@ class NutSource:
         is_old = self._on_battery and now_s - self._published_at_s >= _ON_BATTERY_LOST_S
         self._is_lost = self._misses >= (2 if is_old else _LOST_AFTER)
         publish(SourceFailed(at_s=now_s, ups=self._ups, source=self.name, reason=reason, lost=self._is_lost))
-
-    def _once(self, event: str, because: str, *, key: str = "", **keyed: str) -> None:
-        """Tell each standing oddity once; a peer that makes up new ones every second is not told on for ever."""
-        key = key or because
-        if key not in self._told and len(self._told) < _MOST_TOLD:
-            self._told.add(key)
-            log.warning(event, ups=self._ups, source=self.name, because=because, **keyed)
-
-    def _stands(self, event: str, because: str) -> None:
-        """Tell what somebody must put right, once until it was right again: it may be broken anew months later."""
-        told = self._standing.setdefault(event, set())
-        if because not in told and len(told) < _MOST_STANDING:
-            told.add(because)
-            log.error(event, ups=self._ups, source=self.name, because=because)

@@ -241,6 +241,7 @@ class Link:
                 )
         except (OSError, TimeoutError) as error:
             wire.fail("TLS failed")
+            wire.closed.set()  # the transport tells its end to TLS by now, and not to us: close() would wait in vain
             if isinstance(error, ssl.SSLCertVerificationError):
                 msg = f"{self._where}: its certificate is not believed: {error.verify_message}"
                 raise TlsError(msg) from error

@@ -34,7 +34,8 @@ class NutOptions(Options):
     tls: Literal["required", "if-offered", "off"] = Field(
         default="if-offered",
         description="STARTTLS. required: no reading without it. if-offered: used where upsd has it; a certificate that "
-        "does not verify is an alarm, and readings go on without login and unauthenticated. off: never asked for.",
+        "does not verify, or TLS that hangs, is an alarm, and readings go on without login and unauthenticated. off: "
+        "never asked for.",
     )
     ca: str | None = Field(
         default=None,

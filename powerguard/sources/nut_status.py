@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from powerguard.core.events import OutputSource, Reading
+from powerguard.core.readings import OutputSource, Reading
 from powerguard.profiles.draft import Draft
 from powerguard.profiles.told import enter, is_input_there, reading
 from powerguard.profiles.vocabulary import State

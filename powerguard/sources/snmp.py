@@ -8,15 +8,16 @@ from dataclasses import dataclass
 import structlog
 
 from powerguard.clock import Clock, boottime_s
-from powerguard.core.events import OutputSource, SourceFailed
+from powerguard.core.readings import OutputSource, SourceFailed
 from powerguard.profiles.decode import Decoded, decode, redundant
 from powerguard.profiles.load import Profiles, load_profiles
 from powerguard.profiles.values import Answer, Missing
 from powerguard.profiles.vocabulary import NUMBERS
 from powerguard.sources.base import Bell, Publish
+from powerguard.sources.notices import Notices
 from powerguard.sources.snmp_discovery import SYS_UP_TIME, Identity, Plan, discover, scalars, worth_polling
 from powerguard.sources.snmp_options import SnmpOptions
-from powerguard.sources.snmp_port import MAX_BATCH, PysnmpPort, SnmpError, SnmpPort
+from powerguard.sources.snmp_port import MAX_BATCH, CardPort, SnmpError, SnmpPort
 
 log = structlog.get_logger(__name__)
 
@@ -56,7 +57,7 @@ def _fields_of(decoded: Decoded) -> frozenset[str]:
 class SnmpSource:
     """Polls one card every `poll_s` on a fixed grid; three misses in a row and the source is lost, and is tried on.
 
-    port and profiles: stand-ins for tests and the simulator; None: pysnmp, and the packaged and site profiles.
+    port and profiles: stand-ins for tests and the simulator; None: the card itself, and the packaged and site profiles.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class SnmpSource:
         self._ups = ups
         self._feed = ups if feed is None else feed
         self._clock = clock
-        self._port = PysnmpPort(options) if port is None else port
+        self._port = CardPort(options) if port is None else port
         self._profiles = profiles
         self._authenticated = options.version == 3 and options.auth is not None
         self._bell = Bell(clock)
@@ -89,7 +90,7 @@ class SnmpSource:
         self._alarms: Mapping[str, Answer] = {}
         self._alarms_told: tuple[object, ...] = ()
         self._alarms_age = 0
-        self._told: set[str] = set()
+        self._notices = Notices(ups, self.name)
         self._polls = 0
         self._too_slow = 0
         self._device = ""
@@ -188,7 +189,8 @@ class SnmpSource:
         answers = await self._ask(oids)
         left_out = [oid for oid, answer in answers.items() if answer is Missing.NO_ANSWER]
         if left_out:
-            answers.update(await self._ask(left_out))
+            with contextlib.suppress(SnmpError):  # What was told already is told in any case.
+                answers.update(await self._ask(left_out))
         return answers
 
     async def _ask(self, oids: Sequence[str]) -> dict[str, Answer]:
@@ -305,15 +307,11 @@ class SnmpSource:
             self._refresh_at_s = 0.0  # another card may have come back
         self._misses, self._is_lost = 0, False
         for rejected in decoded.rejected:
-            self._once("value_rejected", f"{rejected.field}: {rejected.why}", field=rejected.field, object=rejected.oid)
+            self._notices.once(
+                "value_rejected", f"{rejected.field}: {rejected.why}", field=rejected.field, object=rejected.oid
+            )
         for warning in decoded.warnings:
-            self._once("objects_disagree", warning)
-
-    def _once(self, event: str, because: str, **keyed: str) -> None:
-        """Tell each standing oddity of a card once; one that makes up new ones every second is not told on for ever."""
-        if because not in self._told and len(self._told) < 100:
-            self._told.add(because)
-            log.warning(event, ups=self._ups, source=self.name, because=because, **keyed)
+            self._notices.once("objects_disagree", warning)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,7 +343,7 @@ async def probe(
 
     with_pdus: a rack PDU is welcome as well.
     """
-    port = PysnmpPort(options) if port is None else port
+    port = CardPort(options) if port is None else port
     limit_s = max(_LONGEST_LOOK_S if options.version == 1 else 0.0, 10 * options.timeout_s + 5.0)
     try:
         async with asyncio.timeout(limit_s):

@@ -57,7 +57,8 @@ async def discover(
         answers = await _ask_families(port, candidates)
         chosen = choose(candidates, answers, sys_object_id=identity.sys_object_id, sys_descr=identity.sys_descr)
     if not chosen or (wanted is not None and chosen[0].name != wanted):
-        raise SnmpError(_nothing_fits(where, identity, candidates, wanted))
+        refused = [oid for oid, answer in answers.items() if answer is Missing.REFUSED]
+        raise SnmpError(_nothing_fits(where, identity, candidates, wanted, refused))
     answers = await scalars(port, chosen)
     answers.update(await _tables(port, dict.fromkeys(column for profile in chosen for column in profile.columns())))
     return Plan(identity=identity, profiles=chosen, oids=worth_polling(answers), answers=answers)
@@ -122,7 +123,11 @@ async def _tables(port: SnmpPort, columns: Iterable[str]) -> dict[str, Answer]:
             raise
         alone |= at.keys()
     for column in sorted(alone):
-        rows.update(await port.walk(column))
+        try:
+            rows.update(await port.walk(column))
+        except SnmpError as error:  # A table that is refused must not cost the rest.
+            if error.unanswered:
+                raise
     return rows
 
 
@@ -136,7 +141,13 @@ async def _ask_families(port: SnmpPort, candidates: tuple[Profile, ...]) -> dict
     for profile in candidates:
         if any(not isinstance(answers.get(oid, Missing.NO_ANSWER), Missing) for oid in profile.first_asked()):
             rest.update(dict.fromkeys(oid for oid in profile.mandatory() if oid not in answers))
-    return {**answers, **(await port.get(list(rest)) if rest else {})}
+    try:
+        answers.update(await port.get(list(rest)))
+    except SnmpError as error:  # What else a family has may be enough.
+        if error.unanswered:
+            raise
+        answers.update(dict.fromkeys(rest, Missing.REFUSED))
+    return answers
 
 
 async def scalars(port: SnmpPort, profiles: tuple[Profile, ...]) -> dict[str, Answer]:
@@ -170,9 +181,12 @@ def _identity(answers: dict[str, Answer]) -> Identity:
     return Identity(sys_descr=text(SYS_DESCR), sys_object_id=text(SYS_OBJECT_ID), sys_name=text(SYS_NAME))
 
 
-def _nothing_fits(where: str, identity: Identity, candidates: tuple[Profile, ...], wanted: str | None) -> str:
+def _nothing_fits(
+    where: str, identity: Identity, candidates: tuple[Profile, ...], wanted: str | None, refused: list[str]
+) -> str:
     tried = ", ".join(profile.name for profile in candidates)
     what = f"does not fit profile {wanted}" if wanted else f"fits no profile (tried: {tried})"
+    what += f", and refuses {', '.join(refused)}" if refused else ""
     device = f"{identity.sys_descr or 'no sysDescr'}, {identity.sys_object_id or 'no sysObjectID'}"
     return (
         f"{where} answers ({device}) and {what}:"

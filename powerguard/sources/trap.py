@@ -20,7 +20,9 @@ import structlog
 from powerguard.clock import Clock
 from powerguard.options import Secret, SecretError
 from powerguard.protocols import snmp_trap as codec
-from powerguard.protocols.snmp_trap import CommunityMessage, Notification, UsmMessage
+from powerguard.protocols.snmp_ber import MessageError
+from powerguard.protocols.snmp_trap import CommunityMessage, Notification
+from powerguard.protocols.snmp_v3 import UsmMessage
 from powerguard.sources.trap_counts import TrapCounts
 from powerguard.sources.trap_options import TrapOptions
 
@@ -259,14 +261,14 @@ class TrapListener:
         try:
             message = codec.parse(data)
             if isinstance(message, UsmMessage):
-                result, meant, notification, answer = self._proved(data, message, meant)
+                result, meant, notification, answer = self._proved(message, meant)
             else:
                 result, meant, notification = self._named(message, meant)
                 if notification is not None and notification.confirmed:
                     answer = codec.answer(data, message)
         except codec.NotATrapError:
             result, notification = "not_a_trap", None
-        except codec.TrapError:
+        except MessageError:
             result, notification = "garbled", None
         if result == "hint" and not meant:
             result = "unknown_sender"
@@ -297,11 +299,11 @@ class TrapListener:
         return "hint", meant, told
 
     def _proved(
-        self, data: bytes, message: UsmMessage, by_sender: set[str]
+        self, message: UsmMessage, by_sender: set[str]
     ) -> tuple[str, set[str], Notification | None, bytes | None]:
         if self._usm is None:
             return "unknown_user", set(), None, None
-        verdict = self._usm.receive(data, message)
+        verdict = self._usm.receive(message)
         meant = by_sender if verdict.ups is None else {verdict.ups}
         return verdict.result, meant, verdict.notification, verdict.answer
 
@@ -350,7 +352,7 @@ class TrapListener:
         self._refusals.add((result, address))
         because = _WHY[result]
         if result == "unknown_engine":
-            with contextlib.suppress(codec.TrapError):
+            with contextlib.suppress(MessageError):
                 message = codec.parse(data)
                 if isinstance(message, UsmMessage):
                     because = f"engine id {message.engine_id[:32].hex()} is {because}"

@@ -5,7 +5,7 @@ from typing import Annotated, Final, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from powerguard.options import Options, Secret
+from powerguard.options import ListenAddress, Options, Secret
 from powerguard.sources.snmp_options import AuthProtocol, PrivProtocol
 
 MAX_USERS: Final = 16
@@ -44,11 +44,10 @@ class TrapUser(Options):
 class TrapOptions(Options):
     """The trap port: what cards tell of themselves makes us poll at once, and nothing else."""
 
-    listen: str = Field(
+    listen: ListenAddress = Field(
         default="0.0.0.0",  # noqa: S104 - cards are on the network; without a `traps` block there is no port at all
         description="Address to listen on; `::` for IPv6 and IPv4.",
         examples=["10.0.0.20"],
-        json_schema_extra={"x-wanted": "an IP address of this host, such as 10.0.0.20"},
     )
     port: int = Field(
         default=1162,
@@ -84,16 +83,6 @@ class TrapOptions(Options):
         examples=[{"rack-a": ["10.0.1.5"]}],
         json_schema_extra={"x-keys": "a name under ups"},
     )
-
-    @field_validator("listen")
-    @classmethod
-    def _address(cls, listen: str) -> str:
-        try:
-            ipaddress.ip_address(listen)
-        except ValueError:
-            msg = "must be an IP address of this host, such as 10.0.0.20 (a name may resolve to anything)"
-            raise ValueError(msg) from None
-        return listen
 
     @field_validator("addresses")
     @classmethod

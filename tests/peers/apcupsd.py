@@ -15,14 +15,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 from powerguard.clock import boottime_s
 from powerguard.protocols.nis import NisError, Status
 from powerguard.sources.apcupsd import NisClient
 from powerguard.sources.apcupsd_options import ApcupsdOptions
 from tests.e2e.rig import free_tcp_port
-from tests.peers import MISSING, UNPACKED, require
+from tests.peers import UNPACKED, absent, require
 
 _RECORD = """#!/bin/sh
 arguments=$(printf ' <%s>' "$@")
@@ -33,10 +31,9 @@ printf '%s%s\\n' {word} "$arguments" >>{log}
 
 def stock_apccontrol() -> str:
     """The text of apcupsd's own apccontrol; skips the test without it."""
-    for path in (UNPACKED / "apcupsd/etc/apcupsd/apccontrol", Path("/etc/apcupsd/apccontrol")):
-        if path.exists():
-            return path.read_text(encoding="utf-8")
-    pytest.skip(f"{MISSING}apccontrol (scripts/test-peers gets it)")
+    paths = (UNPACKED / "apcupsd/etc/apcupsd/apccontrol", Path("/etc/apcupsd/apccontrol"))
+    found = next((path for path in paths if path.exists()), None)
+    return absent("apccontrol") if found is None else found.read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

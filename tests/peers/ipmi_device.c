@@ -7,6 +7,10 @@
  *   policy   0 always-off, 1 last-state, 2 always-on
  *   faults   LIE CODE BUSY STALE MUTE BYTES ERRNO: as in ipmi_sim/policy.c; STALE: so many foreign answers before each
  *            one; MUTE: no answer; BYTES: of the status answer (0: 3); ERRNO: every send fails with it
+ *   timer    USE ACTION EXPIRED TENTHS STARTED_MS: the watchdog; STARTED_MS 0: stopped
+ *   tricks   BYTES FIRM SLOW CODE: of the watchdog's answer (8); a set that does not stick; a start that does nothing
+ *            and is not told; completion code of its set
+ *   board    DEVICE in hex, CAUSE, WATTS: of Get Device ID, of the restart, of DCMI (-1: refused)
  *   heard    appended to: NETFN/CMD of each command
  */
 #define _GNU_SOURCE
@@ -18,6 +22,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 struct waiting {
@@ -35,6 +40,100 @@ static FILE *open_file(const char *name, const char *mode)
 
 	snprintf(path, sizeof(path), "%s/%s", getenv("FAKE_IPMI"), name);
 	return fopen(path, mode);
+}
+
+static long now_ms(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_BOOTTIME, &now);
+	return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* Set, start and read the watchdog as IPMI 2.0 sections 27.5 to 27.7 say; returns the length of the answer. */
+static int watchdog(struct ipmi_msg *msg, unsigned char *answer)
+{
+	int bytes = 8, firm = 0, slow = 0, code = 0, use = 0, action = 0, expired = 0, tenths = 0;
+	long started = 0, left;
+	FILE *file = open_file("tricks", "r");
+
+	if (file) {
+		if (fscanf(file, "%d %d %d %i", &bytes, &firm, &slow, &code) != 4)
+			abort();
+		fclose(file);
+	}
+	file = open_file("timer", "r");
+	if (file) {
+		if (fscanf(file, "%d %d %d %d %ld", &use, &action, &expired, &tenths, &started) != 5)
+			abort();
+		fclose(file);
+	}
+	if (msg->cmd == 0x25) {
+		left = started ? tenths - (now_ms() - started) / 100 : tenths;
+		left = left < 0 ? 0 : left;
+		answer[1] = use | (started && !slow ? 0x40 : 0);
+		answer[2] = action;
+		answer[4] = expired;
+		answer[5] = tenths;
+		answer[6] = tenths >> 8;
+		answer[7] = left;
+		answer[8] = left >> 8;
+		return 1 + bytes;
+	}
+	if (msg->cmd == 0x22 && !tenths) {
+		answer[0] = 0x80;
+		return 1;
+	}
+	if (msg->cmd == 0x24 && code) {
+		answer[0] = code;
+		return 1;
+	}
+	if (msg->cmd == 0x24 && !firm) {
+		use = msg->data[0] & 7;
+		action = msg->data[1];
+		expired &= ~msg->data[3];
+		tenths = msg->data[4] | msg->data[5] << 8;
+		started = msg->data[0] & 0x40 ? started : 0;
+	}
+	if (msg->cmd == 0x22 && slow != 2)
+		started = now_ms();
+	file = open_file("timer", "w");
+	fprintf(file, "%d %d %d %d %ld\n", use, action, expired, tenths, started);
+	fclose(file);
+	return 1;
+}
+
+/* Who it is, or what it draws; returns the length of the answer. */
+static int board(struct ipmi_msg *msg, unsigned char *answer)
+{
+	char device[64] = "-";
+	int cause = 6, watts = -1, len = 1;
+	unsigned int byte;
+	FILE *file = open_file("board", "r");
+
+	if (file) {
+		if (fscanf(file, "%63s %d %d", device, &cause, &watts) != 3)
+			abort();
+		fclose(file);
+	}
+	if (msg->cmd == 0x01 && sscanf(device, "%2x", &byte) == 1) {
+		while (sscanf(device + 2 * (len - 1), "%2x", &byte) == 1)
+			answer[len++] = byte;
+		return len;
+	}
+	if (msg->cmd == 0x02 && watts >= 0) {
+		answer[1] = 0xdc;
+		answer[2] = watts;
+		answer[3] = watts >> 8;
+		answer[18] = 0x40;
+		return 19;
+	}
+	if (msg->cmd == 0x07 && cause >= 0) {
+		answer[1] = cause;
+		return 3;
+	}
+	answer[0] = 0xc1;
+	return 1;
 }
 
 static void queue_answer(int fd, long msgid, int netfn, int cmd, const unsigned char *data, int len)
@@ -97,9 +196,10 @@ static int send_command(int fd, struct ipmi_req *req)
 		}
 		answer[1] = 7;
 		len = 2;
-	} else if (req->msg.netfn == 0 && req->msg.cmd == 7) {
-		answer[1] = 6;
-		len = 3;
+	} else if (req->msg.netfn == 6 && req->msg.cmd >= 0x22) {
+		len = watchdog(&req->msg, answer);
+	} else if (req->msg.netfn != 0 || req->msg.cmd == 7) {
+		len = board(&req->msg, answer);
 	} else {
 		answer[0] = 0xc1;
 	}

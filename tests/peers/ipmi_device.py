@@ -1,20 +1,18 @@
 """A /dev/ipmi0 that is a FIFO, and powerguard-ipmi in front of it. No real device, no real BMC: see ipmi_device.c."""
 
 import asyncio
-import atexit
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from tests.peers import require
+from powerguard.clock import boottime_s
+from tests.peers import folder_of_session, require
 from tests.peers.ipmi import POLICIES
 
 SOURCE: Final = Path(__file__).with_name("ipmi_device.c")
@@ -24,9 +22,9 @@ HELPER: Final = (sys.executable, "-I", "-m", "powerguard.effectors.bmc.helper")
 @cache
 def library() -> Path:
     """Return the library to preload, built once for this process."""
-    folder = Path(tempfile.mkdtemp(prefix="pg-ipmi-", dir="/tmp"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    argv = [require("cc"), "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC"]
+    compiler = require("cc")
+    folder = folder_of_session("pg-ipmi-")
+    argv = [compiler, "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC"]
     subprocess.run([*argv, "-o", str(folder / "ipmi.so"), str(SOURCE), "-ldl"], check=True, timeout=60)
     return folder / "ipmi.so"
 
@@ -37,6 +35,7 @@ class IpmiDevice:
     def __init__(self, folder: Path, policy: str = "last-state") -> None:
         self.folder = folder
         self.path = folder / "ipmi0"
+        self.modules = folder / "modules"
         os.mkfifo(self.path)
         (folder / "policy").write_text(f"{POLICIES[policy]}\n")
         self.environment = {
@@ -45,6 +44,7 @@ class IpmiDevice:
             "LD_PRELOAD": str(library()),
             "FAKE_IPMI": str(folder),
         }
+        self.set_board()
 
     @property
     def policy(self) -> str:
@@ -71,21 +71,46 @@ class IpmiDevice:
         line = f"{int(lie)} {code} {busy} {stale} {int(mute)} {status_bytes} {number}\n"
         (self.folder / "faults").write_text(line)
 
+    def set_timer(self, use: int, action: int, *, expired: int = 0, tenths: int = 600, runs: bool = True) -> None:
+        """Set the watchdog behind everybody's back; it was started just now."""
+        started_ms = int(boottime_s() * 1000) if runs else 0
+        (self.folder / "timer").write_text(f"{use} {action} {expired} {tenths} {started_ms}\n")
+
+    @property
+    def timer(self) -> tuple[int, int, int, int, bool]:
+        """Use, action, expiry flags, countdown in 100 ms, running."""
+        use, action, expired, tenths, started_ms = map(int, (self.folder / "timer").read_text().split())
+        return use, action, expired, tenths, started_ms > 0
+
+    def trick(self, *, answer_bytes: int = 8, is_firm: bool = False, start: str = "works", code: int = 0) -> None:
+        """Let the watchdog misbehave. start: "untold" (it runs and does not say so) or "lost" (it does not)."""
+        slow = ("works", "untold", "lost").index(start)
+        (self.folder / "tricks").write_text(f"{answer_bytes} {int(is_firm)} {slow} {code}\n")
+
+    def set_board(self, *, firmware: str = "0172", cause: int = 6, watts: int = -1) -> None:
+        """Who the BMC is (manufacturer 674, product 256), why the host is on, and what it draws (-1: refused)."""
+        (self.folder / "board").write_text(f"2001{firmware}02bfa202000001 {cause} {watts}\n")
+
+    @property
+    def where(self) -> list[str]:
+        """What a helper is told of the machine."""
+        return ["--device", str(self.path), "--modules", str(self.modules)]
+
     def say(self, *words: str, device: Path | None = None, line: bytes = b"") -> tuple[int, dict[str, Any]]:
         """Run one helper to its end; its exit status and what it answered."""
-        argv = [*HELPER, "--device", str(device or self.path), *words]
+        argv = [*HELPER, *self.where, *(() if device is None else ("--device", str(device))), *words]
         ended = subprocess.run(argv, input=line, capture_output=True, env=self.environment, check=False, timeout=20)
         assert b"Traceback" not in ended.stderr, ended.stderr
         return ended.returncode, json.loads(ended.stdout) if ended.stdout else {}
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[Path]:
-        """A socket that starts a helper for each connection, as systemd's does with Accept=yes."""
+        """A socket that starts the helper with the first connection, as systemd's does."""
         path = self.folder / "ipmi.sock"
-        argv = [require("systemd-socket-activate"), "--accept", "--inetd", f"--listen={path}"]
+        argv = [require("systemd-socket-activate"), f"--listen={path}"]
         argv += [f"--setenv={name}={value}" for name, value in self.environment.items()]
         process = await asyncio.create_subprocess_exec(
-            *(*argv, *HELPER, "--device", str(self.path), "serve"),
+            *(*argv, *HELPER, *self.where, "serve"),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,

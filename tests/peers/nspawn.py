@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -26,11 +26,17 @@ SYSTEM_BUS: Final = "/run/dbus/system_bus_socket"
 
 
 def image() -> Path:
-    """Return the root of a small Debian 12, made once by mmdebstrap (20 s, 190 MB) and never changed afterwards."""
-    if (IMAGE / "etc" / "os-release").exists():
-        return IMAGE
+    """Return the root of a small Debian 12, made once (20 s, 190 MB) and never changed afterwards."""
+    if not (IMAGE / "etc" / "os-release").exists():
+        with bootstrapped(PACKAGES) as made:
+            keep(made, IMAGE)
+    return IMAGE
+
+
+@contextlib.contextmanager
+def bootstrapped(packages: str) -> Iterator[Path]:
+    """Yield the root of a Debian 12 with these packages, just made by mmdebstrap."""
     mmdebstrap = require("mmdebstrap")
-    IMAGE.parent.mkdir(parents=True, exist_ok=True)
     # Not below the checkout while it is made: apt cannot quote a folder whose name has a space.
     with tempfile.TemporaryDirectory(prefix="pg-image-", dir="/tmp") as scratch:
         made = Path(scratch) / "root"
@@ -40,7 +46,7 @@ def image() -> Path:
             mmdebstrap,
             "--mode=root",
             "--variant=minbase",
-            f"--include={PACKAGES}",
+            f"--include={packages}",
             *skip,
             "bookworm",
             str(made),
@@ -53,20 +59,52 @@ def image() -> Path:
         if ended.returncode != 0:
             msg = f"mmdebstrap: exit status {ended.returncode}\n{ended.stderr[-2000:]}"
             raise RuntimeError(msg)
-        half = IMAGE.with_name(f"{IMAGE.name}.half-made-{os.getpid()}")
-        # cp and not shutil: owners must stay what they are.
-        subprocess.run(["cp", "--archive", "--one-file-system", made, half], check=True, timeout=120)
-        with contextlib.suppress(OSError):
-            half.rename(IMAGE)
-        shutil.rmtree(half, ignore_errors=True)
-    return IMAGE
+        yield made
+
+
+def keep(made: Path, place: Path) -> None:
+    """Put a root in its place, whole or not at all; whoever was there first stays."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    half = place.with_name(f"{place.name}.half-made-{os.getpid()}")
+    # cp and not shutil: owners must stay what they are.
+    subprocess.run(["cp", "--archive", "--one-file-system", made, half], check=True, timeout=120)
+    with contextlib.suppress(OSError):
+        half.rename(place)
+    shutil.rmtree(half, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def disk(lower: Path | None = None) -> Iterator[Path]:
+    """Yield the root of a copy of an image, in memory, that lasts for several boots: give it to `Container`.
+
+    lower: the root that is copied; None: that of `image`.
+    """
+    with tempfile.TemporaryDirectory(prefix="pg-disk-", dir="/tmp") as name, contextlib.ExitStack() as stack:
+        memory, root = Path(name, "memory"), Path(name, "root")
+        memory.mkdir()
+        root.mkdir()
+        _mount(stack, "-t", "tmpfs", "-o", "mode=0755", "tmpfs", str(memory))
+        for part in ("upper", "work"):
+            (memory / part).mkdir()
+        options = f"lowerdir={lower or image()},upperdir={memory}/upper,workdir={memory}/work"
+        _mount(stack, "-t", "overlay", "-o", options, "overlay", str(root))
+        yield root
+
+
+def _mount(stack: contextlib.ExitStack, *words: str) -> None:
+    subprocess.run(["mount", *words], check=True, timeout=10)
+    stack.callback(subprocess.run, ["umount", "--lazy", words[-1]], check=True, timeout=10)
 
 
 class Container:
     """One boot of the image. Everything that it writes is gone afterwards (an overlay in memory)."""
 
-    def __init__(self, *, binds: Mapping[str, Path], files: Mapping[str, str]) -> None:
-        """Take files to show inside, read-only: of ours by path (binds), or made up for the test (files)."""
+    def __init__(self, *, binds: Mapping[str, Path], files: Mapping[str, str], root: Path | None = None) -> None:
+        """Take files to show inside, read-only: of ours by path (binds), or made up for the test (files).
+
+        root: of a `disk` that keeps what is written, for the boot after this one.
+        """
+        self._root = root
         self._binds = dict(binds)
         self._files = dict(files)
         self._folder = Path(tempfile.mkdtemp(prefix="pg-ns-", dir="/tmp"))
@@ -76,7 +114,8 @@ class Container:
 
     def __enter__(self) -> Self:
         """Boot, and wait until systemd says that it is up."""
-        argv = [require("systemd-nspawn"), "--quiet", "--boot", f"--directory={image()}", "--volatile=overlay"]
+        argv = [require("systemd-nspawn"), "--quiet", "--boot"]
+        argv += [f"--directory={self._root}"] if self._root else [f"--directory={image()}", "--volatile=overlay"]
         argv += ["--register=no", "--keep-unit", f"--machine=pg-{secrets.token_hex(4)}"]
         argv += ["--link-journal=no", "--resolv-conf=off", "--timezone=off", "--private-network"]
         for number, (inside, text) in enumerate(self._files.items()):
@@ -139,6 +178,12 @@ class Container:
         """Stop PID 1 inside, as a kernel bug or a hung disk may: it answers nobody any more."""
         assert self._leader is not None
         os.kill(self._leader, signal.SIGSTOP)
+
+    @property
+    def network(self) -> Path:
+        """The network of its own, for setns(2)."""
+        assert self._leader is not None
+        return Path(f"/proc/{self._leader}/ns/net")
 
     @property
     def on(self) -> bool:

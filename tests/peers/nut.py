@@ -11,7 +11,7 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -181,10 +181,12 @@ async def upsd(
     certificate: tuple[Path, str] | None = None,
     max_age_s: int = 15,
     driver_lines: str = "",
+    bring: Callable[[Path], Awaitable[None]] | None = None,
 ) -> AsyncIterator[Upsd]:
     """Serve UPSes (of the name "dsim", unless told). certificate: an NSS folder, and a nickname in it.
 
-    max_age_s: upsd's MAXAGE. driver_lines: further lines of each section of ups.conf(5).
+    max_age_s: upsd's MAXAGE. driver_lines: further lines of each section of ups.conf(5). bring: puts drivers of the
+    test's own into the folder of sockets (`nut_driver`), in place of dummy-ups.
     """
     program("upsd"), program("dummy-ups")
     names = names or ("dsim",)
@@ -207,7 +209,7 @@ async def upsd(
     try:
         for name in names:
             served.change(values, name)
-            await served.start_driver(name)
+            await (served.start_driver(name) if bring is None else bring(folder))
         await served.start()
         for name in names:
             await served.shows(served.values[name]["ups.status"], ups=name)

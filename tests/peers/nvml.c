@@ -176,3 +176,19 @@ nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t device, int *mode) {
     *mode = (int)read;
     return failure;
 }
+
+nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *corrected, unsigned int *uncorrected,
+                                       unsigned int *pending, unsigned int *failed) {
+    unsigned long long read = 0;
+    nvmlReturn_t failure = number_of(device, "DeviceGetRemappedRows", "remap_pending", pending);
+    *corrected = *uncorrected = 0;
+    *failed = read_number(index_of(device), "remap_failed", &read) && read;
+    return failure;
+}
+
+nvmlReturn_t nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice_t device, int *pending) {
+    unsigned int read = 0;
+    nvmlReturn_t failure = number_of(device, "DeviceGetRetiredPagesPendingStatus", "retire_pending", &read);
+    *pending = (int)read;
+    return failure;
+}

@@ -4,22 +4,19 @@ nvidia-ml-py loads libnvidia-ml.so.1 as it would the driver's. What its function
 hang, is in files that tests read and write (tests/peers/nvml.c).
 """
 
-import atexit
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from tests.peers import require
+from tests.peers import folder_of_session, require
 
 SOURCE: Final = Path(__file__).with_name("nvml.c")
 HELPER: Final = (sys.executable, "-I", "-m", "powerguard.effectors.gpu.helper")
@@ -35,15 +32,16 @@ H100: Final = {
     "throttle_reasons": "0x4",
     "mig": 0,
     "persistence": 1,
+    "remap_pending": 0,
 }
 
 
 @cache
 def library() -> Path:
     """Return the folder with our libnvidia-ml.so.1, built once for this process."""
-    folder = Path(tempfile.mkdtemp(prefix="pg-nvml-", dir="/tmp"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    argv = [require("cc"), "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1"]
+    compiler = require("cc")
+    folder = folder_of_session("pg-nvml-")
+    argv = [compiler, "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1"]
     subprocess.run([*argv, "-o", str(folder / "libnvidia-ml.so.1"), str(SOURCE)], check=True, timeout=60)
     return folder
 

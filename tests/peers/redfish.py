@@ -8,7 +8,6 @@ import base64
 import hashlib
 import json
 import ssl
-import sys
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -25,7 +24,7 @@ from cryptography.x509.oid import NameOID
 
 from powerguard.effectors.bmc.options import BmcOptions
 from powerguard.options import Secret
-from tests.peers import MISSING
+from tests.peers import require
 from tests.peers.ipmi import keep_secret
 
 USER: Final = "powerguard"
@@ -121,6 +120,10 @@ class OwnRedfish:
                 self.system["Oem"] = {"Hpe": {"PowerAutoOn": policy}}
             case "dell":
                 self.bios["Attributes"]["AcPwrRcvry"] = policy
+        target = f"/redfish/v1/Systems/{systems[0] if systems else 1}/Actions/ComputerSystem.Reset"
+        self.reset: dict[str, Any] = {"target": target, "ResetType@Redfish.AllowableValues": ["On", "ForceOff"]}
+        self.system["Actions"] = {"#ComputerSystem.Reset": self.reset}
+        self.resets: list[str] = []
         self._systems = systems
         self._version = 1
         self._before: dict[str, Any] = {}
@@ -177,6 +180,8 @@ class OwnRedfish:
             return self._told({"Members": paths})
         if request.path.endswith("/Bios"):
             return self._told(self.bios)
+        if request.path.endswith("/Actions/ComputerSystem.Reset") and request.method == "POST":
+            return await self._on_reset(request)
         return await self._of_system(request)
 
     async def _of_system(self, request: web.Request) -> web.StreamResponse:
@@ -192,6 +197,12 @@ class OwnRedfish:
         self._before = json.loads(json.dumps(self.system))
         if not self.faults.lie:
             _merge(self.system, await request.json())
+        return web.Response(status=204)
+
+    async def _on_reset(self, request: web.Request) -> web.StreamResponse:
+        self.resets.append((await request.json())["ResetType"])
+        if not self.faults.lie:
+            self.system["PowerState"] = "On"
         return web.Response(status=204)
 
     def touch(self) -> None:
@@ -221,20 +232,23 @@ def _merge(into: dict[str, Any], change: dict[str, Any]) -> None:
 class SushyEmulator:
     """OpenStack's sushy-emulator with its fake driver: `async with SushyEmulator(folder, certificate, systems=1)`."""
 
-    def __init__(self, folder: Path, certificate: Certificate, *, systems: int) -> None:
-        program = Path(sys.executable).with_name("sushy-emulator")
-        if not program.exists():
-            pytest.skip(f"{MISSING}sushy-emulator (pip install 'powerguard[test]')")
-        self._program = program
+    def __init__(self, folder: Path, certificate: Certificate, *, systems: int, power: str = "On") -> None:
+        self._program = require("sushy-emulator")
         self._folder = folder
         self._certificate = certificate
         self._systems = systems
+        self._power = power
         self._process: asyncio.subprocess.Process | None = None
         self.port = 0
 
     async def __aenter__(self) -> Self:
         systems = [
-            {"uuid": f"00000000-0000-4000-8000-00000000000{n}", "name": f"node-{n}", "power_state": "On", "nics": []}
+            {
+                "uuid": f"00000000-0000-4000-8000-00000000000{n}",
+                "name": f"node-{n}",
+                "power_state": self._power,
+                "nics": [],
+            }
             for n in range(1, self._systems + 1)
         ]
         config = self._folder / "sushy.conf"

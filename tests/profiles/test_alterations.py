@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.core.events import OutputSource
+from powerguard.core.readings import OutputSource
 from powerguard.profiles.decode import Decoded, decode
 from powerguard.profiles.load import load_profiles
 from powerguard.profiles.probe import choose

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from powerguard.core.events import OutputSource
+from powerguard.core.readings import OutputSource
 from powerguard.profiles.decode import Decoded, decode, redundant
 from powerguard.profiles.load import load_profiles
 from powerguard.profiles.schema import OnBattery
@@ -302,18 +302,26 @@ def test_the_phases_are_asked_every_time_where_the_single_object_says_0() -> Non
     assert set(THREE) <= redundant(PROFILES, walk("apc", THREE))
 
 
-@pytest.mark.parametrize("family", ["apc", "rfc1628"])
-def test_no_volts_on_utility_say_nothing_of_the_input(family: str) -> None:
-    """A card that does not measure its input; with one more witness, a status that lags behind an outage."""
-    volts, since, seconds = {
-        "apc": ({f"{A}.3.3.1.0": None, f"{A}.3.2.1.0": 0}, f"{A}.2.1.2.0", 500),
-        "rfc1628": ({f"{U}.3.3.1.3.1": 0}, f"{U}.2.2.0", 5),
-    }[family]
+@pytest.mark.parametrize(
+    ("family", "volts", "read"),
+    [
+        ("apc", {f"{A}.3.3.1.0": None, f"{A}.3.2.1.0": 0}, 0),
+        ("rfc1628", {f"{U}.3.3.1.3.1": 0}, 0),
+        ("apc", {f"{A}.3.3.1.0": 231, f"{A}.3.2.1.0": None}, 23.1),
+        ("apc", {f"{A}.3.3.1.0": 120, f"{A}.3.2.1.0": None}, 12),
+    ],
+)
+def test_no_volts_on_utility_say_nothing_of_the_input(family: str, volts: dict[str, int | None], read: float) -> None:
+    """A card that does not measure its input, or tells whole volts where tenths belong.
+
+    With one more witness, a status that lags behind an outage.
+    """
+    since, seconds = {"apc": (f"{A}.2.1.2.0", 500), "rfc1628": (f"{U}.2.2.0", 5)}[family]
     quiet = told(family, volts)
     assert (quiet.output_source, quiet.input_v, quiet.input_present) == (OutputSource.UTILITY, None, None)
-    assert "not measured" in why(quiet, "input_v")
+    assert f"{read:g} V at an input that feeds the output: not measured" in why(quiet, "input_v")
     lagging = told(family, {**volts, since: seconds})
-    assert (lagging.output_source, lagging.input_v, lagging.input_present) == (OutputSource.UTILITY, 0, False)
+    assert (lagging.output_source, lagging.input_v, lagging.input_present) == (OutputSource.UTILITY, read, False)
 
 
 def test_an_alarm_is_a_second_witness_of_no_volts() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from powerguard.cli.snmp_profile import compare
 from powerguard.cli.snmp_render import shape
-from powerguard.core.events import OutputSource
+from powerguard.core.readings import OutputSource
 from powerguard.profiles.controls import Verb
 from powerguard.profiles.decode import decode
 from powerguard.profiles.load import load_profiles, parse_profile

@@ -137,7 +137,7 @@ LAST_SET = {
         "off_with_return": (".8.2.0", "s"),
         "off_stays": (".8.2.0", "s"),
         "reboot": (".8.4.0", "s"),
-        "cancel": (".8.2.0", -1),
+        "cancel": (".8.3.0", -1),
         "self_test": (".7.1.0", "1.3.6.1.2.1.33.1.7.7.4"),
     },
     "apc-powernet": {
@@ -202,6 +202,7 @@ def test_what_happens_when_utility_returns_is_promised_only_where_the_mib_does()
     assert promised == {
         ("apc-powernet", "off_with_return"),
         ("apc-powernet", "outlet_reboot"),
+        ("rfc1628", "off_with_return"),
         ("rfc1628", "reboot"),
         ("xups", "off_with_return"),
         ("xups", "outlet_off_with_return"),

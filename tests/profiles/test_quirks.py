@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from powerguard.core.events import OutputSource
+from powerguard.core.readings import OutputSource
 from powerguard.profiles.decode import Decoded, decode
 from powerguard.profiles.load import load_profiles, parse_profile
 from powerguard.profiles.probe import choose, identity, partly, unmet

@@ -9,9 +9,11 @@ import pytest
 from powerguard.cli.snmp import choose_for
 from powerguard.cli.snmp_profile import compare
 from powerguard.cli.snmp_render import shape
+from powerguard.profiles.controls import Verb
 from powerguard.profiles.decode import decode, redundant
 from powerguard.profiles.load import load_profiles
 from powerguard.profiles.schema import Profile
+from powerguard.profiles.switch import offered
 from powerguard.profiles.values import Answer, Oid, below
 from powerguard.profiles.walk import read_walk
 
@@ -52,6 +54,32 @@ def test_a_real_walk(name: str) -> None:
     assert told["stale"] is None
     if name == "cetpower":
         assert told["witnesses"] == []
+
+
+FIT = {
+    "cetpower": ("rfc1628", "upsAutoRestart is -1 and must be 1"),
+    "cyberpower_pr2200rt2uc": ("rfc1628", "upsAutoRestart is 2 and must be 1"),
+    "eaton-mgeups_9pxle": ("xups", ""),
+    "eatonupsm2_9px+empg2": ("xups", ""),
+}
+"""Of those whose walks have all objects of a command that cycles: the family, and what doctor would say."""
+
+
+@needs_walks
+@each_walk
+def test_what_a_real_card_says_of_its_off_command(name: str) -> None:
+    """No countdown is seen where none runs, or way B would be blocked for ever; and a real rack stands at "off"."""
+    if WALKS[name]["kind"] == "pdu":
+        return
+    answers, chosen = device(name)
+    found = list(offered(chosen, Verb.OFF_WITH_RETURN))
+    assert [one.standing_s(answers) for one in found] == [None] * len(found)
+    whole = [one for one in found if not one.lacks(answers) and one.returns == "cycles"]
+    assert bool(whole) == (name in FIT)
+    if whole:
+        family, problem = FIT[name]
+        said = "; ".join(whole[0].unfit(answers, today=True))
+        assert (whole[0].profile.name, said[: len(problem) or None]) == (family, problem)
 
 
 @needs_walks

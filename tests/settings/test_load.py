@@ -255,8 +255,8 @@ def test_a_file_that_is_no_map(tmp_path: Path, text: str) -> None:
     assert told == "powerguard.yaml:1:1: must be a map of settings (key: value lines)"
 
 
-def test_a_missing_file_says_where_the_sample_is(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"No such file or directory \(write one: config/powerguard.yaml"):
+def test_a_missing_file_says_where_settings_come_from(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"No such file or directory \(write one: `powerguard discover`"):
         load(tmp_path / "absent.yaml")
 
 
@@ -291,15 +291,19 @@ def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
         f"{'x' * 500_000}: 1",
         f"mode: {'x' * 500_000}",
         "ups: " + "[" * 31 + "]" * 31,
+        "mode: armed\nups: {" + ", ".join(f"u{number}: {{sources: []}}" for number in range(6_000)) + "}",
+        "mode: armed\nups: {"
+        + ", ".join(f"u{number}: {{sources: [{{kind: snmp, host: h{number}}}]}}" for number in range(3_000))
+        + "}\nfeeds: {supplies: [u1]}",
     ],
-    ids=["many keys", "many items", "a long key", "a long value", "deep"],
+    ids=["many keys", "many items", "a long key", "a long value", "deep", "many empty lists", "many UPSes"],
 )
 def test_a_hostile_file_is_refused_soon_and_briefly(tmp_path: Path, text: str) -> None:
     """No file keeps the daemon from starting for long, or floods its log."""
     write(tmp_path, text, "conf.d/same.yaml")
-    began_s = time.perf_counter()
+    began_s = time.process_time()
     told = mistakes(tmp_path, text)
-    assert time.perf_counter() - began_s < 20
+    assert time.process_time() - began_s < 6
     assert len(told) <= MAX_TOLD + 1
     assert max(map(len, told)) < 600
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from powerguard.clock import Clock, boottime_s
-from powerguard.core.events import Reading, SourceFailed
+from powerguard.core.readings import Reading, SourceFailed
 from powerguard.sources.apcupsd import ApcupsdSource
 from powerguard.sources.apcupsd_options import ApcupsdOptions
 

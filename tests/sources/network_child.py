@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 from powerguard.clock import boottime_s
-from powerguard.core.events import NetworkSeen
+from powerguard.core.readings import NetworkSeen
 from powerguard.sources.network import NetworkWatch
 
 HURRIED = {

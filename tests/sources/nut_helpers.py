@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from powerguard.clock import Clock, boottime_s
-from powerguard.core.events import Reading, SourceFailed
-from powerguard.protocols.nut import split
+from powerguard.core.readings import Reading, SourceFailed
+from powerguard.protocols.nut import NutError, split
 from powerguard.sources.nut import NutSource
 from powerguard.sources.nut_options import NutOptions
 
@@ -126,7 +126,10 @@ class FakeUpsd:
         try:
             with contextlib.suppress(ConnectionError, asyncio.CancelledError):
                 while line := await reader.readline():
-                    words = split(line.decode().rstrip("\n"))
+                    try:
+                        words = split(line.decode().rstrip("\n"))
+                    except (UnicodeDecodeError, NutError):
+                        continue  # the beginning of TLS, which nobody answers here
                     self.requests.append(words)
                     answer = self.answer(self, words, writer)
                     if answer is not None:

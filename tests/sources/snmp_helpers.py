@@ -11,9 +11,8 @@ from powerguard.sim import snmp_ber as ber
 from powerguard.sim.snmp_agent import OnSet, SnmpAgent
 from powerguard.sim.snmp_ber import SimValue
 from powerguard.sim.snmp_usm import SimUser
-from powerguard.sources.snmp_engine import close_engines
 from powerguard.sources.snmp_options import SnmpOptions
-from powerguard.sources.snmp_port import PysnmpPort
+from powerguard.sources.snmp_port import CardPort
 
 A = "1.3.6.1.4.1.318.1.1.1"
 U = "1.3.6.1.2.1.33.1"
@@ -54,13 +53,12 @@ def options(port: int, **more: object) -> SnmpOptions:
 
 
 @asynccontextmanager
-async def port_to(agent: SnmpAgent, *, retries: int = 0, **more: object) -> AsyncIterator[PysnmpPort]:
-    port = PysnmpPort(options(agent.port, **more), retries=retries)
+async def port_to(agent: SnmpAgent, *, retries: int = 0, **more: object) -> AsyncIterator[CardPort]:
+    port = CardPort(options(agent.port, **more), retries=retries)
     try:
         yield port
     finally:
         await port.close()
-        close_engines()
 
 
 @asynccontextmanager

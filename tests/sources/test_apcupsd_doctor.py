@@ -5,7 +5,7 @@ import sys
 
 from powerguard.cli.checks_apcupsd import apcupsd_findings
 from powerguard.clock import boottime_s
-from powerguard.core.events import OutputSource
+from powerguard.core.readings import OutputSource
 from powerguard.effectors.host_findings import Finding
 from tests.e2e.rig import free_tcp_port
 from tests.sources.apcupsd_helpers import ONLINE, FakeApcupsd, apcupsd, options

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.events import OutputSource, Reading, SourceFailed
+from powerguard.core.readings import OutputSource, Reading, SourceFailed
 from powerguard.protocols.nis import Flag
 from powerguard.sim.snmp_agent import Fault, SnmpAgent
 from powerguard.sim.ups import Battery, SimUps

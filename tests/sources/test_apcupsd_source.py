@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from powerguard.clock import boottime_s
-from powerguard.core.events import OutputSource, Reading, SourceFailed
+from powerguard.core.readings import OutputSource, Reading, SourceFailed
 from powerguard.protocols.nis import NisError
 from powerguard.sources.apcupsd import News, NisClient, probe
 from powerguard.sources.apcupsd_status import draft_of

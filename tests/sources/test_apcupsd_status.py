@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from powerguard.core import fusion
-from powerguard.core.events import OutputSource, Reading
 from powerguard.core.model import Feed, Policy, Supply
+from powerguard.core.readings import OutputSource, Reading
 from powerguard.profiles import told
 from powerguard.protocols.nis import Status, stamp_s
 from powerguard.sources.apcupsd import News

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from powerguard.protocols import snmp_hello
-from powerguard.protocols.snmp_trap import TrapError
+from powerguard.protocols.snmp_ber import MessageError
 from powerguard.sim import snmp_ber as ber
 from powerguard.sim.snmp_agent import Fault, SnmpAgent
 from powerguard.sim.snmp_usm import SimUser
@@ -213,7 +213,7 @@ async def test_the_sweep_keeps_to_its_rate() -> None:
 
 def test_answers_that_are_none() -> None:
     for data in (b"", b"\x30\x00", b"\x30\x03\x02\x01\x07", snmp_hello.hello("2c", 5)):
-        with pytest.raises(TrapError):
+        with pytest.raises(MessageError):
             snmp_hello.answered(data)
 
 

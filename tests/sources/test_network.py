@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.events import NetworkSeen
+from powerguard.core.readings import NetworkSeen
 from powerguard.protocols.rtnetlink import Link, Neighbour, Route
 from powerguard.sources.network import NetworkWatch, Watched, resolve
 from tests.peers import require

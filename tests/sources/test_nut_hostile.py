@@ -9,10 +9,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from powerguard.clock import boottime_s
-from powerguard.core.events import OutputSource, Reading, SourceFailed
+from powerguard.core.readings import OutputSource, Reading, SourceFailed
 from powerguard.options import Secret
 from powerguard.sources.nut import NutSource
-from tests.sources.nut_helpers import FakeUpsd, forget, listening, options, until, until_lost
+from tests.sources.nut_helpers import FakeUpsd, Later, forget, listening, options, until, until_lost
 from tests.sources.snmp_helpers import secret
 
 BATTERY = {"ups.status": "OB DISCHRG", "input.voltage": "0"}
@@ -282,19 +282,48 @@ async def test_tls_that_is_required_and_not_offered_yields_no_reading() -> None:
         assert upsd.said("GET") == upsd.said("LIST") == 0
 
 
-async def test_tls_that_comes_late_never_leads_to_a_poll_in_clear_text() -> None:
-    """A link whose STARTTLS was not answered in time is thrown away, not polled as it is."""
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (None, "no answer to STARTTLS in 0.5 s"),
+        (b"OK STARTTLS\n", "STARTTLS failed: no answer"),
+        (b"", "upsd closed the connection"),
+    ],
+    ids=["no answer", "a handshake that hangs", "breaks off"],
+)
+async def test_tls_that_hangs_or_breaks_off(answer: bytes | None, says: str, tmp_path: Path) -> None:
+    """Required: never a poll in clear text. If offered: a miss, then an alarm, and readings without trust or login.
+
+    Tried again five minutes later, and then used as it is.
+    """
+    is_mended = False
 
     def answers(upsd: FakeUpsd, words: tuple[str, ...], writer: asyncio.StreamWriter) -> bytes | None:
-        return None if words == ("STARTTLS",) else upsd.honest(words)
+        if words != ("STARTTLS",) or is_mended:
+            return upsd.honest(words)
+        if answer == b"":
+            writer.close()
+        return answer or None
 
-    for tls in ("required", "if-offered"):
-        more = {"tls": tls, "timeout_s": 0.5}
-        async with FakeUpsd(answer=answers).serving() as upsd, listening(options(upsd.port, **more)) as (_, heard):
-            assert "no answer to STARTTLS in 0.5 s" in (await until(heard, SourceFailed)).reason
-            await asyncio.sleep(0.4)
-            assert upsd.connections >= 2
-            assert upsd.said("GET") == upsd.said("LIST") == 0
+    more = {"timeout_s": 0.5, "user": "u", "password": secret(tmp_path, "password", "a secret")}
+    clock = Later()
+    async with FakeUpsd(answer=answers).serving() as upsd:
+        async with listening(options(upsd.port, tls="required", **more)) as (_, heard):
+            assert says in (await until(heard, SourceFailed)).reason
+            while upsd.connections < 4:  # noqa: ASYNC110 - upsd tells nobody
+                await asyncio.sleep(0.02)
+            assert upsd.said("GET") == upsd.said("LIST") == upsd.said("PASSWORD") == 0
+        with capture_logs() as logs:
+            async with listening(options(upsd.port, **more), clock=clock) as (source, heard):
+                assert says in (await until(heard, SourceFailed)).reason
+                assert not (await until(heard, Reading)).authenticated
+                assert upsd.said("PASSWORD") == 0
+                assert says in source.trouble
+                is_mended = True
+                clock.ahead_s = 301.0
+                while not upsd.said("LOGIN") or source.trouble:  # noqa: ASYNC110 - upsd tells nobody
+                    await asyncio.sleep(0.02)
+    assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["tls_broken"]
 
 
 async def test_a_upsd_that_accepts_and_breaks_off_is_not_hammered() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
-from powerguard.core.events import Reading
+from powerguard.core.readings import Reading
 from powerguard.options import Secret
 from powerguard.sources.nut_link import Link
 from powerguard.sources.nut_login import Login

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.events import Reading, SourceFailed
+from powerguard.core.readings import Reading, SourceFailed
 from powerguard.protocols.nut import encode
 from powerguard.sources.nut import NutSource
 from powerguard.sources.nut_link import LateError, Link, LinkError

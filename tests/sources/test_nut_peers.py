@@ -1,6 +1,7 @@
 """The nut source against the real upsd with dummy-ups: flips, logins, orders, and all of it that can die or hang."""
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 
@@ -8,11 +9,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from powerguard.clock import boottime_s
-from powerguard.core.events import OutputSource, Reading, SourceFailed
+from powerguard.core.readings import OutputSource, Reading, SourceFailed
 from powerguard.options import Secret
+from powerguard.sim.snmp_agent import SnmpAgent
+from powerguard.sim.ups import Battery, SimUps
 from powerguard.sources.nut import NutSource
 from powerguard.sources.nut_link import LinkError
-from tests.peers.nut import BATTERY, UTILITY, upsd
+from tests.peers.nut import BATTERY, UTILITY, program, upsd
 from tests.peers.nut_tls import Authority
 from tests.sources.nut_helpers import Later, forget, listening, options, until, until_lost
 from tests.sources.snmp_helpers import secret
@@ -249,3 +252,45 @@ async def test_a_upsd_that_comes_back_with_other_tls_is_told_and_a_right_one_use
             await comes_back(config, 1, authenticated=True)
     told = [entry["event"] for entry in logs if entry["log_level"] == "error"]
     assert told == ["tls_gone", "tls_not_believed"]
+
+
+@pytest.mark.peer("upsd", "snmp-ups")
+async def test_a_card_behind_nuts_own_snmp_driver() -> None:
+    """An outage is seen through snmp-ups as it comes; who can forge the card's answers can forge these."""
+    ups = SimUps(Battery(runtime=((0.5, 900.0), (1.0, 400.0))), clock=boottime_s, load=lambda: 0.5)
+    drivers: list[asyncio.subprocess.Process] = []
+
+    async def bring(folder: Path) -> None:
+        text = (
+            f"port = 127.0.0.1:{agent.port}\n  community = public\n  snmp_version = v2c\n  mibs = apcc\n  pollfreq = 1"
+        )
+        (folder / "ups.conf").write_text(f"maxretry = 1\n[dsim]\n  driver = snmp-ups\n  {text}\n", encoding="utf-8")
+        places = dict.fromkeys(("NUT_CONFPATH", "NUT_STATEPATH", "NUT_ALTPIDPATH"), str(folder))
+        with (folder / "snmp-ups.log").open("ab") as log:
+            argv = (program("snmp-ups"), "-F", "-a", "dsim", "-u", "root")
+            child = await asyncio.create_subprocess_exec(*argv, env={**os.environ, **places}, stdout=log, stderr=log)
+        drivers.append(child)
+        async with asyncio.timeout(15):
+            while not (folder / "snmp-ups-dsim").exists():
+                assert child.returncode is None, (folder / "snmp-ups.log").read_text(encoding="utf-8")
+                await asyncio.sleep(0.05)
+
+    try:
+        async with (
+            SnmpAgent(ups.apc_table) as agent,
+            upsd(bring=bring) as peer,
+            listening(options(peer.port)) as (source, heard),
+        ):
+            reading = await until(heard, Reading)
+            assert (reading.output_source, reading.charge_pct) == (OutputSource.UTILITY, 100)
+            assert "SNMP v2c" in source._forgeable
+            ups.utility = False
+            reading = await until(heard, Reading, on_battery)
+            assert reading.runtime_s is not None
+            ups.utility = True
+            await until(heard, Reading, on_utility)
+    finally:
+        for child in drivers:
+            if child.returncode is None:
+                child.kill()
+            await child.wait()

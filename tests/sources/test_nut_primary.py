@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.core.events import Reading
+from powerguard.core.readings import Reading
 from tests.peers.nut import USERS, upsd
 from tests.peers.upsmon import upsmon
 from tests.sources.nut_helpers import listening, options, until

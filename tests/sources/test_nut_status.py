@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerguard.core.events import OutputSource, Reading
+from powerguard.core.readings import OutputSource, Reading
 from powerguard.profiles.vocabulary import NUMBERS
 from powerguard.sources.nut_status import NOT_TOLD, STATUS, WANTED, Told, forgeable_behind, interpret, slow_behind
 

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.events import Reading, SourceFailed
+from powerguard.core.readings import Reading, SourceFailed
 from powerguard.profiles.load import load_profiles
 from powerguard.profiles.values import Answer, Missing, Oid
 from powerguard.profiles.walk import parse_walk
 from powerguard.sim import snmp_ber as ber
 from powerguard.sources.snmp import SnmpSource, probe
 from powerguard.sources.snmp_discovery import discover
-from powerguard.sources.snmp_engine import close_engines
-from powerguard.sources.snmp_port import PysnmpPort, SnmpError
+from powerguard.sources.snmp_port import CardPort, SnmpError
 from tests.peers.snmpd import COMMUNITY, snmpd
 from tests.sources.snmp_helpers import WALKS, as_sim, card, options, secret
 
@@ -57,10 +56,9 @@ async def test_every_family_is_found_over_the_wire(name: str, tmp_path: Path) ->
             assert report.profiles[0] == name
             assert report.decoded.output_source == "utility"
             assert all(report.raw[oid] == raw for oid, raw in values.items() if oid in report.raw)
-    close_engines()
 
 
-class Counting(PysnmpPort):
+class Counting(CardPort):
     """Counts the round trips."""
 
     trips = 0
@@ -79,7 +77,6 @@ async def test_what_the_search_costs(name: str, version: int | str) -> None:
         port = Counting(options(agent.port, version=version))
         plan = await discover(port, "card", PROFILES, None, with_pdus=True)
         await port.close()
-        close_engines()
     assert plan.profiles[0].name == name
     assert port.trips <= (35 if version == 1 else 12)
 
@@ -92,7 +89,6 @@ async def test_what_a_stranger_costs(version: int | str) -> None:
         with pytest.raises(SnmpError, match="fits no profile"):
             await discover(port, "card", PROFILES, None)
         await port.close()
-        close_engines()
     assert port.trips <= (45 if version == 1 else 8)
 
 
@@ -118,7 +114,6 @@ async def test_the_source_reads_every_family(name: str) -> None:
             assert isinstance(told, Reading), told
             assert told.output_source == "battery"
             polling.cancel()
-    close_engines()
 
 
 class WithoutNext:
@@ -176,7 +171,7 @@ async def test_a_card_without_end_is_left() -> None:
 async def test_a_card_that_leaves_answers_out_loses_no_row() -> None:
     """Four columns are asked at once, and it never answers more than one of them."""
 
-    class Sparse(PysnmpPort):
+    class Sparse(CardPort):
         async def following(self, oids: Sequence[str]) -> dict[str, Answer]:
             found = await super().following(oids)
             return dict(list(found.items())[:1]) if len(oids) == 4 else found
@@ -185,7 +180,6 @@ async def test_a_card_that_leaves_answers_out_loses_no_row() -> None:
         port = Sparse(options(agent.port))
         plan = await discover(port, "card", PROFILES, None)
         await port.close()
-        close_engines()
     columns = [column for profile in plan.profiles for column in profile.columns()]
     assert len(columns) == 4
     assert all(f"{column}.1" in plan.answers for column in columns)
@@ -211,8 +205,7 @@ async def test_a_device_with_another_index_than_the_first_is_found() -> None:
     }
     moved = {oid.removesuffix(".1") + ".2" if oid.endswith("3.3.1.1.1.1") else oid: raw for oid, raw in answers.items()}
     async with card({oid: as_sim(raw) for oid, raw in moved.items()}) as agent:
-        port = PysnmpPort(options(agent.port))
+        port = CardPort(options(agent.port))
         plan = await discover(port, "card", PROFILES, None)
         await port.close()
-        close_engines()
     assert plan.profiles[0].name == "tripplite"

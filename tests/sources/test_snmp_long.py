@@ -5,17 +5,18 @@ import gc
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.events import Reading, SourceFailed
+from powerguard.core.readings import Reading, SourceFailed
 from powerguard.profiles.load import load_profiles
 from powerguard.sim.snmp_agent import Fault, SnmpAgent
+from powerguard.sim.snmp_usm import SimUser
 from powerguard.sources.snmp import SnmpSource
-from powerguard.sources.snmp_engine import close_engines
-from powerguard.sources.snmp_port import PysnmpPort
-from tests.sources.snmp_helpers import card, options, table
+from powerguard.sources.snmp_port import CardPort
+from tests.sources.snmp_helpers import card, options, secret, table
 
 pytestmark = pytest.mark.slow
 
@@ -29,13 +30,9 @@ def descriptors() -> int:
 
 
 def objects() -> int:
-    """How many there are but for bare dicts: tracing where they were made would take ten times as long.
-
-    Dicts come with time, not with polls: pysnmp.proto.mpmod.cache keeps two in its queue of what is to expire for
-    each tick of 0.5 s in which it asked, for 600 ticks. Memory is bounded beside this.
-    """
+    """How many there are: tracing where they were made would take ten times as long."""
     gc.collect()
-    return sum(type(each) is not dict for each in gc.get_objects())
+    return len(gc.get_objects())
 
 
 def resident_kb() -> int:
@@ -46,15 +43,27 @@ def resident_kb() -> int:
 
 def source_of(agent: SnmpAgent, **more: object) -> SnmpSource:
     settings = options(agent.port, **more)
-    port = PysnmpPort(settings, retries=0)
+    port = CardPort(settings, retries=0)
     return SnmpSource(settings, ups="a", clock=boottime_s, port=port, profiles=load_profiles(None))
 
 
-async def test_ten_thousand_polls_leave_nothing() -> None:
+def credentials(version: int | str, folder: Path) -> tuple[SimUser | None, dict[str, Any]]:
+    """Return the card's user, and the settings that reach it."""
+    if version != 3:
+        return None, {"version": version}
+    user = SimUser(name="pg", auth=b"authpass-of-the-tests", priv=b"privpass-of-the-tests")
+    auth = secret(folder, "auth", "authpass-of-the-tests")
+    priv = secret(folder, "priv", "privpass-of-the-tests")
+    return user, {"version": 3, "user": "pg", "auth": auth, "priv": priv}
+
+
+@pytest.mark.parametrize("version", ["2c", 3])
+async def test_ten_thousand_polls_leave_nothing(version: int | str, tmp_path: Path) -> None:
     """Of a card with two families, at its whole and its brief polls; card and source are in this process."""
     heard: list[Reading | SourceFailed] = []
-    async with card(table("families/xups")) as agent:
-        source = source_of(agent)
+    user, more = credentials(version, tmp_path)
+    async with card(table("families/xups"), user=user) as agent:
+        source = source_of(agent, **more)
         for _ in range(500):
             await source._poll_and_publish(heard.append)
         heard.clear()
@@ -72,16 +81,17 @@ async def test_ten_thousand_polls_leave_nothing() -> None:
         grown, grown_kb = objects() - before, resident_kb() - resident_before_kb
         await source._port.close()
         assert descriptors() <= open_before
-    close_engines()
     print(f"{cpu_ms:.2f} ms a poll with its card; {POLLS - WARM} polls: {grown} objects and {grown_kb} KiB more")
     assert grown < COME_AND_GO, "one object in 50 polls would be seen"
     assert grown_kb < 4096
 
 
-async def test_a_thousand_timeouts_leave_nothing() -> None:
+@pytest.mark.parametrize("version", ["2c", 3])
+async def test_a_thousand_timeouts_leave_nothing(version: int | str, tmp_path: Path) -> None:
     """Twenty cards that die at once: no request, no timer, no descriptor stays, and they are found again."""
-    async with card(table("apc")) as agent:
-        sources = [source_of(agent, timeout_s=1.0) for _ in range(AT_ONCE)]
+    user, more = credentials(version, tmp_path)
+    async with card(table("apc"), user=user) as agent:
+        sources = [source_of(agent, timeout_s=1.0, **more) for _ in range(AT_ONCE)]
 
         async def poll(times: int) -> list[Reading | SourceFailed]:
             heard: list[Reading | SourceFailed] = []
@@ -106,4 +116,3 @@ async def test_a_thousand_timeouts_leave_nothing() -> None:
         assert all(isinstance(event, Reading) for event in await poll(1))
         for source in sources:
             await source._port.close()
-    close_engines()

@@ -63,7 +63,12 @@ def test_what_does_not(more: dict[str, Any], what: str) -> None:
         given(**more)
 
 
-def test_reading_the_settings_loads_no_snmp_library() -> None:
-    code = "import sys, powerguard.sources.snmp_options; print([n for n in sys.modules if n.startswith('pysnmp')])"
+@pytest.mark.parametrize("module", ["snmp_options", "snmp", "trap"])
+def test_a_host_without_version_3_does_not_load_it(module: str) -> None:
+    """cryptography takes 6 MB, for those with privacy; the settings are read by who asks for nothing at all."""
+    code = (
+        f"import sys, powerguard.sources.{module};"
+        "print([n for n in ('cryptography', 'powerguard.sources.snmp_usm') if n in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.events import OutputSource, Reading, SourceFailed
+from powerguard.core.readings import OutputSource, Reading, SourceFailed
 from powerguard.profiles.load import load_profiles
 from powerguard.sim.snmp_agent import SnmpAgent
 from powerguard.sim.snmp_usm import SimUser
 from powerguard.sources.snmp import SnmpSource, probe
-from powerguard.sources.snmp_engine import close_engines
-from powerguard.sources.snmp_port import PysnmpPort, SnmpError, Typed
+from powerguard.sources.snmp_port import CardPort, SnmpError, Typed
 from tests.peers import require
 from tests.peers.snmpd import AUTH, COMMUNITY, PRIV, USER, WRITE_COMMUNITY, snmpd
 from tests.sources.snmp_helpers import A, U, options, secret, table, walk
@@ -49,7 +48,37 @@ async def test_both_families(version: int | str, tmp_path: Path) -> None:
     decoded = report.decoded
     assert report.profiles == ("rfc1628",)
     assert (decoded.runtime_s, decoded.load_pct, decoded.watts, decoded.input_present) == (2100, 38, 410, True)
-    close_engines()
+
+
+LEVELS = [
+    (),
+    *((auth,) for auth in ("MD5", "SHA", "SHA-224", "SHA-256", "SHA-384", "SHA-512")),
+    *((auth, "AES") for auth in ("MD5", "SHA", "SHA-224", "SHA-256", "SHA-384", "SHA-512")),
+    *((auth, priv) for auth in ("MD5", "SHA", "SHA-512") for priv in ("DES", "AES-192", "AES-256")),
+]
+"""Each digest; each cipher, with digests whose keys are long enough for it and with those that are lengthened."""
+
+
+async def test_every_protocol_and_level(tmp_path: Path) -> None:
+    """Of net-snmp, whose AES-192-C and AES-256-C lengthen keys as cards do: read, written, walked."""
+    lines = []
+    for number, words in enumerate(LEVELS):
+        ciphers = (f"{word}-C" if word.startswith("AES-") else word for word in words[1:])
+        given = [f"{words[0]} {AUTH}", *(f"{word} {PRIV}" for word in ciphers)] if words else []
+        level = ("noauth", "auth", "priv")[len(words)]
+        lines += [" ".join([f"createUser u{number}", *given]), f"rwuser u{number} {level}"]
+    auth, priv = secret(tmp_path, "auth", AUTH), secret(tmp_path, "priv", PRIV)
+    oid = f"{U}.8.2.0"
+    async with snmpd(without_system("rfc1628"), lines=lines) as peer:
+        for number, words in enumerate(LEVELS):
+            more = dict(zip(("auth_protocol", "priv_protocol"), words, strict=False))
+            more |= {"auth": auth} if words else {}
+            more |= {"priv": priv} if len(words) > 1 else {}
+            port = CardPort(options(peer.port, version=3, user=f"u{number}", timeout_s=2.0, **more))
+            await port.set({oid: Typed("integer", 100 + number)})
+            assert await port.get([oid]) == {oid: 100 + number}, words
+            assert await port.walk(f"{U}.8.2") == {oid: 100 + number}
+            await port.close()
 
 
 async def test_an_outage_told_by_set(tmp_path: Path) -> None:
@@ -75,18 +104,16 @@ async def test_an_outage_told_by_set(tmp_path: Path) -> None:
     assert "no answer from" in failed.reason
     task.cancel()
     await asyncio.wait([task])
-    close_engines()
 
 
 async def test_a_set_through_our_port(tmp_path: Path) -> None:
     async with snmpd(without_system("rfc1628")) as peer:
-        port = PysnmpPort(options(peer.port, community=secret(tmp_path, "w", WRITE_COMMUNITY)))
+        port = CardPort(options(peer.port, community=secret(tmp_path, "w", WRITE_COMMUNITY)))
         await port.set({f"{U}.8.2.0": Typed("integer", 120)})
         assert await port.get([f"{U}.8.2.0"]) == {f"{U}.8.2.0": 120}
         with pytest.raises(SnmpError, match=rf"for {U}\.99\.0$"):
             await port.set({f"{U}.99.0": Typed("integer", 1)})
         await port.close()
-    close_engines()
 
 
 async def test_wrong_secrets_against_snmpd(tmp_path: Path) -> None:
@@ -103,7 +130,6 @@ async def test_wrong_secrets_against_snmpd(tmp_path: Path) -> None:
                 await probe(options(peer.port, **bad), profiles=PROFILES)
             assert hint in str(caught.value)
             assert "of-the-tests" not in str(caught.value)
-    close_engines()
 
 
 @pytest.mark.parametrize(

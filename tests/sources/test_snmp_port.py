@@ -2,8 +2,12 @@
 
 import asyncio
 import contextlib
+import socket
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,8 +16,7 @@ from powerguard.profiles.values import Missing, Oid
 from powerguard.sim import snmp_ber as ber
 from powerguard.sim.snmp_agent import Fault, SnmpAgent
 from powerguard.sim.snmp_usm import SimUser
-from powerguard.sources.snmp_engine import close_engines, garbled_packets, live_engines
-from powerguard.sources.snmp_port import MAX_ROWS, PysnmpPort, SnmpError, Typed
+from powerguard.sources.snmp_port import MAX_ROWS, CardPort, SnmpError, Typed, garbled_packets
 from tests.sources.snmp_helpers import A, U, card, options, port_to, secret, table
 
 STATUS, RUNTIME, CHARGE = f"{A}.4.1.1.0", f"{A}.2.2.3.0", f"{A}.2.2.1.0"
@@ -45,7 +48,7 @@ async def test_every_type_becomes_plain_python() -> None:
 @pytest.mark.parametrize("version", [1, "2c"])
 @pytest.mark.parametrize("fault", [Fault.SWAPPED, Fault.SHIFTED, Fault.TWICE, Fault.NONE])
 async def test_answers_in_any_order_are_told_apart_by_name(fault: Fault, version: int | str) -> None:
-    """pysnmp hands swapped varbinds on as they come."""
+    """Each value belongs to the name beside it, not to the place of the question."""
     async with card(table("apc")) as agent, port_to(agent, version=version) as port:
         agent.fault = fault
         for _ in range(3):
@@ -54,7 +57,7 @@ async def test_answers_in_any_order_are_told_apart_by_name(fault: Fault, version
 
 @pytest.mark.parametrize("fault", [Fault.FEWER, Fault.EMPTY])
 async def test_what_is_left_out_is_missing(fault: Fault) -> None:
-    """pysnmp accepts short answers silently."""
+    """A card that leaves objects out has not said that they are not there."""
     async with card(table("apc")) as agent, port_to(agent) as port:
         agent.fault = fault
         answers = await port.get(ASKED)
@@ -117,7 +120,7 @@ async def test_too_big_is_asked_in_parts() -> None:
 
 
 async def test_version_1_gives_up_one_object_not_all() -> None:
-    """noSuchName refuses the whole request, and pysnmp then shows every object as missing."""
+    """noSuchName refuses the whole request, for the sake of one object."""
     absent = [f"{A}.9.9.0", f"{U}.4.1.0"]
     async with card(table("apc")) as agent, port_to(agent, version=1) as port:
         answers = await port.get([absent[0], *ASKED, absent[1]])
@@ -205,22 +208,21 @@ async def test_version_3_and_what_a_wrong_secret_says(tmp_path: Path) -> None:
             ({"user": "pg", "auth": short, "priv": priv}, "shorter than 8 characters"),
             ({"user": "pg", "auth": Secret(file=str(tmp_path / "none"))}, "No such file"),
         ):
-            port = PysnmpPort(options(agent.port, version=3, **settings))
+            port = CardPort(options(agent.port, version=3, **settings))
             with pytest.raises(SnmpError) as caught:
                 await port.get(ASKED)
             await port.close()
             assert hint in str(caught.value)
             assert "of-the-tests" not in str(caught.value)
-    close_engines()
 
 
 async def test_two_cards_one_user_name_other_keys(tmp_path: Path) -> None:
-    """One engine would change the user's keys with every request, and both cards would refuse."""
+    """Keys belong to a user of a card: one name is not one set of them."""
     users = [SimUser(name="pg", auth=f"authpass-number-{n}".encode()) for n in (1, 2)]
     secrets = [secret(tmp_path, f"auth{n}", f"authpass-number-{n}") for n in (1, 2)]
     async with card(table("apc"), user=users[0]) as one, card(table("rfc1628"), user=users[1]) as two:
         ports = [
-            PysnmpPort(options(agent.port, version=3, user="pg", auth=auth))
+            CardPort(options(agent.port, version=3, user="pg", auth=auth))
             for agent, auth in zip((one, two), secrets, strict=True)
         ]
         for _ in range(2):
@@ -228,7 +230,21 @@ async def test_two_cards_one_user_name_other_keys(tmp_path: Path) -> None:
             assert (await ports[1].get([f"{U}.4.1.0"]))[f"{U}.4.1.0"] == 3
         for port in ports:
             await port.close()
-        close_engines()
+
+
+async def test_cards_that_share_a_community() -> None:
+    """Two cards with "public", one of version 1, and a second port to the first: each hears its own answers."""
+    async with card({f"{U}.1.2.0": ber.octets("A")}) as one, card({f"{U}.1.2.0": ber.octets("B")}) as other:
+        ports = [CardPort(options(agent.port, version=version)) for agent in (one, other) for version in ("2c", 1)]
+        try:
+            for _ in range(2):
+                told = [(await port.get([f"{U}.1.2.0"]))[f"{U}.1.2.0"] for port in ports]
+                assert told == [b"A", b"A", b"B", b"B"]
+            await ports.pop(0).close()
+            assert [(await port.get([f"{U}.1.2.0"]))[f"{U}.1.2.0"] for port in ports] == [b"A", b"B", b"B"]
+        finally:
+            for port in ports:
+                await port.close()
 
 
 @pytest.mark.parametrize(
@@ -240,11 +256,10 @@ async def test_two_cards_one_user_name_other_keys(tmp_path: Path) -> None:
     ],
 )
 async def test_a_name_that_nobody_knows(host: str, says: str) -> None:
-    port = PysnmpPort(options(161, host=host))
+    port = CardPort(options(161, host=host))
     with pytest.raises(SnmpError, match=says):
         await port.get(ASKED)
     await port.close()
-    close_engines()
 
 
 async def test_a_cancelled_request_leaves_nothing_behind() -> None:
@@ -258,8 +273,16 @@ async def test_a_cancelled_request_leaves_nothing_behind() -> None:
         assert await port.get(ASKED) == ANSWERED
 
 
-async def test_the_first_request_does_not_stop_the_loop() -> None:
-    """An engine's first request loads MIBs for 0.4 s (5 s on a starved host): that belongs into a thread."""
+@asynccontextmanager
+async def guarded_card(folder: Path) -> AsyncIterator[tuple[SnmpAgent, dict[str, Any]]]:
+    """A card of version 3, and the options that reach it."""
+    auth, priv = secret(folder, "auth", AUTH), secret(folder, "priv", PRIV)
+    async with card(table("apc"), user=SimUser(name="pg", auth=AUTH.encode(), priv=PRIV.encode())) as agent:
+        yield agent, {"version": 3, "user": "pg", "auth": auth, "priv": priv}
+
+
+async def test_the_first_request_does_not_stop_the_loop(tmp_path: Path) -> None:
+    """Ciphers are loaded, and megabytes hashed into keys, in a thread: the loop has other cards to ask."""
     worst_s = 0.0
     done = False
 
@@ -270,7 +293,7 @@ async def test_the_first_request_does_not_stop_the_loop() -> None:
             await asyncio.sleep(0.005)
             worst_s = max(worst_s, time.monotonic() - began)
 
-    async with card(table("apc")) as agent, port_to(agent) as port, asyncio.TaskGroup() as group:
+    async with guarded_card(tmp_path) as (agent, more), port_to(agent, **more) as port, asyncio.TaskGroup() as group:
         group.create_task(watch())
         began = time.monotonic()
         assert await port.get(ASKED) == ANSWERED
@@ -279,18 +302,43 @@ async def test_the_first_request_does_not_stop_the_loop() -> None:
     assert worst_s < max(0.15, took_s / 2), f"the loop stood still for {worst_s:.3f} of {took_s:.3f} s"
 
 
-async def test_the_last_port_closes_the_engine() -> None:
-    """A daemon that ends, or a doctor that has asked, leaves no socket open."""
-    loop = asyncio.get_running_loop()
-    async with card(table("apc")) as agent:
-        one, two = PysnmpPort(options(agent.port)), PysnmpPort(options(agent.port, version=1))
-        for port in (one, two):
-            assert await port.get(ASKED) == ANSWERED
-        assert len(live_engines[loop]) == 1
-        await one.close()
-        assert await two.get(ASKED) == ANSWERED
-        await two.close()
-        assert live_engines[loop] == []
+@pytest.mark.parametrize("patience_s", [5.0, 0.1])
+async def test_after_silence_the_socket_is_another(patience_s: float) -> None:
+    """This host's own address may have changed meanwhile: the old socket would send from one that is gone, for ever.
+
+    Also where whoever asked gave up before the question's own time was over, as on battery.
+    """
+    async with card(table("apc")) as agent, port_to(agent) as port:
+        assert await port.get(ASKED) == ANSWERED
+        first = port._socket
+        assert await port.get(ASKED) == ANSWERED
+        assert port._socket is first
+        agent.fault = Fault.DROP
+        with pytest.raises((SnmpError, TimeoutError)):
+            async with asyncio.timeout(patience_s):
+                await port.get(ASKED)
+        agent.fault = Fault.NONE
+        assert await port.get(ASKED) == ANSWERED
+        assert port._socket is not first
+
+
+async def test_an_answer_from_elsewhere_is_none() -> None:
+    """With the right number and the right community, but from another address: the kernel drops it."""
+    async with card(table("apc")) as agent, port_to(agent) as port:
+        assert await port.get(ASKED) == ANSWERED
+        assert port._socket is not None
+        assert port._socket._transport is not None
+        asked: list[bytes] = []
+        agent.receive = lambda message, sender: asked.append(message)  # type: ignore[method-assign]
+        question = asyncio.get_running_loop().create_task(port.get([STATUS]))
+        while not asked:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+        forged = asked[0].replace(b"public\xa0", b"public\xa2")
+        assert forged != asked[0]
+        with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as stranger:
+            stranger.sendto(forged, port._socket._transport.get_extra_info("sockname"))
+        with pytest.raises(SnmpError, match="no answer"):
+            await question
 
 
 async def test_a_rebooted_card_keeps_its_version_3_user(tmp_path: Path) -> None:
@@ -325,33 +373,3 @@ async def test_an_ipv6_card() -> None:
     async with port_to(agent, host="::1") as port:
         assert await port.get(ASKED) == ANSWERED
     await agent.__aexit__()
-
-
-async def test_timeouts_do_not_follow_the_wall_clock() -> None:
-    """pysnmp's own timer reads wall time; ours is the one that must be running, in whatever release."""
-    loop = asyncio.get_running_loop()
-    async with card(table("apc")) as agent, port_to(agent) as port:
-        await port.get(ASKED)
-        dispatcher = live_engines[loop][0].engine.transport_dispatcher
-        assert dispatcher.loopingcall.get_coro().__qualname__ == "_Dispatcher.handle_timeout"
-        assert not dispatcher.loopingcall.done()
-
-
-async def test_an_engine_whose_timer_broke_is_replaced() -> None:
-    """One poisoned entry raises at every tick: without a new engine nothing would ever time out again."""
-    loop = asyncio.get_running_loop()
-
-    def poison(_now: float) -> None:
-        raise ValueError
-
-    async with card(table("apc")) as agent, port_to(agent, retries=1) as port:
-        assert await port.get(ASKED) == ANSWERED
-        poisoned = live_engines[loop][0]
-        poisoned.engine.transport_dispatcher.register_timer_callback(poison)
-        await asyncio.sleep(0.6)
-        assert poisoned.broken
-        assert await port.get(ASKED) == ANSWERED
-        assert poisoned not in live_engines[loop]
-        agent.fault = Fault.DROP
-        with pytest.raises(SnmpError, match="no answer from"):
-            await port.get(ASKED)

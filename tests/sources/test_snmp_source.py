@@ -10,15 +10,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from powerguard.clock import boottime_s
-from powerguard.core.events import OutputSource, Reading, SourceFailed
+from powerguard.core.readings import OutputSource, Reading, SourceFailed
 from powerguard.profiles.load import load_profiles
 from powerguard.profiles.values import Answer, Missing
 from powerguard.sim import snmp_ber as ber
 from powerguard.sim.snmp_agent import Fault, SnmpAgent
 from powerguard.sim.snmp_usm import SimUser
 from powerguard.sources.snmp import SnmpSource, probe
-from powerguard.sources.snmp_engine import close_engines
-from powerguard.sources.snmp_port import PysnmpPort, SnmpError, SnmpPort
+from powerguard.sources.snmp_port import CardPort, SnmpError, SnmpPort
 from tests.sources.snmp_helpers import A, U, card, options, secret, table, walk
 
 PROFILES = load_profiles(None)
@@ -33,7 +32,7 @@ async def listening(
     """Run a source of the card, and hand out what it publishes."""
     heard: asyncio.Queue[Reading | SourceFailed] = asyncio.Queue()
     settings = options(agent.port, **{"poll_s": 0.5, **more})
-    port = PysnmpPort(settings, retries=retries) if port is None else port
+    port = CardPort(settings, retries=retries) if port is None else port
     source = SnmpSource(settings, ups="rack-a", clock=boottime_s, port=port, profiles=PROFILES)
     task = asyncio.get_running_loop().create_task(source.run(heard.put_nowait))
     try:
@@ -43,7 +42,6 @@ async def listening(
         assert not task.done(), task.exception()
         task.cancel()
         await asyncio.wait([task])
-        close_engines()
 
 
 async def until(heard: Heard, kind: type[Kind]) -> Kind:
@@ -284,7 +282,7 @@ async def test_what_a_better_object_tells_is_asked_now_and_then_only() -> None:
     fallback = f"{U}.2.3.0"
     asked: list[bool] = []
 
-    class Watched(PysnmpPort):
+    class Watched(CardPort):
         async def get(self, oids: Sequence[str]) -> dict[str, Answer]:
             asked.append(fallback in oids)
             return await super().get(oids)
@@ -318,7 +316,6 @@ async def test_a_probe_tells_what_a_card_is() -> None:
     values = table("apc") | {oid: value for oid, value in table("rfc1628").items() if oid.startswith(U)}
     async with card(values) as agent:
         report = await probe(options(agent.port), profiles=PROFILES)
-        close_engines()
     assert report.profiles == ("apc-powernet", "rfc1628")
     assert report.identity.sys_object_id == "1.3.6.1.4.1.318.1.3.27"
     assert report.identity.sys_descr.startswith("APC Web/SNMP")
@@ -341,7 +338,6 @@ async def test_a_card_that_does_not_fit(name: str | None, more: dict[str, Any], 
     async with card(values) as agent:
         with pytest.raises(SnmpError) as caught:
             await probe(options(agent.port, **more), profiles=PROFILES)
-        close_engines()
     assert hint in str(caught.value)
     assert str(caught.value).isprintable()
 
@@ -350,5 +346,4 @@ async def test_a_named_profile_is_still_helped_by_rfc1628() -> None:
     values = table("apc") | {f"{U}.4.1.0": ber.integer(3), f"{U}.2.4.0": ber.integer(1), f"{U}.8.2.0": ber.integer(77)}
     async with card(values) as agent:
         report = await probe(options(agent.port, profile="apc-powernet"), profiles=PROFILES)
-        close_engines()
     assert (report.profiles, report.decoded.output_off_in_s) == (("apc-powernet", "rfc1628"), 77)

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from powerguard.core.events import OutputSource
+from powerguard.core.readings import OutputSource
 from powerguard.profiles.vocabulary import NUMBERS
 from powerguard.protocols.nis import NisError, parse_status
 from powerguard.protocols.rtnetlink import parse

@@ -58,7 +58,15 @@ async def test_every_version_makes_us_poll(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("auth", "priv"),
-    [("MD5", "DES"), ("SHA", None), ("SHA-224", "AES"), ("SHA-256", "AES"), ("SHA-384", "AES"), ("SHA-512", "AES")],
+    [
+        ("MD5", "DES"),
+        ("SHA", None),
+        ("SHA-224", "AES"),
+        ("SHA-256", "AES"),
+        ("SHA-384", "AES-192"),
+        ("SHA-512", "AES-256"),
+        ("SHA", "AES-256"),
+    ],
 )
 async def test_version_3_in_all_its_ciphers(auth: str, priv: str | None, tmp_path: Path) -> None:
     """Both ways: a trap under the card's engine id, and an inform under ours, answered in the same cipher."""
@@ -66,7 +74,7 @@ async def test_version_3_in_all_its_ciphers(auth: str, priv: str | None, tmp_pat
     words = list(v3(level="authNoPriv" if priv is None else "authPriv"))
     words[words.index("-a") + 1] = auth
     if priv is not None:
-        words[words.index("-x") + 1] = priv
+        words[words.index("-x") + 1] = f"{priv}-C" if priv.startswith("AES-") else priv
     async with listening(users=users(tmp_path, **more)) as port:
         assert await send("snmptrap", port.listener.port, (*FROM_ENGINE, *words), TRAP_V2) == 0
         assert await port.next_poll() == "rack-a"
@@ -235,11 +243,11 @@ async def test_trap_to_poll_within_20_ms() -> None:
 
 def _inform(turn: int) -> bytes:
     """A v2c inform with a request-id of its own."""
-    from powerguard.protocols import snmp_trap as codec
+    from powerguard.protocols import snmp_ber as ber
 
-    pdu = codec.integer(turn) + codec.integer(0) * 2 + codec.element(codec.SEQUENCE, b"")
-    inside = codec.integer(1) + codec.element(codec.OCTETS, b"public") + codec.element(codec.INFORM, pdu)
-    return codec.element(codec.SEQUENCE, inside)
+    pdu = ber.integer(turn) + ber.integer(0) * 2 + ber.element(ber.SEQUENCE, b"")
+    inside = ber.integer(1) + ber.element(ber.OCTETS, b"public") + ber.element(ber.INFORM, pdu)
+    return ber.element(ber.SEQUENCE, inside)
 
 
 async def test_names_in_the_log_come_from_the_profiles() -> None:

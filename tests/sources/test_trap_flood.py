@@ -11,12 +11,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from powerguard.clock import boottime_s
-from powerguard.core.events import Reading, SourceFailed
+from powerguard.core.readings import Reading, SourceFailed
 from powerguard.profiles.load import load_profiles
-from powerguard.protocols import snmp_trap as codec
+from powerguard.protocols import snmp_ber as ber
+from powerguard.protocols import snmp_v3 as codec
 from powerguard.sim.snmp_agent import SnmpAgent
 from powerguard.sources.snmp import SnmpSource
-from powerguard.sources.snmp_engine import close_engines
 from tests.sources.snmp_helpers import card, options, table
 from tests.sources.trap_helpers import Port, listening, users
 
@@ -39,11 +39,11 @@ print(sent)
 
 def trap(number: int = 1) -> bytes:
     """A trap of version 2c that ends with four bytes of its own."""
-    value = codec.element(codec.OCTETS, number.to_bytes(4, "big"))
-    row = codec.element(codec.SEQUENCE, codec.element(codec.OID, bytes((0x2B, 6, 1))) + value)
-    pdu = codec.integer(1) + codec.integer(0) * 2 + codec.element(codec.SEQUENCE, row)
-    inside = codec.integer(1) + codec.element(codec.OCTETS, b"public") + codec.element(codec.TRAP_V2, pdu)
-    return codec.element(codec.SEQUENCE, inside)
+    value = ber.element(ber.OCTETS, number.to_bytes(4, "big"))
+    row = ber.element(ber.SEQUENCE, ber.element(ber.OID, bytes((0x2B, 6, 1))) + value)
+    pdu = ber.integer(1) + ber.integer(0) * 2 + ber.element(ber.SEQUENCE, row)
+    inside = ber.integer(1) + ber.element(ber.OCTETS, b"public") + ber.element(ber.TRAP_V2, pdu)
+    return ber.element(ber.SEQUENCE, inside)
 
 
 async def flood(port: Port, *, per_s: int, seconds: float, payload: bytes) -> int:
@@ -71,7 +71,6 @@ async def polled_card() -> AsyncIterator[tuple[SnmpAgent, SnmpSource, list[Readi
         yield agent, source, heard
         task.cancel()
         await asyncio.wait([task])
-    close_engines()
 
 
 async def test_trap_to_request_within_20_ms() -> None:
@@ -159,7 +158,7 @@ async def test_garbage_is_counted_and_nothing_else(tmp_path: Path) -> None:
     """Plain rubbish, mutated traps of all versions, from the card's own address; memory stays where it was."""
     dice = random.Random(4711)
     engine = (bytes.fromhex("80001f8805706f776572"), 1, 1)
-    scoped = codec.element(codec.OCTETS, bytes(64))
+    scoped = ber.element(ber.OCTETS, bytes(64))
     usm, _ = codec.seal(
         message_id=1, flags=3, engine=engine, user=b"pgtrap", salt=b"8 bytes.", digest_bytes=12, payload=scoped
     )
@@ -204,7 +203,7 @@ async def test_made_up_engine_ids_and_users_leave_nothing_behind(tmp_path: Path)
                 user=dice.randbytes(8),
                 salt=b"",
                 digest_bytes=12,
-                payload=codec.scoped(b"", b"", codec.TRAP_V2, codec.integer(1) * 3 + b"\x30\x00"),
+                payload=codec.scoped(b"", b"", ber.TRAP_V2, ber.integer(1) * 3 + b"\x30\x00"),
             )
             port.listener.take(whole, US)
         grown = tracemalloc.get_traced_memory()[0] - base

@@ -2,12 +2,13 @@
  * A plug-in for OpenIPMI's ipmi_sim, which has no power restore policy of its own.
  *
  * Answers Get Chassis Status (00h/01h) and Set Power Restore Policy (00h/06h) as IPMI 2.0 sections 28.2 and 28.8 say.
- * The option string of loadlib is a folder with three files, each holding one line:
+ * The option string of loadlib is a folder with four files, each holding one line:
  *
  *   policy  0 always-off, 1 last-state, 2 always-on; outlives ipmi_sim, as a BMC's memory outlives a loss of AC
  *   faults  LIE CODE BUSY DELAY_MS STATUS_BYTES: acknowledge without storing; completion code of a set (0: none);
  *           answer 0xC0 to so many commands; wait before each answer; cut or stretch the status answer (0: 3 bytes)
  *   heard   appended to: one word for each command answered
+ *   power   1 or 0, as chassis.sh has it; not there: 1
  *
  * Built for OpenIPMI 2.0.33 (Debian 12): there a command handler has no emulator argument.
  */
@@ -98,6 +99,19 @@ static unsigned char read_policy(void)
 	return policy & 3;
 }
 
+static unsigned char read_power(void)
+{
+	int power = 1;
+	FILE *file = open_file("power", "r");
+
+	if (file) {
+		if (fscanf(file, "%d", &power) != 1)
+			power = 1;
+		fclose(file);
+	}
+	return power & 1;
+}
+
 static int store_policy(unsigned char policy)
 {
 	FILE *file = open_file("policy", "w");
@@ -126,7 +140,7 @@ static void get_status(lmc_data_t *mc, msg_t *msg, unsigned char *reply, unsigne
 	}
 	bytes = now.status_bytes > 0 && now.status_bytes <= MAX_STATUS ? now.status_bytes : 3;
 	memset(reply, 0, bytes + 1);
-	reply[1] = 0x01 | read_policy() << 5;
+	reply[1] = read_power() | read_policy() << 5;
 	*reply_len = bytes + 1;
 	heard("status");
 }
