@@ -9,13 +9,13 @@ Who is silent keeps his last word only where it is "battery", and not for ever. 
 nothing empties, and another one sees the input there, is found out.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from powerguard.core.events import ON_UTILITY, OutputSource, Reading, SourceFailed
-from powerguard.core.frozen import replace
+from powerguard.core.frozen import replace, swift
 from powerguard.core.heard import Heard, Measures
 from powerguard.core.model import Feed, Policy
+from powerguard.core.readings import ON_UTILITY, OutputSource, Reading, SourceFailed
 
 LAG_S = 30.0
 """Two that disagree for less may both be right: one of them lags (NUT snmp-ups 12 to 30 s, apcupsd 32 to 48 s)."""
@@ -44,9 +44,11 @@ _LESS_PROTECTED_FIRST = (
     OutputSource.OFF,
     OutputSource.UNKNOWN,
 )
+_BATTERY = OutputSource.BATTERY  # By a name of its own, as in `fusion`.
 _Vote = tuple[Heard, Reading, OutputSource]
 
 
+@swift
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Together:
     """What all sources say at one moment.
@@ -81,7 +83,7 @@ def measured(reading: Reading, measures: Measures, *, utility_seen: bool) -> Rea
     A clock that has stood still since first contact counts nothing: it must move, from what it told on utility as well.
     """
     clock_s = reading.on_battery_s
-    if clock_s is not None and clock_s > 0.0 and not shown(measures, reading).clock:
+    if clock_s is not None and clock_s > 0.0 and not (measures.clock or shown(measures, reading).clock):
         first_told = measures.clock_s is None and utility_seen  # There was nothing to count before.
         reading = reading if first_told else replace(reading, on_battery_s=None)
     if reading.input_present is not False or measures.volts or not utility_seen:
@@ -105,8 +107,9 @@ def shown(measures: Measures, reading: Reading) -> Measures:
 def contradicts_itself(reading: Reading) -> bool:
     """Say whether the output is called utility, or unknown, with the input gone and the seconds on battery counted."""
     counts = reading.on_battery_s is not None and reading.on_battery_s > 0.0
-    word = reading.output_source
-    return counts and reading.input_present is False and (word in ON_UTILITY or word is OutputSource.UNKNOWN)
+    if not counts or reading.input_present is not False:
+        return False
+    return reading.output_source in ON_UTILITY or reading.output_source is OutputSource.UNKNOWN
 
 
 def corrected(before: Reading | None, reading: Reading) -> Reading:
@@ -115,7 +118,7 @@ def corrected(before: Reading | None, reading: Reading) -> Reading:
         return reading
     if CONTRADICTED not in before.alarms and not contradicts_itself(before):
         return reading
-    return replace(reading, output_source=OutputSource.BATTERY, alarms=(*reading.alarms, CONTRADICTED))
+    return replace(reading, output_source=_BATTERY, alarms=(*reading.alarms, CONTRADICTED))
 
 
 def enter(policy: Policy, feed: Feed, reading: Reading) -> Together | None:
@@ -130,11 +133,13 @@ def enter(policy: Policy, feed: Feed, reading: Reading) -> Together | None:
     heard = _with(feed, new)
     votes = _votes(policy, heard, new, reading.at_s)
     disagree_since_s = _disagree_since_s(feed, votes, reading.at_s)
-    heard = tuple(_judged(each, votes, reading.at_s, disagree_since_s) for each in heard)
-    votes = [vote for vote in votes if not _of_these(heard, vote[0].source).doubted]
+    if disagree_since_s is not None:
+        heard = tuple(_judged(each, votes, reading.at_s, disagree_since_s) for each in heard)
+        doubted = [each.source for each in heard if each.doubted]
+        votes = [vote for vote in votes if vote[0].source not in doubted]
     source = _output_source(votes, reading, disagree_since_s)
     last_s = reading.at_s if feed.reading is None else feed.reading.at_s + _NEXT_S
-    claims = [each for each, _, vote in votes if vote is OutputSource.BATTERY]
+    claims = [each for each, _, vote in votes if vote is _BATTERY]
     return Together(
         feed=replace(feed, heard=heard, disagree_since_s=disagree_since_s),
         reading=_merged(votes, new, reading, source, max(reading.at_s, last_s)),
@@ -175,7 +180,7 @@ def told_again(policy: Policy, feed: Feed, now_s: float) -> bool:
     """Say whether two readings, half a second or more apart, say battery: of one source, whatever came in between."""
     if not feed.heard:
         newest, second = feed.reading, feed.previous
-        if newest is None or second is None or second.output_source is not OutputSource.BATTERY:
+        if newest is None or second is None or second.output_source is not _BATTERY:
             return False
         return newest.at_s - second.at_s >= _APART_S
     return any(
@@ -191,25 +196,25 @@ def told_again(policy: Policy, feed: Feed, now_s: float) -> bool:
 
 
 def _of(feed: Feed, source: str) -> Heard:
-    return next((each for each in feed.heard if each.source == source), None) or Heard(source=source)
-
-
-def _of_these(heard: Iterable[Heard], source: str) -> Heard:
-    return next(each for each in heard if each.source == source)
+    for each in feed.heard:
+        if each.source == source:
+            return each
+    return Heard(source=source)
 
 
 def _with(feed: Feed, new: Heard) -> tuple[Heard, ...]:
-    if all(each.source != new.source for each in feed.heard):
-        return (*feed.heard, new)
-    return tuple(new if each.source == new.source else each for each in feed.heard)
+    for place, each in enumerate(feed.heard):
+        if each.source == new.source:
+            return (*feed.heard[:place], new, *feed.heard[place + 1 :])
+    return (*feed.heard, new)
 
 
 def _listened(old: Heard, reading: Reading, measures: Measures) -> Heard:
     """Enter a reading into what is known of its source."""
-    says_battery = reading.output_source is OutputSource.BATTERY
+    says_battery = reading.output_source is _BATTERY
     says_utility = reading.output_source in ON_UTILITY
     goes_on = says_battery and old.battery_at_s is not None
-    back_at_s = None if says_battery else old.back_at_s
+    back_at_s = old.back_at_s
     if says_utility and old.battery_at_s is not None and _has_told_battery(old):
         back_at_s = reading.at_s
     gauges = old.gauges if goes_on else (reading.charge_pct, reading.runtime_s)
@@ -239,9 +244,9 @@ def _is_supported(reading: Reading, gauges: tuple[float | None, float | None]) -
 
 def _has_told_battery(each: Heard) -> bool:
     """Say whether its battery was more than one odd reading."""
-    if each.reading is None or each.reading.output_source is not OutputSource.BATTERY:
+    if each.reading is None or each.reading.output_source is not _BATTERY:
         return False
-    twice = each.previous is not None and each.previous.output_source is OutputSource.BATTERY
+    twice = each.previous is not None and each.previous.output_source is _BATTERY
     return twice or bool(supports_battery(each.reading))
 
 
@@ -260,7 +265,7 @@ def _votes(policy: Policy, heard: tuple[Heard, ...], new: Heard, now_s: float) -
             continue
         word = each.reading.output_source
         fresh = _is_fresh(policy, each, now_s)
-        if word is OutputSource.BATTERY:
+        if word is _BATTERY:
             if not each.utility_seen and not supports_battery(each.reading):
                 continue  # It has never said anything else: that proves nothing.
             if each is not new and not _has_told_battery(each):
@@ -283,15 +288,15 @@ def _last_word_counts(heard: tuple[Heard, ...], silent: Heard, now_s: float) -> 
 
 def _disagree_since_s(feed: Feed, votes: list[_Vote], now_s: float) -> float | None:
     words = {word for _, _, word in votes}
-    if OutputSource.BATTERY in words and words & ON_UTILITY:
+    if _BATTERY in words and words & ON_UTILITY:
         return now_s if feed.disagree_since_s is None else feed.disagree_since_s
     return None
 
 
-def _judged(each: Heard, votes: list[_Vote], now_s: float, disagree_since_s: float | None) -> Heard:
+def _judged(each: Heard, votes: list[_Vote], now_s: float, disagree_since_s: float) -> Heard:
     """Find out the one that says battery for ever: nothing empties, and another one sees the input there."""
     reading = each.reading
-    if reading is None or each.battery_at_s is None or disagree_since_s is None or each.doubted:
+    if reading is None or each.battery_at_s is None or each.doubted:
         return each
     if now_s - max(each.battery_at_s, disagree_since_s) < DOUBT_S or _is_supported(reading, each.gauges):
         return each
@@ -313,7 +318,7 @@ def _output_source(votes: list[_Vote], reading: Reading, disagree_since_s: float
     them (`contradicts_commit`).
     """
     words = {word for _, _, word in votes}
-    proven = any(word is OutputSource.BATTERY and supports_battery(told) for _, told, word in votes)
+    proven = any(word is _BATTERY and supports_battery(told) for _, told, word in votes)
     if disagree_since_s is not None and reading.at_s - disagree_since_s >= LAG_S and not proven:
         words = {word for _, told, word in votes if told.authenticated} or words
     if not words:
@@ -329,7 +334,7 @@ def _witness(heard: tuple[Heard, ...], claims: list[Heard], now_s: float) -> str
         each
         for each in heard
         if each.reading is not None
-        and each.reading.output_source is OutputSource.BATTERY
+        and each.reading.output_source is _BATTERY
         and each.lost_since_s is None
         and not each.doubted
     ]
@@ -346,39 +351,21 @@ def _merged(votes: list[_Vote], new: Heard, reading: Reading, source: OutputSour
         reading = _silenced(reading)  # Who is not believed says nothing in any other field either.
     if not others:
         return replace(reading, at_s=at_s, output_source=source)
-
-    def says(of: Callable[[Reading], bool]) -> bool:
-        return of(reading) or any(_both(each, of) for each in others)
-
-    def first(of: Callable[[Reading], float | None]) -> float | None:
-        return next((value for value in map(of, newest) if value is not None), None)
-
-    newest = [reading, *(each.reading for each in others if each.reading is not None)]
-    claims = [told for _, told, word in votes if word is OutputSource.BATTERY]
+    merged = reading
+    for each in others:
+        merged = _beside(merged, each)
+    claims = [told for _, told, word in votes if word is _BATTERY]
     # A stuck flag of one source does not hide what another one proves.
     proven = any(supports_battery(told) and not (told.testing or told.calibrating) for told in claims)
     inputs = {told.input_present for told in claims} or {told.input_present for _, told, _ in votes}
-    off_in_s = [told.output_off_in_s for told in newest if told.output_off_in_s is not None]
     return replace(
-        reading,
+        merged,
         at_s=at_s,
         output_source=source,
-        runtime_s=_least(reading.runtime_s, others, lambda told: told.runtime_s),
-        charge_pct=_least(reading.charge_pct, others, lambda told: told.charge_pct),
-        load_pct=_most(reading.load_pct, others, lambda told: told.load_pct),
-        watts=_most(reading.watts, others, lambda told: told.watts),
         on_battery_s=max((told.on_battery_s for told in claims if told.on_battery_s is not None), default=None),
         input_present=False if False in inputs else True if True in inputs else None,
-        input_v=first(lambda told: told.input_v),
-        battery_temp_c=first(lambda told: told.battery_temp_c),
-        low_battery=says(lambda told: told.low_battery),
-        replace_battery=says(lambda told: told.replace_battery),
-        overload=says(lambda told: told.overload),
-        testing=not proven and says(lambda told: told.testing),
-        calibrating=not proven and says(lambda told: told.calibrating),
-        forced_shutdown=says(lambda told: told.forced_shutdown),
-        output_off_in_s=min(off_in_s, default=None),
-        alarms=tuple(sorted({alarm for told in newest for alarm in told.alarms})),
+        testing=merged.testing and not proven,
+        calibrating=merged.calibrating and not proven,
     )
 
 
@@ -386,25 +373,45 @@ def _silenced(reading: Reading) -> Reading:
     return Reading(at_s=reading.at_s, ups=reading.ups, source=reading.source, output_source=reading.output_source)
 
 
-def _both(each: Heard, says: Callable[[Reading], bool]) -> bool:
-    return each.reading is not None and each.previous is not None and says(each.reading) and says(each.previous)
+def _beside(reading: Reading, other: Heard) -> Reading:
+    """Return the reading with what another source has told as well: of its newest two the milder word."""
+    now, before = other.reading, other.previous
+    if now is None:
+        return reading
+    then = before or now
+    twice = before is not None  # A flag counts when it is told again.
+    return replace(
+        reading,
+        runtime_s=_least(reading.runtime_s, _milder(now.runtime_s, then.runtime_s, max)),
+        charge_pct=_least(reading.charge_pct, _milder(now.charge_pct, then.charge_pct, max)),
+        load_pct=_most(reading.load_pct, _milder(now.load_pct, then.load_pct, min)),
+        watts=_most(reading.watts, _milder(now.watts, then.watts, min)),
+        input_v=now.input_v if reading.input_v is None else reading.input_v,
+        battery_temp_c=now.battery_temp_c if reading.battery_temp_c is None else reading.battery_temp_c,
+        low_battery=reading.low_battery or (twice and now.low_battery and then.low_battery),
+        replace_battery=reading.replace_battery or (twice and now.replace_battery and then.replace_battery),
+        overload=reading.overload or (twice and now.overload and then.overload),
+        testing=reading.testing or (twice and now.testing and then.testing),
+        calibrating=reading.calibrating or (twice and now.calibrating and then.calibrating),
+        forced_shutdown=reading.forced_shutdown or (twice and now.forced_shutdown and then.forced_shutdown),
+        output_off_in_s=_least(reading.output_off_in_s, now.output_off_in_s),
+        alarms=tuple(sorted({*reading.alarms, *now.alarms})),
+    )
 
 
-def _least(told: float | None, others: list[Heard], of: Callable[[Reading], float | None]) -> float | None:
-    """Return the smallest of what the arriving one tells and the larger of each other's newest two."""
-    found = [told, *(_milder(each, of, max) for each in others)]
-    return min((value for value in found if value is not None), default=None)
-
-
-def _most(told: float | None, others: list[Heard], of: Callable[[Reading], float | None]) -> float | None:
-    """Return the largest of what the arriving one tells and the smaller of each other's newest two."""
-    found = [told, *(_milder(each, of, min) for each in others)]
-    return max((value for value in found if value is not None), default=None)
-
-
-def _milder(
-    each: Heard, of: Callable[[Reading], float | None], choose: Callable[[float, float], float]
-) -> float | None:
-    newest = None if each.reading is None else of(each.reading)
-    before = None if each.previous is None else of(each.previous)
+def _milder(newest: float | None, before: float | None, choose: Callable[[float, float], float]) -> float | None:
     return newest if newest is None or before is None else choose(newest, before)
+
+
+def _least(one: float | None, other: float | None) -> float | None:
+    """Return the smaller of those that are told."""
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)
+
+
+def _most(one: float | None, other: float | None) -> float | None:
+    """Return the larger of those that are told."""
+    if one is None or other is None:
+        return other if one is None else one
+    return max(one, other)

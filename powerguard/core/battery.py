@@ -9,10 +9,10 @@ its end: what it has given by then is what it holds.
 What the UPS *reports* (runtime) is an upper bound only, and never raises anything here.
 """
 
-from powerguard.core.events import Reading
 from powerguard.core.frozen import replace
 from powerguard.core.learned import BatteryModel, Discharge, Health, Recharge, TauPoint
 from powerguard.core.model import Policy
+from powerguard.core.readings import Reading
 
 YEAR_S = 365.25 * 86400.0
 EXPIRES_S = YEAR_S
@@ -147,17 +147,21 @@ def learn_on_battery(
     elif reading.at_s - mark_at_s >= _slope_window_s(mark_runtime_s, reading.runtime_s):
         slope = (mark_runtime_s - reading.runtime_s) / (reading.at_s - mark_at_s)
         mark_at_s, mark_runtime_s = reading.at_s, reading.runtime_s
-    discharge = replace(
-        old,
-        charge_now=old.charge_now if charge is None else charge,
-        whole=old.whole and gap_s <= _LONGEST_GAP_S and used < 1.0,
-        low=old.low or low,
-        knee=knee,
-        slope=slope,
-        mark_at_s=mark_at_s,
-        mark_runtime_s=mark_runtime_s,
-    )
-    return model if discharge == old else replace(model, discharge=discharge)
+    whole = old.whole and gap_s <= _LONGEST_GAP_S and used < 1.0
+    told = (whole, old.low or low, knee, slope, mark_at_s, mark_runtime_s)
+    if told != (old.whole, old.low, old.knee, old.slope, old.mark_at_s, old.mark_runtime_s):
+        old = replace(
+            old,
+            whole=whole,
+            low=old.low or low,
+            knee=knee,
+            slope=slope,
+            mark_at_s=mark_at_s,
+            mark_runtime_s=mark_runtime_s,
+        )
+    if charge is not None and charge != old.charge_now:
+        old = replace(old, charge_now=charge)
+    return model if old is model.discharge else replace(model, discharge=old)
 
 
 def _slope_window_s(then_s: float, now_s: float) -> float:

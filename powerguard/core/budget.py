@@ -18,14 +18,17 @@ from dataclasses import dataclass
 
 from powerguard.core import battery as learning
 from powerguard.core import needs
-from powerguard.core.events import ON_UTILITY, Conduct, Grade, OutputSource, Reading
-from powerguard.core.frozen import replace
-from powerguard.core.learned import Learned
+from powerguard.core.actions import Conduct, Grade
+from powerguard.core.frozen import replace, swift
+from powerguard.core.learned import BatteryModel, Learned
 from powerguard.core.model import Battery, Feed, Policy, Supply, Trainer
+from powerguard.core.readings import ON_UTILITY, OutputSource, Reading
 
 LOAD_STEP = 0.05
 """A change of the load, as a share of the rating, that counts as a step."""
 LOAD_FLOOR = 0.05
+OWN_LOAD = 0.04
+"""What a UPS takes for itself, as a share of its rating: it bounds runtimes at small loads."""
 SMOOTHING_S = 20.0
 """Seconds that UPSes take to follow a load step in their reported runtime (measured: 10 to 20 s)."""
 GAP_S = 5.0
@@ -36,10 +39,11 @@ UTILITY_ACCOUNT_S = 10.0
 """On utility nothing moves fast: the account is brought up to date this often."""
 CUT_GUARD_S = 30.0
 """The forced power-off lies at least this long before a UPS cuts its output by its own countdown."""
-_PHYSICS = 3.0
-_GRAIN = 0.005
-_SHORT_RESERVE_S = 20.0
-_BARE_FORCE_S = 3.0
+_FULL, _CONTINUE, _BATTERY = Grade.FULL, Conduct.CONTINUE, Supply.BATTERY
+# Named here, as they are asked at every reading: to find a member of an enum takes twenty times as long, and `max` ten.
+_NOTHING_SEEN = frozenset((OutputSource.OFF, OutputSource.UNKNOWN))
+_PHYSICS, _GRAIN = 3.0, 0.005
+_SHORT_RESERVE_S, _BARE_FORCE_S = 20.0, 3.0
 
 
 def table(policy: Policy, battery: Battery) -> tuple[tuple[float, float], ...]:
@@ -52,10 +56,10 @@ def tau_s(points: tuple[tuple[float, float], ...], load: float) -> float:
 
     Interpolated in logs; above the highest point by the last slope; below the lowest by a constant loss of 4 %.
     """
-    x = max(load, LOAD_FLOOR)
+    x = LOAD_FLOOR if load < LOAD_FLOOR else load
     low_x, low_s = points[0]
     if x <= low_x:
-        return low_s * (low_x + 0.04) / (x + 0.04)
+        return low_s * (low_x + OWN_LOAD) / (x + OWN_LOAD)
     if len(points) == 1:
         return low_s * float((low_x / x) ** PEUKERT)
     at = 1
@@ -82,41 +86,46 @@ def told_load(policy: Policy, reading: Reading) -> float | None:
 
 def advance(policy: Policy, battery: Battery, now_s: float, *, draining: bool, load: float | None = None) -> Battery:
     """Bring the account up to `now_s` without a reading: dead reckoning of every term."""
+    if now_s <= battery.at_s:
+        return battery
+    at_s, used, gauge, charged, left = _reckoned(policy, battery, now_s, draining=draining, load=load)
+    return replace(battery, at_s=at_s, used=used, gauge=gauge, charged=charged, left=left)
+
+
+_Terms = tuple[float, float | None, float | None, float | None, float | None]  # at_s, used, gauge, charged, left
+
+
+def _reckoned(policy: Policy, battery: Battery, now_s: float, *, draining: bool, load: float | None) -> _Terms:
+    """Return what becomes of the terms of a battery until `now_s`. load: what drains it; None: as it was told last."""
+    used, gauge, charged, left = battery.used, battery.gauge, battery.charged, battery.left
     gone_s = now_s - battery.at_s
     if gone_s <= 0.0:
-        return battery
-    if battery.used is None:
-        return replace(battery, at_s=now_s)
-    if not draining:
-        used = max(0.0, battery.used - battery.health * gone_s / learning.recharge_s(policy, battery.model))
-        return replace(battery, at_s=now_s, used=used)
-    points = table(policy, battery)
-    if not points:
-        return replace(battery, at_s=now_s)
-    drain = gone_s / tau_s(points, load_of(battery) if load is None else load)
-    return replace(
-        battery,
-        at_s=now_s,
-        used=min(1.0, battery.used + drain),
-        gauge=None if battery.gauge is None else max(0.0, battery.gauge - drain),
-        charged=None if battery.charged is None else max(0.0, battery.charged - drain),
-        left=None if battery.left is None else max(0.0, battery.left - drain),
-    )
+        return battery.at_s, used, gauge, charged, left
+    if used is not None and not draining:
+        used = max(0.0, used - battery.health * gone_s / learning.recharge_s(policy, battery.model))
+    elif used is not None and (points := table(policy, battery)):
+        drain = gone_s / tau_s(points, load_of(battery) if load is None else load)
+        used = used + drain if used + drain < 1.0 else 1.0
+        gauge, charged, left = _less(gauge, drain), _less(charged, drain), _less(left, drain)
+    return now_s, used, gauge, charged, left
 
 
-def _caught_up(policy: Policy, battery: Battery, feed: Feed, reading: Reading, *, drained: bool) -> Battery:
+def _less(term: float | None, drain: float) -> float | None:
+    return None if term is None else term - drain if term > drain else 0.0
+
+
+def _caught_up(policy: Policy, battery: Battery, feed: Feed, reading: Reading, *, drained: bool) -> _Terms:
     """Bring the account up to this reading. A gap in the readings counts at the larger load of its two ends."""
     load, now_load = told_load(policy, reading), load_of(battery)
-    points = table(policy, battery)
     seen_at_s = battery.at_s if feed.previous is None else feed.previous.at_s
-    if load is None or load <= now_load or reading.at_s - seen_at_s <= GAP_S or not points:
-        return advance(policy, battery, reading.at_s, draining=drained)
+    if load is None or load <= now_load or reading.at_s - seen_at_s <= GAP_S or not (points := table(policy, battery)):
+        return _reckoned(policy, battery, reading.at_s, draining=drained, load=None)
     if drained:
         # Ticks have counted part of the gap at the smaller load: that part counts again, for the difference.
         counted_s = max(0.0, battery.at_s - seen_at_s)
         share = 1.0 - tau_s(points, load) / tau_s(points, now_load)
         battery = replace(battery, at_s=battery.at_s - share * counted_s)
-    return advance(policy, battery, reading.at_s, draining=drained, load=load)
+    return _reckoned(policy, battery, reading.at_s, draining=drained, load=load)
 
 
 def account(
@@ -126,12 +135,12 @@ def account(
 
     drained: it did so until now; None: as `draining`. What lies between a battery and a utility reading was battery.
     """
-    load = told_load(policy, reading)
-    before = battery
-    battery = reckoned = _caught_up(policy, battery, feed, reading, drained=draining if drained is None else drained)
-    if not draining and reading.output_source in (OutputSource.OFF, OutputSource.UNKNOWN) and before.used is not None:
+    load, before = told_load(policy, reading), battery
+    drained = draining if drained is None else drained
+    at_s, used, gauge, charged, left = _caught_up(policy, battery, feed, reading, drained=drained)
+    if not draining and reading.output_source in _NOTHING_SEEN and before.used is not None:
         # Nobody says that there is anything to recharge from.
-        battery = replace(battery, used=max(before.used, battery.used or 0.0))
+        used = max(before.used, used or 0.0)
     step_at_s, averaged = battery.step_at_s, battery.load
     if load is not None:
         if averaged is None:
@@ -143,10 +152,8 @@ def account(
     charge = learning.charge_of(reading)
     health = learning.health(policy, battery.model, reading.at_s, replace_battery=reading.replace_battery)
     tau_point = battery.tau_point
-    fresh_point = not draining or tau_point is None
-    if fresh_point and not policy.runtime_table and reading.runtime_s:
+    if (not draining or tau_point is None) and not policy.runtime_table and reading.runtime_s:
         tau_point = (max(1.0 if averaged is None else averaged, LOAD_FLOOR), reading.runtime_s / (charge or 1.0))
-    used = battery.used
     if used is None:
         # A gauge that counts against the nameplate tells more than there is; only what we saw ourselves is sure.
         used = 0.5 * health if charge is None else min(health, 1.0 - charge)
@@ -157,26 +164,30 @@ def account(
         back = health * battery.away_s / learning.recharge_s(policy, battery.model)
         used = max(used - back, health * (1.0 - twice), 0.0)
     fell, away_charge = _fallen_while_away(battery, feed, charge)
-    used = min(1.0, used + fell)
+    used = used + fell if used + fell < 1.0 else 1.0
+    steady = step_at_s is None or reading.at_s - step_at_s >= SMOOTHING_S
+    model = _learned(policy, before, feed, reading, draining=draining, used=used, load=averaged, steady=steady)
     battery = replace(
         battery,
-        at_s=max(battery.at_s, reading.at_s),
+        at_s=reading.at_s if reading.at_s > at_s else at_s,
         used=used,
+        gauge=gauge,
+        left=left,
         away_s=0.0,
         away_charge=away_charge,
         # On battery a term that falls silent goes on by dead reckoning; on utility it is simply not known.
-        charged=health * charge if charge is not None else battery.charged if draining else None,
+        charged=health * charge if charge is not None else charged if draining else None,
         load=averaged,
         step_at_s=step_at_s,
         health=health,
         tau_point=tau_point,
+        model=model,
     )
-    battery = _learned(policy, before, battery, feed, reading, draining=draining)
-    left = _left(policy, before, battery, feed, reading, draining=draining)
-    if left.suspect is not None:
+    battery = _left(policy, before, battery, feed, reading, draining=draining)
+    if battery.suspect is not None:
         # A silent reading must not repeat by dead reckoning what only one has said.
-        left = replace(left, gauge=reckoned.gauge, charged=reckoned.charged)
-    return left
+        battery = replace(battery, gauge=gauge, charged=charged)
+    return battery
 
 
 def _fallen_while_away(battery: Battery, feed: Feed, charge: float | None) -> tuple[float, float | None]:
@@ -191,25 +202,28 @@ def _fallen_while_away(battery: Battery, feed: Feed, charge: float | None) -> tu
 
 
 def _learned(
-    policy: Policy, before: Battery, battery: Battery, feed: Feed, reading: Reading, *, draining: bool
-) -> Battery:
+    policy: Policy,
+    before: Battery,
+    feed: Feed,
+    reading: Reading,
+    *,
+    draining: bool,
+    used: float,
+    load: float | None,
+    steady: bool,
+) -> BatteryModel:
     """Learn from this reading. What a discharge has taught counts from the next reading on utility."""
-    steady = battery.step_at_s is None or reading.at_s - battery.step_at_s >= SMOOTHING_S
-    used = battery.used or 0.0
+    model = before.model
     if draining:
         seen_at_s = reading.at_s if feed.previous is None else feed.previous.at_s
         low = feed.low_battery_at_s is not None
         gap_s = reading.at_s - seen_at_s
-        model = learning.learn_on_battery(
-            policy, battery.model, reading, used=used, gap_s=gap_s, steady=steady, low=low
-        )
+        model = learning.learn_on_battery(policy, model, reading, used=used, gap_s=gap_s, steady=steady, low=low)
     elif reading.output_source in ON_UTILITY:
         # What the charge has bounded already in this account is not what the discharge has taken.
         taken = used if before.used is None else max(used, before.used)
-        model = learning.learn_on_utility(policy, battery.model, reading, load=battery.load, settled=steady, used=taken)
-    else:
-        return battery
-    return battery if model is battery.model else replace(battery, model=model)
+        model = learning.learn_on_utility(policy, model, reading, load=load, settled=steady, used=taken)
+    return model
 
 
 def _left(
@@ -234,9 +248,12 @@ def _left(
         cap_s = max(0.0, policy.low_battery_s - (reading.at_s - feed.low_battery_at_s))
         if not _low_battery_is_doubted(battery, reading, cap_s, tau_now_s):
             cap = cap_s / tau_s(points, low_load)
-    terms = [battery.health - (battery.used or 0.0)]
-    terms += [term for term in (gauge, battery.charged) if term is not None]
-    left, suspect = max(0.0, min(terms)), None
+    left, charged, suspect = battery.health - (battery.used or 0.0), battery.charged, None
+    if gauge is not None and gauge < left:
+        left = gauge
+    if charged is not None and charged < left:
+        left = charged
+    left = max(left, 0.0)
     if draining and before.left is not None and battery.left is not None:
         # A fall faster than the load explains counts only when the next reading repeats it: gauges glitch.
         allowed = before.left - _PHYSICS * (reading.at_s - before.at_s) / tau_now_s - _GRAIN
@@ -257,7 +274,8 @@ def _low_battery_is_doubted(battery: Battery, reading: Reading, cap_s: float, ta
 
 def usable(policy: Policy, left: float) -> float:
     """Return m: what of the energy left we dare to plan with, as a share of a full new battery."""
-    return max(0.0, min((1.0 - policy.margin) * left, left - policy.floor))
+    least = min((1.0 - policy.margin) * left, left - policy.floor)
+    return least if least > 0.0 else 0.0
 
 
 def energy_for(policy: Policy, needed: float) -> float:
@@ -267,16 +285,14 @@ def energy_for(policy: Policy, needed: float) -> float:
 
 def stop_s(policy: Policy, grade: Grade, *, reserve_s: float | None = None) -> float:
     """Seconds that the host needs from the commit to the end of its need for power, at this grade (n_stop)."""
-    reserve_s = policy.reserve_s if reserve_s is None else min(reserve_s, policy.reserve_s)
-    full_s = min(policy.stop_q95_s, policy.force_after_s) + policy.ups_off_s + reserve_s
+    if reserve_s is None or reserve_s > policy.reserve_s:
+        reserve_s = policy.reserve_s
+    q95_s, force_s = policy.stop_q95_s, policy.force_after_s
+    full_s = (q95_s if q95_s < force_s else force_s) + policy.ups_off_s + reserve_s
+    if grade is _FULL:
+        return full_s
     short_s = min(policy.stop_median_s, policy.force_after_s) + policy.ups_off_s + min(_SHORT_RESERVE_S, reserve_s)
-    match grade:
-        case Grade.FULL:
-            return full_s
-        case Grade.SHORT:
-            return min(short_s, full_s)
-        case Grade.BARE:
-            return min(policy.bare_stop_s, short_s, full_s)
+    return min(short_s, full_s) if grade is Grade.SHORT else min(policy.bare_stop_s, short_s, full_s)
 
 
 def force_after_s(policy: Policy, grade: Grade) -> float:
@@ -301,14 +317,14 @@ def checkpoint_s(trainers: tuple[Trainer, ...], now_s: float) -> float:
             continue
         rest_s = trainer.checkpoint_s
         if trainer.order is not None:
-            if trainer.conduct is not Conduct.CONTINUE and not trainer.told_pause:
+            if trainer.conduct is not _CONTINUE and not trainer.told_pause:
                 pass  # One beside training is in flight; the one at the paused step is still to come.
             elif trainer.eta_at_s is not None:
                 rest_s = max(0.0, trainer.eta_at_s - now_s)
             else:
                 rest_s = max(0.1 * rest_s, rest_s - (now_s - trainer.ordered_at_s))
         by_disk[trainer.disk] = by_disk.get(trainer.disk, 0.0) + rest_s
-    return max(by_disk.values(), default=0.0)
+    return max(by_disk.values()) if by_disk else 0.0
 
 
 def paused_load(policy: Policy, trainers: tuple[Trainer, ...], load: float, learned: Learned | None = None) -> float:
@@ -317,7 +333,7 @@ def paused_load(policy: Policy, trainers: tuple[Trainer, ...], load: float, lear
     Each by the drop that was seen when it paused, in watts and in proportion, whichever promises less; where one of
     them has never been seen to pause, by the share of the settings for all.
     """
-    pausing = [t for t in trainers if t.alive and t.conduct is not Conduct.CONTINUE and not (t.paused or t.told_pause)]
+    pausing = [t for t in trainers if t.alive and t.conduct is not _CONTINUE and not (t.paused or t.told_pause)]
     if not pausing:
         return load
     drops = [None if learned is None else needs.drop_of(learned, t.name) for t in pausing]
@@ -330,6 +346,7 @@ def paused_load(policy: Policy, trainers: tuple[Trainer, ...], load: float, lear
     return min(load, max(load - fallen, load * (1.0 - share), LOAD_FLOOR))
 
 
+@swift
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """The sums of one moment. Seconds, and shares of a full new battery; None where nothing is known (blind).
@@ -434,7 +451,7 @@ def budget(
     settled_load: the load to use in the commit test while the measured one has not followed the pause yet.
     learned: whose pauses are known.
     """
-    if feed.supply is Supply.BATTERY and now_s > battery.at_s:
+    if feed.supply is _BATTERY and now_s > battery.at_s:
         battery = advance(policy, battery, now_s, draining=True)
     load_now = load_of(battery)
     load = load_now if settled_load is None else settled_load
@@ -444,10 +461,11 @@ def budget(
     cut_at_s = power_off_at_s(feed)
     tau_now_s = tau_paused_s = reff_now_s = reff_s = reff_paused_s = spare = None
     if points and battery.left is not None:
-        tau_now_s, tau_paused_s = tau_s(points, load_now), tau_s(points, load_paused)
+        tau_now_s = tau_s(points, load_now)
+        tau_paused_s = tau_now_s if load_paused == load_now else tau_s(points, load_paused)
         spare = usable(policy, battery.left)
         reff_now_s, reff_paused_s = spare * tau_now_s, spare * tau_paused_s
-        reff_s = spare * (tau_now_s if load == load_now else tau_s(points, load))
+        reff_s = spare * (tau_now_s if settled_load is None else tau_paused_s)
         if grade is None:
             grade = choose_grade(policy, left=battery.health, tau_paused_s=tau_paused_s, checkpoint=checkpoint)
     grade = Grade.FULL if grade is None else grade

@@ -4,11 +4,14 @@ What pays is work done with one charge: how much longer the battery lasts at the
 left. Where GPUs are a small part of the load it does not (measured: a weak drop makes it worse than nothing).
 """
 
+from collections.abc import Collection
+
 from powerguard.core import budget as sums
 from powerguard.core import fusion
-from powerguard.core.events import CapPower, Done, Failed, Level, RestorePower
+from powerguard.core.actions import CapPower, Level, RestorePower
+from powerguard.core.events import Done, Failed
 from powerguard.core.frozen import replace
-from powerguard.core.model import Cap, EmergencyCheckpoint, Holding, OnBattery, Online, Policy, Shutdown, State, Supply
+from powerguard.core.model import Cap, Emergency, OnBattery, Online, Policy, Shutdown, State, Supply
 from powerguard.core.turn import Turn
 
 LEAST_GAIN = 1.05
@@ -53,7 +56,7 @@ def _begin(turn: Turn) -> None:
         worth = gain(policy, state)
         if waited_s >= policy.cap_dwell_s and worth is not None and worth >= LEAST_GAIN:
             because = f"{worth:.2f} times the work with what is left"
-    elif isinstance(state.phase, EmergencyCheckpoint | Holding):
+    elif isinstance(state.phase, Emergency):
         paused_s = turn.now_s - state.phase.paused_at_s
         if paused_s >= policy.cap_dwell_s and turn.load_stays_high(state.phase):
             # Costs nothing any more: whoever was told to pause has nothing left to slow down.
@@ -107,8 +110,11 @@ def take_in(turn: Turn, outcome: Done | Failed) -> None:
         _lift(turn, cap)
 
 
-def after_restart(turn: Turn, expired: set[str]) -> None:
-    """The daemon was away: an order without an outcome may have been carried out, so it stands until it is restored."""
+def after_restart(turn: Turn, given: Collection[str]) -> None:
+    """The daemon was away: an order without an outcome may have been carried out, so it stands until it is restored.
+
+    given: ids of the orders that are given now, again or anew; no other is answered any more.
+    """
     cap = turn.state.cap
-    if cap is not None and cap.order in expired:
+    if cap is not None and cap.order not in given:
         turn.update(cap=replace(cap, order=None))

@@ -17,6 +17,18 @@ from typing import Any, Final
 
 from powerguard.core import budget as sums
 from powerguard.core import drill_checks, fusion, plan
+from powerguard.core.actions import (
+    Action,
+    CapPower,
+    Conduct,
+    EnsurePolicy,
+    Level,
+    PauseTrainer,
+    ResumeTrainer,
+    Scalar,
+    SyncFilesystems,
+    TriggerCheckpoint,
+)
 from powerguard.core.cap import LIMIT_S
 from powerguard.core.drill_end import (
     PAUSING,
@@ -43,28 +55,10 @@ from powerguard.core.drill_measures import (
     watch_trainer,
 )
 from powerguard.core.drill_turn import change, figure, find, is_recorded, mark, order, rounded
-from powerguard.core.events import (
-    Action,
-    CapPower,
-    Conduct,
-    Done,
-    EnsurePolicy,
-    Event,
-    Failed,
-    ForeignStop,
-    Level,
-    PauseTrainer,
-    Reading,
-    ResumeTrainer,
-    Scalar,
-    StartDrill,
-    StopDrill,
-    SyncFilesystems,
-    TrainerSeen,
-    TriggerCheckpoint,
-)
+from powerguard.core.events import Done, Event, Failed, ForeignStop, Outcome, StartDrill, StopDrill, TrainerSeen
 from powerguard.core.frozen import replace
 from powerguard.core.model import Cap, Drill, DrillOrder, Online, Supply, Trainer
+from powerguard.core.readings import Reading
 from powerguard.core.turn import Turn
 
 __all__ = [
@@ -114,7 +108,7 @@ def take_in(turn: Turn, event: Event) -> None:
     drill = turn.state.drill
     if isinstance(event, StartDrill):
         _start(turn, event)
-    elif isinstance(event, Done | Failed):
+    elif isinstance(event, Outcome):
         _take_in_outcome(turn, event)
     elif drill is None:
         return
@@ -130,7 +124,7 @@ def take_in(turn: Turn, event: Event) -> None:
 
 def _start(turn: Turn, event: StartDrill) -> None:
     scopes = tuple(dict.fromkeys(event.scopes))
-    why = drill_checks.refusal(turn.policy, turn.state, turn.now_s, scopes, event.witness)
+    why = drill_checks.refusal(turn.policy, turn.state, turn.now_s, scopes, event.witness, recorded=event.recorded)
     if why:
         turn.note("drill_refused", why, Level.WARNING, who=event.who, scopes=",".join(event.scopes))
         return

@@ -9,7 +9,7 @@ from typing import Final
 
 from powerguard.core import budget as sums
 from powerguard.core import fusion, plan
-from powerguard.core.events import Conduct
+from powerguard.core.actions import Conduct
 from powerguard.core.model import Online, Policy, State, Supply, Trainer
 from powerguard.core.table import phase_name
 
@@ -30,13 +30,16 @@ def pausing(state: State) -> tuple[Trainer, ...]:
     return tuple(t for t in state.trainers if t.alive and t.conduct is not Conduct.CONTINUE)
 
 
-def refusal(policy: Policy, state: State, now_s: float, scopes: tuple[str, ...], witness: str) -> str:
-    """Say why this drill may not begin now, or "" when it may."""
+def refusal(
+    policy: Policy, state: State, now_s: float, scopes: tuple[str, ...], witness: str, *, recorded: bool = False
+) -> str:
+    """Say why this drill may not begin now, or "" when it may. recorded: no trainer is asked, none can be harmed."""
     return (
         _wrong_words(scopes, witness)
         or _not_now(policy, state)
         or _supply_unsafe(policy, state, now_s)
-        or (_scope_unfit(policy, state, now_s, scopes) if witness == "simulated" else "")
+        or (_scope_unfit(policy, state, scopes) if witness == "simulated" else "")
+        or (unsaved(state, now_s) if {"full", *_TOUCHING} & set(scopes) and not recorded else "")
     )
 
 
@@ -96,9 +99,8 @@ def _supply_unsafe(policy: Policy, state: State, now_s: float) -> str:
     return ""
 
 
-def _scope_unfit(policy: Policy, state: State, now_s: float, scopes: tuple[str, ...]) -> str:
+def _scope_unfit(policy: Policy, state: State, scopes: tuple[str, ...]) -> str:
     alive = [trainer for trainer in state.trainers if trainer.alive]
-    full = "full" in scopes
     if not alive and {"checkpoint", "pause"} & set(scopes):
         return "no trainer is alive (see trainers in `powerguard status`): start training, or drill the policy alone"
     if "pause" in scopes and not pausing(state):
@@ -106,20 +108,25 @@ def _scope_unfit(policy: Policy, state: State, now_s: float, scopes: tuple[str, 
         return f"{names}: goes on in an outage and cannot be paused: embed powerguard.trainer, or leave pause out"
     if "cap" in scopes and policy.cap_share is None:
         return "the settings cap no GPU power: set gpu.kind: nvml (and gpu.cap_share), or leave cap out"
-    touched = full or bool(set(_TOUCHING) & set(scopes))
-    if touched:
-        for trainer in alive:
-            if trainer.paused or trainer.told_pause:
-                return f"{trainer.name} stands still already, by somebody else's word: let it go on first"
-            if trainer.order is not None:
-                return f"{trainer.name} writes a checkpoint just now: wait until it is durable"
-            age_s = None if trainer.durable_at_s is None else now_s - trainer.durable_at_s
-            if age_s is None or age_s > RECENT_S:
-                told = "no known checkpoint" if age_s is None else f"its checkpoint is {age_s / 60:.0f} minutes old"
-                return (
-                    f"{trainer.name}: {told} (at most {RECENT_S / 60:.0f} minutes): "
-                    "run `powerguard drill --scope checkpoint` first, which makes one"
-                )
+    return ""
+
+
+def unsaved(state: State, now_s: float) -> str:
+    """Say whose training would be lost where it ended now, or "": a living trainer without a recent checkpoint."""
+    for trainer in state.trainers:
+        if not trainer.alive:
+            continue
+        if trainer.paused or trainer.told_pause:
+            return f"{trainer.name} stands still already, by somebody else's word: let it go on first"
+        if trainer.order is not None:
+            return f"{trainer.name} writes a checkpoint just now: wait until it is durable"
+        age_s = None if trainer.durable_at_s is None else now_s - trainer.durable_at_s
+        if age_s is None or age_s > RECENT_S:
+            told = "no known checkpoint" if age_s is None else f"its checkpoint is {age_s / 60:.0f} minutes old"
+            return (
+                f"{trainer.name}: {told} (at most {RECENT_S / 60:.0f} minutes): "
+                "run `powerguard drill --scope checkpoint` first, which makes one"
+            )
     return ""
 
 

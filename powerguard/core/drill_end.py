@@ -4,10 +4,10 @@ An order that may still be on its way to a trainer keeps the drill in `undo` unt
 told once more that it may go on: a pause cannot overtake its own end.
 """
 
+from powerguard.core.actions import Action, EnsurePolicy, Level, RestorePower, ResumeTrainer
 from powerguard.core.cap import LIMIT_S
 from powerguard.core.drill_measures import tell_health
 from powerguard.core.drill_turn import change, figure, find, mark, order, rounded
-from powerguard.core.events import Action, EnsurePolicy, Level, RestorePower, ResumeTrainer
 from powerguard.core.frozen import replace
 from powerguard.core.learned import DrillReport
 from powerguard.core.model import Drill, OnBattery, Shutdown, State
@@ -211,6 +211,7 @@ def end_of_outage(turn: Turn, because: str) -> None:
         trainer = find(turn, name)
         if trainer is not None and trainer.alive and name not in told:
             order(turn, ResumeTrainer, "resume", limit_s=_RESUME_S, trainer=name)
+            mark(turn, name, resume_at_s=turn.now_s + _RESUME_S + GRACE_S)  # The drill may end before it is heard.
     if drill.stage == "outage":
         reading = turn.state.feed.reading
         figure(turn, outage_s=round(turn.now_s - drill.stage_at_s, 3))

@@ -2,11 +2,13 @@
 
 from powerguard.core import budget as sums
 from powerguard.core import cap, drill_checks, needs, plan
+from powerguard.core.actions import Scalar
 from powerguard.core.drill_turn import change, figure, is_recorded, rounded
-from powerguard.core.events import Reading, Scalar, TrainerSeen
+from powerguard.core.events import TrainerSeen
 from powerguard.core.frozen import replace
 from powerguard.core.learned import Drop
 from powerguard.core.model import Drill, Policy, Trainer
+from powerguard.core.readings import Reading
 from powerguard.core.turn import Turn
 
 SETTLE_S = 10.0

@@ -1,6 +1,6 @@
 """Small moves that every part of a drill shares: its fields, its figures, its orders, and its marks on trainers."""
 
-from powerguard.core.events import Action, EnsurePolicy, Scalar
+from powerguard.core.actions import Action, EnsurePolicy, Scalar
 from powerguard.core.frozen import replace
 from powerguard.core.model import Drill, DrillOrder, Trainer
 from powerguard.core.turn import Turn

@@ -8,15 +8,17 @@ endless; one that fell silent with the power (`silence`) is presumed to be on ba
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
-from powerguard.core import agreement, fusion, silence
+from powerguard.core import agreement, fusion, silence, watch
 from powerguard.core import budget as sums
-from powerguard.core.events import OutputSource, Reading, SourceFailed
 from powerguard.core.frozen import replace
 from powerguard.core.model import Battery, Feed, FeedPolicy, Policy, State, Supplied, Supply
 from powerguard.core.outlast import FACTORS, OVERLOADED, Leg, play, stepped
+from powerguard.core.readings import OutputSource, Reading, SourceFailed
+from powerguard.core.watch import policy_of
 
+_Words = Mapping[str, Supply]  # What counts of each feed beside the others, by its UPS: see `_word`.
 _LEAST_S = 0.1
 _ALARMING_FIRST = (
     OutputSource.UNKNOWN,
@@ -48,7 +50,7 @@ def enter(policy: Policy, state: State, reading: Reading) -> State | None:
     if not policy.feeds:
         feed, battery = take(policy, state.feed, state.battery, reading)
         return None if feed is state.feed else replace(state, feed=feed, battery=battery)
-    mine = _policy_of(policy, reading.ups)
+    mine = policy_of(policy, reading.ups)
     if mine is None:
         return None
     known = of(state, reading.ups) or _unheard(mine, reading.at_s)
@@ -64,7 +66,7 @@ def lose(policy: Policy, state: State, failure: SourceFailed) -> State | None:
     if not policy.feeds:
         feed = fusion.lose(policy, state.feed, failure)
         return None if feed is state.feed else replace(state, feed=feed)
-    mine = _policy_of(policy, failure.ups)
+    mine = policy_of(policy, failure.ups)
     if mine is None:
         return None
     known = of(state, failure.ups) or _unheard(mine, failure.at_s)
@@ -107,8 +109,8 @@ def adopt(policy: Policy, state: State, now_s: float) -> State:
         kept = (Feed(since_s=now_s), Battery(at_s=now_s, health=policy.health))
         feed, battery = kept if mine is None else (mine.feed, mine.battery)
         return replace(state, upses=(), feed=feed, battery=battery)
-    upses = tuple(each for each in state.upses if _policy_of(policy, each.ups) is not None)
-    heard = None if state.feed.reading is None else _policy_of(policy, state.feed.reading.ups)
+    upses = tuple(each for each in state.upses if policy_of(policy, each.ups) is not None)
+    heard = None if state.feed.reading is None else policy_of(policy, state.feed.reading.ups)
     if not state.upses and heard is not None:
         upses = (Supplied(ups=heard.policy.ups, feed=state.feed, battery=state.battery),)
     return _together(policy, state, upses, now_s, None)
@@ -122,7 +124,7 @@ def with_battery(
         return replace(state, battery=change(policy, state.battery))
     changed = []
     for each in state.upses:
-        mine = _policy_of(policy, each.ups)
+        mine = policy_of(policy, each.ups)
         named = mine is not None and ups in ("", each.ups)
         changed.append(replace(each, battery=change(mine.policy, each.battery)) if mine and named else each)
     return _together(policy, state, tuple(changed), now_s, None)
@@ -133,8 +135,12 @@ def rebooted(policy: Policy, state: State, upses: tuple[Supplied, ...], carried:
     if not policy.feeds:
         return state
     at_s = state.feed.since_s
-    again = tuple(Supplied(ups=each.ups, feed=Feed(since_s=at_s), battery=carried(each.battery)) for each in upses)
+    again = tuple(_again(each, at_s, carried(each.battery)) for each in upses)
     return _together(policy, state, again, at_s, None)
+
+
+def _again(each: Supplied, at_s: float, battery: Battery) -> Supplied:
+    return Supplied(ups=each.ups, feed=Feed(since_s=at_s, utility_seen=each.feed.utility_seen), battery=battery)
 
 
 def of(state: State, ups: str) -> Supplied | None:
@@ -184,15 +190,15 @@ def redundancy_lost(state: State) -> str:
     """Name the feeds without which the host still has what it needs, and that do not carry it; "" where none."""
     if state.feed.supply is not Supply.UTILITY:
         return ""
-    gone = [each for each in state.upses if _word(state.upses, each) is not Supply.UTILITY and _is_known(each)]
+    gone = [
+        each
+        for each in state.upses
+        if watch.lives(each) or (_word(state.upses, each) is not Supply.UTILITY and _is_known(each))
+    ]
     return ", ".join(f"{each.ups} ({_why(state.upses, each)})" for each in gone)
 
 
 # --- One feed -----------------------------------------------------------------------------------------------------
-
-
-def _policy_of(policy: Policy, ups: str) -> FeedPolicy | None:
-    return next((mine for mine in policy.feeds if mine.policy.ups == ups), None)
 
 
 def _is_known(each: Supplied) -> bool:
@@ -211,17 +217,19 @@ def _with(upses: tuple[Supplied, ...], new: Supplied) -> tuple[Supplied, ...]:
     return tuple(new if each.ups == new.ups else each for each in upses)
 
 
-def _advanced(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, now_s: float) -> Supplied:
-    mine = _policy_of(policy, each.ups)
-    if mine is None or _word(upses, each) is not Supply.BATTERY:
+def _advanced(policy: Policy, each: Supplied, now_s: float) -> Supplied:
+    mine = policy_of(policy, each.ups)
+    if mine is None:
         return each
     return replace(each, battery=sums.advance(mine.policy, each.battery, now_s, draining=True))
 
 
 def _is_off(each: Supplied) -> bool:
     """Say whether its output is off, told twice: it carries nothing, whatever is in its battery."""
-    told = (each.feed.reading, each.feed.previous)
-    return all(reading is not None and reading.output_source is OutputSource.OFF for reading in told)
+    reading, before = each.feed.reading, each.feed.previous
+    if reading is None or before is None or reading.output_source is not OutputSource.OFF:
+        return False
+    return before.output_source is OutputSource.OFF
 
 
 def _tests_blindly(feed: Feed) -> bool:
@@ -234,6 +242,8 @@ def _tests_blindly(feed: Feed) -> bool:
 def _word(upses: tuple[Supplied, ...], each: Supplied) -> Supply:
     """What counts of one feed beside the others: utility that cannot be seen or relied on is none, in an outage."""
     feed = each.feed
+    if watch.lives(each):
+        return Supply.UTILITY
     if _is_off(each):
         return Supply.UNKNOWN
     if feed.supply is Supply.BATTERY or each.presumed:
@@ -248,19 +258,25 @@ def _word(upses: tuple[Supplied, ...], each: Supplied) -> Supply:
     return Supply.UNKNOWN if bypassed or feed.lost_since_s is not None else Supply.UTILITY
 
 
-def _overloaded(policy: Policy, upses: tuple[Supplied, ...], each: Supplied) -> Supplied:
+def _words(upses: tuple[Supplied, ...]) -> _Words:
+    return {each.ups: _word(upses, each) for each in upses}
+
+
+def _overloaded(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, words: _Words) -> Supplied:
     """Find out whether it takes over more than it can carry when those on battery end; unknown loads say nothing."""
-    going = [other for other in upses if _word(upses, other) is Supply.BATTERY]
+    going = [other for other in upses if words[other.ups] is Supply.BATTERY]
     load = each.battery.load
     overloaded = bool(going) and each.overloaded
-    if going and not overloaded and load is not None and _word(upses, each) is Supply.UTILITY:
-        rest = sum(_supplies(policy, other) for other in upses if _word(upses, other) is Supply.UTILITY)
+    if going and not overloaded and load is not None and words[each.ups] is Supply.UTILITY:
+        rest = sum(_supplies(policy, other) for other in upses if words[other.ups] is Supply.UTILITY)
         taken = sum(other.battery.load or 0.0 for other in going) * _supplies(policy, each) / max(1, rest)
         overloaded = load + taken > OVERLOADED
     return each if overloaded is each.overloaded else replace(each, overloaded=overloaded)
 
 
 def _why(upses: tuple[Supplied, ...], each: Supplied) -> str:
+    if watch.lives(each):
+        return "silent; it carries its part for longer than a battery lasts"
     if _word(upses, each) is Supply.BATTERY:
         return "silent since the power or the network went" if each.presumed else "on battery"
     reading = each.feed.reading
@@ -273,32 +289,35 @@ def _why(upses: tuple[Supplied, ...], each: Supplied) -> str:
 def _together(policy: Policy, state: State, upses: tuple[Supplied, ...], now_s: float, arrived: Feed | None) -> State:
     """Return the state with what all feeds are together. arrived: the feed whose reading has just come."""
     upses = tuple(silence.presumed(state.gone, upses, each) for each in upses)
-    upses = tuple(_overloaded(policy, upses, each) for each in upses)
-    upses = tuple(_advanced(policy, upses, each, now_s) for each in upses)
-    feed = _feed(policy, state.feed, upses, now_s, arrived)
-    battery = _battery(policy, state.battery, upses, feed, now_s)
+    upses = tuple(watch.watched(policy, upses, each, now_s, arrived) for each in upses)
+    words = _words(upses)
+    upses = tuple(_overloaded(policy, upses, each, words) for each in upses)
+    upses = tuple(_advanced(policy, each, now_s) if words[each.ups] is Supply.BATTERY else each for each in upses)
+    feed = _feed(policy, state.feed, upses, now_s, arrived, words=words)
+    battery = _battery(policy, state.battery, upses, feed, now_s, words=words)
     return replace(state, upses=upses, feed=feed, battery=battery)
 
 
 def _supplies(policy: Policy, each: Supplied) -> int:
-    mine = _policy_of(policy, each.ups)
+    mine = policy_of(policy, each.ups)
     return 0 if mine is None else mine.supplies
 
 
 def _falls_short_s(policy: Policy, upses: Iterable[Supplied], at_s: Callable[[Supplied], float | None]) -> float | None:
     """When too few power supplies are left, if each feed goes at its own time; None: enough of them stay."""
     upses = tuple(upses)
-    alive = sum(_supplies(policy, each) for each in upses)
-    going = sorted((when, _supplies(policy, each)) for each in upses if (when := at_s(each)) is not None)
-    for when, supplies in going:
+    going = [(when, _supplies(policy, each)) for each in upses if (when := at_s(each)) is not None]
+    alive = sum(_supplies(policy, each) for each in upses) if going else 0
+    for when, supplies in sorted(going):
         alive -= supplies
         if alive < policy.minimum_supplies:
             return when
     return None
 
 
-def _feed(policy: Policy, before: Feed, upses: tuple[Supplied, ...], now_s: float, arrived: Feed | None) -> Feed:
-    words = {each.ups: _word(upses, each) for each in upses}
+def _feed(
+    policy: Policy, before: Feed, upses: tuple[Supplied, ...], now_s: float, arrived: Feed | None, *, words: _Words
+) -> Feed:
     lasting = [each for each in upses if words[each.ups] is Supply.UTILITY and not each.overloaded]
     on_utility = sum(_supplies(policy, each) for each in lasting)
     on_battery = [each for each in upses if words[each.ups] is Supply.BATTERY]
@@ -323,16 +342,21 @@ def _feed(policy: Policy, before: Feed, upses: tuple[Supplied, ...], now_s: floa
         proven_by=_proven_by(before, on_battery),
         reading=_reading(before.reading, upses, supply, now_s, arrived, is_tested=is_tested),
         previous=before.previous if arrived is None else arrived.previous,
-        suspect=any(feed.suspect for feed in feeds),
+        suspect=any(feed.suspect and feed.lost_since_s is None for feed in feeds),
         unproven_battery=any(feed.unproven_battery for feed in feeds),
         utility_seen=before.utility_seen or supply is Supply.UTILITY,
         first_charge_pct=None,
         test_since_s=min((feed.test_since_s or now_s for feed in tested), default=None) if is_tested else None,
         lost_since_s=max(lost) if lost and len(lost) == len(policy.feeds) else None,
-        low_battery_at_s=_falls_short_s(policy, short, lambda each: each.feed.low_battery_at_s),
-        countdown_at_s=_falls_short_s(policy, short, lambda each: sums.power_off_at_s(each.feed)),
+        low_battery_at_s=_falls_short_s(policy, short, lambda each: _standing(each).low_battery_at_s),
+        countdown_at_s=_falls_short_s(policy, short, lambda each: sums.power_off_at_s(_standing(each))),
         fsd_at_first=any(feed.fsd_at_first for feed in feeds),
     )
+
+
+def _standing(each: Supplied) -> Feed:
+    """Return its feed with the words that still stand: who has outlived his battery has outlived what he told of it."""
+    return Feed() if watch.lives(each) else each.feed
 
 
 def _proven_by(before: Feed, on_battery: list[Supplied]) -> str:
@@ -390,46 +414,58 @@ def _reading(
     )
 
 
-def _battery(policy: Policy, before: Battery, upses: tuple[Supplied, ...], feed: Feed, now_s: float) -> Battery:
+def _battery(
+    policy: Policy, before: Battery, upses: tuple[Supplied, ...], feed: Feed, now_s: float, *, words: _Words
+) -> Battery:
     """Return one battery for all: its energy is their mean, its table what they last together."""
-    counted = [
-        each
-        for each in upses
-        if (word := _word(upses, each)) is Supply.BATTERY
-        or (word is Supply.UTILITY and feed.supply is not Supply.BATTERY)
-    ]
-
-    def mean(of_each: Callable[[Battery], float | None], among: Iterable[Supplied]) -> float | None:
-        known = [(_supplies(policy, each), value) for each in among if (value := of_each(each.battery)) is not None]
-        weight = sum(supplies for supplies, _ in known)
-        return sum(supplies * value for supplies, value in known) / weight if weight else None
-
-    left = mean(lambda each: each.left, counted)
+    going = [each for each in upses if words[each.ups] is Supply.BATTERY]
+    staying = [each for each in upses if words[each.ups] is Supply.UTILITY]
+    counted = going if feed.supply is Supply.BATTERY else going + staying
+    left = _mean(policy, counted, lambda battery: battery.left)
+    if left is not None and sums.usable(policy, left) <= 0.0:
+        # Those that go have ended: how long those last that stay could not be told of an energy that is none.
+        counted = going + staying
+        left = _mean(policy, counted, lambda battery: battery.left)
     # A UPS whose output is off is not there; what it carried is on the others.
-    load = mean(lambda each: each.load, (each for each in upses if not _is_off(each)))
-    usable = 0.0 if left is None else sums.usable(policy, left)
-    composed = before.composed
-    if usable > 0.0 and load is not None and load > 0.0:
-        lasts = stepped(_lasts_s(policy, upses, feed, now_s))
-        composed = tuple((factor * load, lasts_s / usable) for factor, lasts_s in zip(FACTORS, lasts, strict=True))
+    load = _mean(policy, (each for each in upses if not _is_off(each)), lambda battery: battery.load)
+    composed: tuple[tuple[float, float], ...] = ()
+    if left is not None:
+        usable = sums.usable(policy, left)
+        full = usable <= 0.0  # There is nothing to play, but the table is asked for all the same: that of full ones.
+        lasts = stepped(_lasts_s(policy, upses, feed, now_s, words=words, full=full))
+        share = sums.usable(policy, 1.0) if full else usable
+        carried = load or 1.0  # As for a lone one: a load that nobody tells is a full one.
+        composed = tuple((factor * carried, lasts_s / share) for factor, lasts_s in zip(FACTORS, lasts, strict=True))
     steps = [each.battery.step_at_s for each in upses if each.battery.step_at_s is not None]
     return Battery(
         at_s=max(before.at_s, now_s),
-        used=mean(lambda each: each.used, counted or upses),
-        left=left if composed else None,
+        used=_mean(policy, counted or upses, lambda battery: battery.used),
+        left=left,
         load=load,
         step_at_s=max(steps, default=None),
-        health=mean(lambda each: each.health, counted or upses) or policy.health,
+        health=_mean(policy, counted or upses, lambda battery: battery.health) or policy.health,
         composed=composed,
     )
 
 
-def _lasts_s(policy: Policy, upses: tuple[Supplied, ...], feed: Feed, now_s: float) -> list[float]:
-    """Seconds until too few power supplies live, at each of FACTORS times the load of now: played to the end."""
+def _mean(policy: Policy, upses: Iterable[Supplied], of: Callable[[Battery], float | None]) -> float | None:
+    """Mean of what is known of their batteries, by power supplies; None where nothing is."""
+    known = [(_supplies(policy, each), value) for each in upses if (value := of(each.battery)) is not None]
+    weight = sum([supplies for supplies, _ in known])
+    return sum(supplies * value for supplies, value in known) / weight if weight else None
+
+
+def _lasts_s(
+    policy: Policy, upses: tuple[Supplied, ...], feed: Feed, now_s: float, *, words: _Words, full: bool
+) -> list[float]:
+    """Seconds until too few power supplies live, at each of FACTORS times the load of now: played to the end.
+
+    full: as if each battery were new and full, and no UPS about to cut its output.
+    """
     legs: list[Leg] = []
     orphaned = 0.0
     for each in upses:
-        mine, word = _policy_of(policy, each.ups), _word(upses, each)
+        mine, word = policy_of(policy, each.ups), words[each.ups]
         if mine is None or _is_off(each):
             continue
         points = sums.table(mine.policy, each.battery)
@@ -439,8 +475,9 @@ def _lasts_s(policy: Policy, upses: tuple[Supplied, ...], feed: Feed, now_s: flo
             # Nobody knows how long, so it counts for nothing, but what it carries is there.
             orphaned += each.battery.load or 0.0
             continue
-        left = math.inf if endless else sums.usable(policy, each.battery.left or 0.0)
-        cut_at_s = sums.power_off_at_s(each.feed)
+        energy = 1.0 if full else each.battery.left or 0.0
+        left = math.inf if endless else sums.usable(policy, energy)
+        cut_at_s = None if full else sums.power_off_at_s(each.feed)
         legs.append(
             Leg(
                 supplies=mine.supplies,
@@ -453,13 +490,8 @@ def _lasts_s(policy: Policy, upses: tuple[Supplied, ...], feed: Feed, now_s: flo
     supplies = sum(leg.supplies for leg in legs)
     for leg in legs:
         leg.load += orphaned * leg.supplies / supplies
-    return [
-        max(
-            _LEAST_S,
-            play([replace(leg, load=factor * leg.load) for leg in legs], policy.minimum_supplies, now_s) - now_s,
-        )
-        for factor in FACTORS
-    ]
+    needed = policy.minimum_supplies
+    return [max(_LEAST_S, play([leg.at(factor) for leg in legs], needed, now_s) - now_s) for factor in FACTORS]
 
 
 def _reader(points: tuple[tuple[float, float], ...]) -> Callable[[float], float]:

@@ -18,12 +18,15 @@ from powerguard.core.agreement import (
     shown,
     supports_battery,
 )
-from powerguard.core.events import ON_UTILITY, OutputSource, Reading, SourceFailed
 from powerguard.core.frozen import replace
 from powerguard.core.model import Feed, Policy, Supply
+from powerguard.core.readings import ON_UTILITY, OutputSource, Reading, SourceFailed
 
 SELF_TEST_S = 60.0
 """A self-test that runs longer than this is an outage, whatever it calls itself."""
+_BATTERY, _UTILITY = Supply.BATTERY, Supply.UTILITY
+_SAYS_BATTERY, _SAYS_UTILITY = OutputSource.BATTERY, OutputSource.UTILITY
+"""By names of their own: Python 3.11 takes twenty times as long to find a member of an enum."""
 _CHARGE_FALL_PCT = 2.0
 _LONG_S = 1e7
 """Four months: no runtime, no outage and no countdown is longer."""
@@ -73,14 +76,14 @@ def observe(policy: Policy, feed: Feed, reading: Reading) -> Feed:
         return feed
     if (
         last is not None
-        and reading.output_source is OutputSource.UTILITY
-        and feed.supply is Supply.UTILITY
+        and reading.output_source is _SAYS_UTILITY
+        and feed.supply is _UTILITY
         and not _is_remarkable(reading)
         and _is_plain(feed)
     ):
         # The fast path: utility as ever. It runs once a second for years.
         return Feed(
-            supply=Supply.UTILITY,
+            supply=_UTILITY,
             since_s=feed.since_s,
             reading=reading,
             previous=last,
@@ -89,10 +92,12 @@ def observe(policy: Policy, feed: Feed, reading: Reading) -> Feed:
             first_charge_pct=feed.first_charge_pct,
         )
     measures = shown(feed.measures, reading)
-    utility_seen = feed.utility_seen or feed.supply is Supply.UTILITY
+    utility_seen = feed.utility_seen or feed.supply is _UTILITY
     reading = measured(reading, feed.measures, utility_seen=utility_seen)
     reading = corrected(feed.reading, reading)
-    return _orders(policy, _supply(replace(feed, measures=measures), reading), reading)
+    if measures is not feed.measures:
+        feed = replace(feed, measures=measures)
+    return _orders(policy, _supply(feed, reading), reading)
 
 
 def _observe_together(policy: Policy, feed: Feed, reading: Reading) -> Feed:
@@ -128,17 +133,17 @@ def _is_plain(feed: Feed) -> bool:
 def _claim(feed: Feed, reading: Reading, test_since_s: float | None) -> Supply:
     """What the reading says, before any witness is asked."""
     if reading.output_source in ON_UTILITY:
-        return Supply.UTILITY
-    if reading.output_source is not OutputSource.BATTERY:
+        return _UTILITY
+    if reading.output_source is not _SAYS_BATTERY:
         # Off or unknown while we compute: the load is fed by something we cannot see. On battery it changes nothing.
-        return Supply.BATTERY if feed.supply is Supply.BATTERY else Supply.UNKNOWN
+        return _BATTERY if feed.supply is _BATTERY else Supply.UNKNOWN
     is_test = (reading.testing or reading.calibrating) and reading.input_present is not False
-    if feed.supply is Supply.BATTERY and reading.input_present is None:
+    if feed.supply is _BATTERY and reading.input_present is None:
         is_test = False  # No test begins on battery: a flag that comes up in an outage does not end it.
     if not is_test:
-        return Supply.BATTERY
+        return _BATTERY
     too_long = test_since_s is not None and reading.at_s - test_since_s > SELF_TEST_S and not reading.calibrating
-    return Supply.BATTERY if too_long else Supply.UTILITY
+    return _BATTERY if too_long else _UTILITY
 
 
 def _supply(feed: Feed, reading: Reading, together: Together | None = None) -> Feed:
@@ -153,8 +158,8 @@ def _supply(feed: Feed, reading: Reading, together: Together | None = None) -> F
     claim = _claim(feed, reading, test_since_s)
     supply, since_s, suspect, unproven = claim, feed.since_s, False, False
     proven_by = feed.proven_by
-    utility_seen = feed.utility_seen or feed.supply is Supply.UTILITY
-    if claim is Supply.BATTERY and feed.supply is not Supply.BATTERY:
+    utility_seen = feed.utility_seen or feed.supply is _UTILITY
+    if claim is _BATTERY and feed.supply is not _BATTERY:
         witness = supports_battery(reading)
         if not witness and together is not None:
             witness = together.witness
@@ -169,10 +174,10 @@ def _supply(feed: Feed, reading: Reading, together: Together | None = None) -> F
             supply = feed.supply
             suspect = utility_seen
             unproven = not suspect
-    elif supply is not feed.supply or (supply is Supply.UTILITY and _interrupts(feed, reading)):
+    elif supply is not feed.supply or (supply is _UTILITY and _interrupts(feed, reading)):
         since_s = reading.at_s
     low_at_s = None
-    if supply is Supply.BATTERY or reading.calibrating:
+    if supply is _BATTERY or reading.calibrating:
         low_at_s = feed.low_battery_at_s
         if low_at_s is None and _is_low(reading) and last is not None and _is_low(last):
             low_at_s = reading.at_s
@@ -195,7 +200,7 @@ def _supply(feed: Feed, reading: Reading, together: Together | None = None) -> F
 
 def _interrupts(feed: Feed, reading: Reading) -> bool:
     """Utility is there, but not without a break: a reading that said battery, or a test."""
-    return feed.suspect or reading.output_source is OutputSource.BATTERY
+    return feed.suspect or reading.output_source is _SAYS_BATTERY
 
 
 def _repeats(feed: Feed, reading: Reading) -> str:
@@ -213,7 +218,7 @@ def _battery_since_s(feed: Feed, reading: Reading, seen_s: float | None) -> floa
     if reading.on_battery_s is None:
         return first_s
     told_s = reading.at_s - reading.on_battery_s
-    known_utility_s = feed.reading.at_s if feed.supply is Supply.UTILITY and feed.reading is not None else told_s
+    known_utility_s = feed.reading.at_s if feed.supply is _UTILITY and feed.reading is not None else told_s
     return min(first_s, max(told_s, known_utility_s))
 
 
@@ -239,7 +244,7 @@ def _orders(policy: Policy, feed: Feed, reading: Reading) -> Feed:
             fsd_at_s, fsd_at_first = None, False
     elif last is None:
         fsd_at_first = True
-    elif last.forced_shutdown and fsd_at_s is None and (not fsd_at_first or feed.supply is Supply.BATTERY):
+    elif last.forced_shutdown and fsd_at_s is None and (not fsd_at_first or feed.supply is _BATTERY):
         # The delay runs from the reading in which FSD rose; one that stood before us has no known beginning.
         fsd_at_s = (reading.at_s if fsd_at_first else last.at_s) + policy.fsd_delay_s
     if (countdown_at_s, fsd_at_s, fsd_at_first) == (feed.countdown_at_s, feed.fsd_at_s, feed.fsd_at_first):
@@ -260,8 +265,8 @@ def lose(policy: Policy, feed: Feed, failure: SourceFailed) -> Feed:
 
 def is_draining(feed: Feed) -> bool:
     """Say whether the battery carries the load, whatever the cause; one that is not believed does not."""
-    on_battery = feed.reading is not None and feed.reading.output_source is OutputSource.BATTERY
-    return feed.supply is Supply.BATTERY or (on_battery and not feed.unproven_battery)
+    on_battery = feed.reading is not None and feed.reading.output_source is _SAYS_BATTERY
+    return feed.supply is _BATTERY or (on_battery and not feed.unproven_battery)
 
 
 def is_fresh(policy: Policy, feed: Feed, now_s: float) -> bool:
@@ -271,6 +276,6 @@ def is_fresh(policy: Policy, feed: Feed, now_s: float) -> bool:
 
 def is_stable(policy: Policy, feed: Feed, now_s: float, *, stable_s: float) -> bool:
     """Say whether utility has been back for `stable_s`, as far as fresh readings tell."""
-    if feed.supply is not Supply.UTILITY or feed.suspect:
+    if feed.supply is not _UTILITY or feed.suspect:
         return False
     return now_s - feed.since_s >= stable_s and is_fresh(policy, feed, now_s)

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from powerguard.core.events import Reading
+from powerguard.core.frozen import swift
+from powerguard.core.readings import Reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,7 @@ class Measures:
     clock: bool = False
 
 
+@swift
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
     """One of several sources of a UPS, as last heard. Kept only where there is more than one.
@@ -45,8 +47,39 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Witness:
+    """Another UPS beside one that may be silent: it takes over when that one ends.
+
+    share: load of the silent one for each of this one, as last seen while neither made a step. least: the least load
+    that this one has told since the other was last heard, as a share of the rating. risen: it has told more than that
+    since, or may have done so while nobody heard it.
+    """
+
+    ups: str
+    share: float
+    least: float
+    risen: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """What has been seen of one of several UPSes since it was last heard (see `watch`).
+
+    load: its own when it was last heard, as a share of the rating.
+    spent: energy that it would have given meanwhile on battery, in full new batteries, counted until counted_s; None:
+    not begun. lives: it is silent, and must have utility.
+    """
+
+    load: float
+    others: tuple[Witness, ...]
+    spent: float = 0.0
+    counted_s: float | None = None
+    lives: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gone:
-    """A part of this host's own network that went: between heard_s and at_s. part: as in `events.NetworkSeen`."""
+    """A part of this host's own network that went: between heard_s and at_s. part: as in `readings.NetworkSeen`."""
 
     part: str
     heard_s: float

@@ -7,22 +7,16 @@ one that does, and each rung has time to show in the load. What is stopped stand
 been confirmed; nobody in any other phase stays stopped.
 """
 
+from collections.abc import Collection
 from typing import Final
 
 from powerguard.core import budget as sums
-from powerguard.core import cap
-from powerguard.core.events import (
-    Conduct,
-    ContinueTrainer,
-    Done,
-    Failed,
-    Level,
-    OutputSource,
-    StopTrainer,
-    TerminateTrainer,
-)
+from powerguard.core import cap, fusion
+from powerguard.core.actions import Conduct, ContinueTrainer, Level, StopTrainer, TerminateTrainer
+from powerguard.core.events import Done, Failed
 from powerguard.core.frozen import replace
 from powerguard.core.model import (
+    Emergency,
     EmergencyCheckpoint,
     Holding,
     Online,
@@ -32,6 +26,7 @@ from powerguard.core.model import (
     Supply,
     Trainer,
 )
+from powerguard.core.readings import OutputSource
 from powerguard.core.turn import Turn
 
 STOP, TERMINATE, CONTINUE = "stop", "terminate", "continue"
@@ -71,7 +66,7 @@ def is_terminated(state: State, name: str) -> bool:
 def is_to_be_stopped(turn: Turn) -> bool:
     """Say whether a trainer that does not pause is stopped rather than asked once more."""
     phase = turn.state.phase
-    if not turn.policy.signals or not isinstance(phase, EmergencyCheckpoint | Holding):
+    if not turn.policy.signals or not isinstance(phase, Emergency):
         return False
     return turn.load_stays_high(phase) and _must_show(turn, phase)
 
@@ -86,7 +81,7 @@ def tend(turn: Turn) -> None:
             forget(turn, each.trainer)  # SIGCONT went with it.
         else:
             _send(turn, each, CONTINUE)
-    if isinstance(phase, EmergencyCheckpoint | Holding):
+    if isinstance(phase, Emergency):
         _climb(turn, phase)
     elif isinstance(phase, Online):
         turn.tell_once(_FAILED, "another outage may try again", holds=False)
@@ -100,7 +95,7 @@ def _may_go_on(turn: Turn, each: Signalled) -> bool:
     return not isinstance(state.phase, EmergencyCheckpoint | Holding | Shutdown) and not state.feed.suspect
 
 
-def _climb(turn: Turn, phase: EmergencyCheckpoint | Holding) -> None:
+def _climb(turn: Turn, phase: Emergency) -> None:
     """Take the lowest rung that is left, if the load still has not fallen once the last one has had its time."""
     if not _is_time(turn, phase):
         return
@@ -116,10 +111,12 @@ def _climb(turn: Turn, phase: EmergencyCheckpoint | Holding) -> None:
             turn.note("trainer_signalled", because, Level.WARNING, trainer=trainer.name, word=rung, load_pct=load)
 
 
-def _is_time(turn: Turn, phase: EmergencyCheckpoint | Holding) -> bool:
+def _is_time(turn: Turn, phase: Emergency) -> bool:
     policy, state, feed = turn.policy, turn.state, turn.state.feed
     if not policy.signals or state.maintenance is not None or not turn.load_stays_high(phase):
         return False
+    if not fusion.is_fresh(policy, feed, turn.now_s):
+        return False  # The daemon stood still: what it knows may be long over, and a signal is not taken back.
     # A cut of the output comes when it comes, whatever is drawn until then.
     on_battery = feed.reading is not None and feed.reading.output_source is OutputSource.BATTERY
     if feed.supply is not Supply.BATTERY or not on_battery or sums.power_off_at_s(feed) is not None:
@@ -129,7 +126,7 @@ def _is_time(turn: Turn, phase: EmergencyCheckpoint | Holding) -> bool:
     return all(each.order is None and turn.now_s - each.at_s >= SETTLE_S for each in state.signalled)
 
 
-def _must_show(turn: Turn, phase: EmergencyCheckpoint | Holding) -> bool:
+def _must_show(turn: Turn, phase: Emergency) -> bool:
     """Say whether a load that has not fallen is a pause that did not come: two steps and a slow UPS have gone by."""
     slowest_s = max((trainer.step_s for trainer in turn.state.trainers if trainer.alive), default=0.0)
     return turn.now_s - phase.paused_at_s >= 2 * slowest_s + SETTLE_S
@@ -192,8 +189,11 @@ def take_in(turn: Turn, outcome: Done | Failed) -> None:
         _put(turn, replace(each, order=None, carried_out=each.word, at_s=turn.now_s))
 
 
-def after_restart(turn: Turn, expired: set[str]) -> None:
-    """The daemon was away: an order without an outcome may have been carried out, so it stands until it is undone."""
+def after_restart(turn: Turn, given: Collection[str]) -> None:
+    """The daemon was away: an order without an outcome may have been carried out, so it stands until it is undone.
+
+    given: ids of the orders that are given now, again or anew; no other is answered any more.
+    """
     turn.update(
-        signalled=tuple(replace(each, order=None) if each.order in expired else each for each in turn.state.signalled)
+        signalled=tuple(each if each.order in given else replace(each, order=None) for each in turn.state.signalled)
     )

@@ -10,40 +10,45 @@ else changes the phase. The picture in docs/ARCHITECTURE.md is drawn from `TABLE
 - Total: every event has an answer in every phase, and `step` never raises.
 """
 
+from powerguard.core import alarms, cap, drill, feeds, fusion, gate, ladder, needs, plan, silence, trainers, ways
 from powerguard.core import budget as sums
-from powerguard.core import cap, drill, feeds, fusion, ladder, needs, plan, silence, trainers
-from powerguard.core.events import (
-    Abort,
-    BatteryReplaced,
+from powerguard.core.actions import (
+    ArmWay,
     CapPower,
-    CheckpointNow,
-    CheckpointProgress,
+    CheckHost,
+    CheckWay,
     ContinueTrainer,
-    Done,
+    DisarmWay,
     EnsurePolicy,
-    Event,
-    Failed,
-    ForeignStop,
     Level,
-    Measured,
-    NetworkSeen,
-    OutputSource,
     PauseTrainer,
     PollNow,
     PowerOff,
-    Reading,
+    RestorePolicy,
     RestorePower,
     ResumeTrainer,
     ResumeTraining,
-    SetMaintenance,
-    SourceFailed,
-    StartDrill,
-    StopDrill,
     StopTrainer,
     TerminateTrainer,
+    TriggerCheckpoint,
+)
+from powerguard.core.events import (
+    Abort,
+    BatteryReplaced,
+    CheckpointNow,
+    CheckpointProgress,
+    Done,
+    Event,
+    Failed,
+    ForeignStop,
+    Measured,
+    PoweredOn,
+    RecoverNow,
+    SetMaintenance,
+    StartDrill,
+    StopDrill,
     Tick,
     TrainerSeen,
-    TriggerCheckpoint,
 )
 from powerguard.core.frozen import replace
 from powerguard.core.learned import BatteryModel
@@ -62,6 +67,7 @@ from powerguard.core.model import (
     Supply,
 )
 from powerguard.core.moves import RETRY_S, duties, move
+from powerguard.core.readings import NetworkSeen, OutputSource, Reading, SourceFailed
 from powerguard.core.table import Cause, phase_name
 from powerguard.core.turn import Turn
 
@@ -70,6 +76,7 @@ FLAPPING_FACTOR = 3.0
 LATEST_S = 1e10
 """No clock of ours says more: three hundred years after the boot."""
 LONGEST_MAINTENANCE_S = 30 * 86400.0
+_BeforeCommit = EmergencyCheckpoint | Holding | Recovery
 _MOVES = 6
 _LAST_WORD = "utility was the last word of a UPS that is silent"
 
@@ -91,6 +98,8 @@ def step(policy: Policy, state: State, event: Event) -> Step:
         if cause is None:
             break
         move(turn, cause, because)
+        if cause is Cause.RESUMED:
+            break  # The next outage, should it be here already, begins in a step of its own: each has its own story.
     duties(turn)
     return turn.step()
 
@@ -100,7 +109,7 @@ def _is_idle(state: State) -> bool:
         return False
     if state.cap is not None or state.signalled or state.drill is not None or state.feed.lost_since_s is not None:
         return False
-    if state.start is not None:
+    if state.start is not None or state.armed or state.bracket is not None or state.feed.supply is Supply.BATTERY:
         return False
     return state.maintenance is None and state.guarded_since_s is None and state.feed.countdown_at_s is None
 
@@ -120,6 +129,8 @@ def _quick(policy: Policy, state: State, reading: Reading) -> Step | None:
         or state.drill is not None
         or state.gone
         or state.start is not None
+        or state.armed
+        or state.bracket is not None
         or battery.used is None
         or state.feed.disagree_since_s is not None
         or reading.output_source is not last.output_source
@@ -133,17 +144,7 @@ def _quick(policy: Policy, state: State, reading: Reading) -> Step | None:
         return None
     if feed.countdown_at_s is not None or feed.fsd_at_s is not None or feed.fsd_at_first:
         return None
-    return Step(
-        State(
-            phase=state.phase,
-            feed=feed,
-            battery=battery,
-            trainers=state.trainers,
-            transfers=state.transfers,
-            serial=state.serial,
-            learned=state.learned,
-        )
-    )
+    return Step(replace(state, feed=feed))
 
 
 # --- Taking in --------------------------------------------------------------------------------------------------
@@ -161,13 +162,13 @@ def _take_in(turn: Turn, event: Event) -> None:
             trainers.take_in(turn, event)
         case Done() | Failed():
             _take_in_outcome(turn, event)
-        case StartDrill() | StopDrill():
-            pass
         case Measured():
             turn.update(learned=needs.add(turn.state.learned, event.need, event.seconds))
+        case PoweredOn(cause=cause, ac_failed=ac_failed, firmware_s=firmware_s):
+            turn.note("host_powered_on", event.because, cause=cause, ac_failed=ac_failed, firmware_s=firmware_s)
         case ForeignStop():
             _take_in_foreign_stop(turn, event)
-        case Tick():
+        case Tick() | StartDrill() | StopDrill():
             pass
         case _:
             _take_in_word(turn, event)
@@ -180,7 +181,7 @@ def _take_in(turn: Turn, event: Event) -> None:
         turn.state = feeds.advance(turn.policy, turn.state, turn.now_s)
 
 
-def _take_in_word(turn: Turn, event: Abort | SetMaintenance | CheckpointNow | BatteryReplaced) -> None:
+def _take_in_word(turn: Turn, event: Abort | SetMaintenance | CheckpointNow | BatteryReplaced | RecoverNow) -> None:
     """Enter the word of an operator."""
     match event:
         case Abort():
@@ -197,6 +198,8 @@ def _take_in_word(turn: Turn, event: Abort | SetMaintenance | CheckpointNow | Ba
             trainers.order_all(turn, reason="operator", by_s=turn.now_s + 600.0)
         case BatteryReplaced():
             _take_in_battery(turn, event)
+        case RecoverNow():
+            _take_in_recover(turn, event)
 
 
 def _take_in_reading(turn: Turn, reading: Reading) -> None:
@@ -208,7 +211,7 @@ def _take_in_reading(turn: Turn, reading: Reading) -> None:
     old, feed = before.feed, entered.feed
     came_back = feeds.lost_since_s(before, reading)
     told = feed.reading or reading  # What all sources say together, where there are several.
-    if feed.supply is Supply.BATTERY and old.supply is not Supply.BATTERY:
+    if old.supply is not feed.supply and feed.supply is Supply.BATTERY:
         turn.count_transfer()
     if came_back is not None:
         lost_s = turn.now_s - came_back
@@ -223,7 +226,7 @@ def _take_in_reading(turn: Turn, reading: Reading) -> None:
         turn.regrade()
     elif sums.power_off_at_s(feed) is None and sums.power_off_at_s(old) is not None:
         turn.note("power_off_cancelled", "the countdown was read back as cancelled")
-    turn.standing_alarms(told)
+    alarms.tell(turn, told)
 
 
 def _take_in_battery(turn: Turn, event: BatteryReplaced) -> None:
@@ -291,8 +294,8 @@ def _which(turn: Turn, ups: str) -> dict[str, str]:
 def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
     action, phase = outcome.action, turn.state.phase
     if isinstance(outcome, Failed):
-        # A poll that brings nothing is told by the source itself.
-        if not isinstance(action, PollNow):
+        # A poll that brings nothing is told by the source itself, a way back that is blocked by its own line.
+        if not isinstance(action, PollNow | CheckWay | ArmWay | DisarmWay | CheckHost):
             kind = type(action).__name__
             turn.note("action_failed", outcome.reason, Level.ERROR, action=kind, took_s=outcome.took_s)
     elif isinstance(action, EnsurePolicy) and not isinstance(phase, Online):
@@ -311,11 +314,8 @@ def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
             if isinstance(outcome, Failed):
                 changes["again_at_s"] = turn.now_s + RETRY_S
         turn.set_phase(replace(phase, **changes))  # type: ignore[arg-type]
-    elif isinstance(phase, Recovery) and isinstance(action, ResumeTraining) and action.id == phase.asked:
-        if isinstance(outcome, Done):
-            turn.resumed = True
-        else:
-            turn.set_phase(replace(phase, asked=None, retry_at_s=turn.now_s + trainers.START_AGAIN_S))
+    elif isinstance(phase, Recovery) and action.id == phase.asked:
+        gate.take_in(turn, phase, outcome)
     elif isinstance(action, ResumeTraining) and not isinstance(phase, Recovery):
         trainers.take_in_start(turn, outcome)
 
@@ -329,6 +329,8 @@ def _pass_on(turn: Turn, outcome: Done | Failed) -> None:
         cap.take_in(turn, outcome)
     elif isinstance(action, StopTrainer | TerminateTrainer | ContinueTrainer):
         ladder.take_in(turn, outcome)
+    elif isinstance(action, CheckWay | ArmWay | DisarmWay | RestorePolicy | EnsurePolicy):
+        ways.take_in(turn, outcome)
 
 
 def _take_in_abort(turn: Turn, event: Abort) -> None:
@@ -342,13 +344,25 @@ def _told_by(event: Abort) -> str:
     return f"{event.who}: {event.reason}" if event.reason else event.who
 
 
+def _take_in_recover(turn: Turn, event: RecoverNow) -> None:
+    """Training starts as soon as there is utility, whatever the gate and the check of the host wait for."""
+    if isinstance(turn.state.phase, Recovery):
+        turn.set_phase(replace(turn.state.phase, forced_by=event.who, retry_at_s=0.0))
+        turn.note("gate_overruled", "the operator wants training started", Level.WARNING, who=event.who)
+
+
 def _take_in_foreign_stop(turn: Turn, event: ForeignStop) -> None:
-    if isinstance(turn.state.phase, Online | Shutdown):
+    phase = turn.state.phase
+    if isinstance(phase, Shutdown):
+        ways.decide_late(turn, phase, stable=_is_stable(turn))
+    if isinstance(phase, Online | Shutdown):
         return
     what = "the host is being shut down by somebody else" if event.host_stopping else "the daemon is being stopped"
     turn.note("foreign_stop_seen", what, Level.WARNING, phase=phase_name(turn.state.phase))
     # Whoever ordered it, the host must come back: the return is armed while there still is time.
     turn.order(EnsurePolicy, limit_s=turn.policy.bmc_limit_s, outage=turn.outage_id)
+    if event.host_stopping:
+        ways.foreign_stop(turn)
 
 
 # --- Deciding ---------------------------------------------------------------------------------------------------
@@ -364,7 +378,8 @@ def _cause(turn: Turn, event: Event) -> tuple[Cause | None, str]:
         case EmergencyCheckpoint() | Holding():
             return _cause_emergency(turn, event)
         case Recovery():
-            return (Cause.RESUMED, "training was started") if turn.resumed else _cause_commit(turn)
+            because = gate.resumed_because(turn, turn.state.phase)
+            return (Cause.RESUMED, because) if because else _cause_commit(turn)
         case Shutdown():
             if not turn.policy.powers_off and turn.state.phase.ordered and _may_return(turn):
                 return Cause.REHEARSED, "dry-run: nothing was powered off"
@@ -434,7 +449,7 @@ def _is_stable(turn: Turn) -> bool:
 def _may_return(turn: Turn) -> bool:
     """Utility has been stable long enough, no countdown stands, and no write is torn off."""
     state = turn.state
-    if sums.power_off_at_s(state.feed) is not None:
+    if state.feed.supply is not Supply.UTILITY or sums.power_off_at_s(state.feed) is not None:
         return False
     if not _is_stable(turn):
         return _is_blind_for_long(turn)
@@ -444,9 +459,11 @@ def _may_return(turn: Turn) -> bool:
 def _cause_commit(turn: Turn) -> tuple[Cause | None, str]:
     """Two looks at the commit: the test comes true, one more poll is ordered, and only its answer latches."""
     phase = turn.state.phase
-    sums_now = plan.outage_budget(turn.policy, turn.state, turn.now_s)
-    if not isinstance(phase, EmergencyCheckpoint | Holding | Recovery):
+    if not isinstance(phase, _BeforeCommit):
         return None, ""
+    if phase.due_at_s is None and not plan.may_commit(turn.state):
+        return None, ""
+    sums_now = plan.outage_budget(turn.policy, turn.state, turn.now_s)
     because = plan.commit_due(turn.policy, turn.state, sums_now, turn.now_s)
     if because and plan.is_saving(turn.state, turn.now_s):
         # A stop that is less orderly leaves a checkpoint that is on its way the time that it still needs.
@@ -454,7 +471,7 @@ def _cause_commit(turn: Turn) -> tuple[Cause | None, str]:
         sums_now = plan.outage_budget(turn.policy, turn.state, turn.now_s)
         because = plan.commit_due(turn.policy, turn.state, sums_now, turn.now_s)
         phase = turn.state.phase
-        if not isinstance(phase, EmergencyCheckpoint | Holding | Recovery):
+        if not isinstance(phase, _BeforeCommit):
             return None, ""
     if not because:
         if phase.due_at_s is not None:

@@ -1,14 +1,14 @@
-"""What is kept between events: the policy, as the settings say, and the state, as the core remembers it.
-
-As in `events`, all of it is frozen plain data.
-"""
+"""What is kept between events, frozen plain data: the policy of the settings, the state that the core remembers."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from powerguard.core.events import Action, Conduct, Grade, Note, Reading, Scalar
-from powerguard.core.heard import Gone, Heard, Measures
+from powerguard.core.actions import Action, Conduct, Grade, Note, Scalar, Way
+from powerguard.core.armed import Armed, Bracket
+from powerguard.core.frozen import swift
+from powerguard.core.heard import Gone, Heard, Measures, Watch
 from powerguard.core.learned import BatteryModel, Learned
+from powerguard.core.readings import Reading
 
 # --- Policy: the settings, as the core needs them ------------------------------------------------------------------
 
@@ -48,6 +48,9 @@ class Policy:
     signals: a trainer that draws on after it was told to pause may be stopped, and at last ended, by signals.
     boot_id: of this boot; an outage's latch holds in its own boot only.
     powers_off: False in dry-run: the order is recorded, nobody dies, and a latch ends when utility is back.
+    ways: ways back that are armed at the commit. outputs: the UPSes whose output this host, and no other, switches off.
+    late_reboot: utility that came back after the commit may turn the power-off into a reboot. checks_host: after a
+        return nothing is started before the host was found whole.
     feeds: where several UPSes feed the host, each of them; empty for one. minimum_supplies: power supplies that must
         have power for the host to run.
     """
@@ -89,6 +92,10 @@ class Policy:
     unknown_hold_s: float = 600.0
     charge_hold_s: float = 60.0
     powers_off: bool = True
+    ways: tuple[Way, ...] = ()
+    outputs: tuple[str, ...] = ()
+    late_reboot: bool = False
+    checks_host: bool = False
     trainers: tuple[TrainerPolicy, ...] = ()
     feeds: tuple["FeedPolicy", ...] = ()
     minimum_supplies: int = 1
@@ -113,6 +120,7 @@ class Supply(StrEnum):
     BATTERY = "battery"
 
 
+@swift
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
     """One feed as confirmed by fusion.
@@ -198,6 +206,7 @@ class Supplied:
         until it answers.
     overloaded: it would be, once those on battery end; a pause that cures it must not bring training back, so it stays
         so until none is on battery.
+    watch: what the others have shown of it since it was last heard; None where they tell no load.
     """
 
     ups: str
@@ -205,6 +214,7 @@ class Supplied:
     battery: Battery
     presumed: bool = False
     overloaded: bool = False
+    watch: Watch | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +228,7 @@ class Trainer:
     durable_at_s: when the newest known checkpoint became durable.
     tries: checkpoints ordered in this outage.
     failed: why the checkpoint of this outage failed for good; "" when it did not.
-    resume_at_s: when it is told again to go on, because it did not hear it the last time.
+    resume_at_s: when it is told (again) to go on, unless it has heard it by then; None: nothing is owed.
     stall_s: for how long a checkpoint beside training holds it up, as it says; None: not told.
     priority: as in `TrainerPolicy`.
     """
@@ -261,7 +271,7 @@ class Cap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Training that could not be started after a return in place: it is tried again at at_s, having failed so often."""
+    """Training owed a start after a return in place: ordered (again) at at_s unless confirmed. tries: failed ones."""
 
     outage: str
     at_s: float
@@ -342,7 +352,11 @@ class Online:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """What is true in every phase of an outage. One id, from the first reading on battery until training runs."""
+    """What is true in every phase of an outage. One id, from the first reading on battery until training runs.
+
+    boots: when the host came back in it, newest last. back_off_s: for how long it was told to stay away the last time,
+    because it came back too often; 0: it was not.
+    """
 
     id: str
     since_s: float
@@ -352,6 +366,8 @@ class Outage:
     policy_asked: bool = False
     policy_verified: bool = False
     aborted_by: str = ""
+    boots: tuple[float, ...] = ()
+    back_off_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,7 +382,6 @@ class EmergencyCheckpoint:
     """Trainers were told to pause and to checkpoint.
 
     paused_load: predicted load once paused; None where nobody pauses. settle_by_s: until then it counts.
-    paused_at_s: when everybody was told to pause.
     due_at_s: the commit test came true then and waits for one more poll.
     """
 
@@ -375,13 +390,17 @@ class EmergencyCheckpoint:
     because: str
     paused_load: float | None = None
     settle_by_s: float = 0.0
-    paused_at_s: float = 0.0
     due_at_s: float | None = None
+
+    @property
+    def paused_at_s(self) -> float:
+        """When everybody was told to pause: it is what this phase begins with."""
+        return self.began_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """Everything is durable; training is paused and the battery lasts longer. Same fields as the checkpoint phase."""
+    """Everything is durable; training is paused and the battery lasts longer. Fields as in the checkpoint phase."""
 
     outage: Outage
     began_s: float
@@ -414,8 +433,10 @@ class Shutdown:
 class Recovery:
     """The host is back from an outage that ended in power-off (or in darkness). Training waits for the gate.
 
-    clean: the power-off was ours and was ordered. asked: id of the order to start training; tries: how many so far.
-    retry_at_s: not before. due_at_s: as in `EmergencyCheckpoint`, should the power fail again.
+    clean: the power-off was ours and was ordered. asked: id of the order in flight (to check the host, to start
+    training); tries: how often training was to be started. retry_at_s: not before. checked: the host is whole.
+    started_at_s: training was started, and its first step is waited for. forced_by: who said that it is to start now.
+    due_at_s: as in `EmergencyCheckpoint`, should the power fail again.
     """
 
     outage: Outage
@@ -425,8 +446,13 @@ class Recovery:
     asked: str | None = None
     tries: int = 0
     retry_at_s: float = 0.0
+    checked: bool = False
+    started_at_s: float | None = None
+    forced_by: str = ""
 
 
+Emergency = EmergencyCheckpoint | Holding
+"""Training stands, or has been told to."""
 Phase = Online | OnBattery | EmergencyCheckpoint | Holding | Shutdown | Recovery
 
 
@@ -442,6 +468,7 @@ class State:
     upses: where several UPSes feed the host, each by itself; feed and battery are then what they are together.
     gone: parts of this host's own network that are not there any more, the newest last.
     start: training that is still to be started again, after a return in place.
+    armed: ways back that are armed, or may be. bracket: the BMC's policy that is still to be put back.
     """
 
     phase: Phase = field(default_factory=Online)
@@ -460,6 +487,8 @@ class State:
     upses: tuple[Supplied, ...] = ()
     gone: tuple[Gone, ...] = ()
     start: Start | None = None
+    armed: tuple[Armed, ...] = ()
+    bracket: Bracket | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,11 @@
 import math
 
 from powerguard.core import budget as sums
-from powerguard.core import cap, drill, fusion, ladder, needs, plan, trainers
-from powerguard.core.events import Conduct, EnsurePolicy, Grade, Level, PowerOff, ResumeTraining, SyncFilesystems
+from powerguard.core import cap, drill, gate, ladder, needs, plan, trainers, ways
+from powerguard.core.actions import Conduct, EnsurePolicy, Grade, Level, PowerOff, SyncFilesystems
 from powerguard.core.frozen import replace
 from powerguard.core.model import (
+    Emergency,
     EmergencyCheckpoint,
     Holding,
     OnBattery,
@@ -65,6 +66,8 @@ def move(turn: Turn, cause: Cause, because: str) -> None:
 
 def _leave(turn: Turn, cause: Cause, because: str) -> None:
     """What is undone on the way out."""
+    if cause is Cause.COMMIT:
+        gate.clear(turn, "the host is powered off again, and looked at anew when it is back")
     if cause in (Cause.UTILITY_STABLE, Cause.ABORTED, Cause.REHEARSED):
         trainers.resume_all(turn)
     if cause is Cause.ABORTED:
@@ -108,7 +111,6 @@ def _enter(turn: Turn, old: Phase, target: type[Phase], because: str) -> Phase:
         because=because,
         paused_load=predicted if predicted < load else None,
         settle_by_s=began_s + max(2 * slowest_s + 15.0, 45.0),
-        paused_at_s=began_s,
     )
 
 
@@ -136,12 +138,13 @@ def _latch(turn: Turn, outage: Outage, because: str) -> Shutdown:
     if reff_s is None and low_at_s is not None:
         reff_s = max(0.0, policy.low_battery_s - (turn.now_s - low_at_s))  # Blind, but this much is known.
     grade = sums.grade_within(policy, reff_s, at_most=outage.grade)
-    outage = replace(outage, grade=grade)
+    outage = ways.backed_off(turn, replace(outage, grade=grade))
     bare = grade is Grade.BARE
     prepare_s = min(policy.bmc_limit_s, 2.0) if bare else policy.bmc_limit_s
     ids = (
         turn.order(EnsurePolicy, limit_s=prepare_s, outage=outage.id),
         turn.order(SyncFilesystems, limit_s=prepare_s, outage=outage.id),
+        *ways.arm(turn, outage, policy.ways, off_in_s=prepare_s + sums.force_after_s(policy, grade), limit_s=prepare_s),
     )
     return Shutdown(
         outage=outage,
@@ -161,7 +164,9 @@ def duties(turn: Turn) -> None:
     """What a phase does while it lasts."""
     cap.tend(turn)
     ladder.tend(turn)
-    _tell_silence(turn)
+    ways.tend(turn)
+    if turn.state.feed.lost_since_s is not None or turn.state.told:
+        _tell_silence(turn)
     phase = turn.state.phase
     match phase:
         case Online():
@@ -180,10 +185,11 @@ def duties(turn: Turn) -> None:
             if not phase.outage.policy_asked and waited_s >= turn.policy.commit_dwell_s:
                 turn.set_outage(policy_asked=True)
                 turn.order(EnsurePolicy, limit_s=turn.policy.bmc_limit_s, outage=phase.outage.id)
+                ways.check(turn)
             if isinstance(phase, OnBattery) and waited_s >= turn.policy.commit_dwell_s:
                 trainers.take_precautions(turn, since_s=phase.outage.since_s)
             _reckon_lost(turn, phase)
-            if isinstance(phase, EmergencyCheckpoint | Holding):
+            if isinstance(phase, Emergency):
                 trainers.tend(turn, hold=isinstance(phase, Holding), repeat_s=GUARD_CHECKPOINT_S)
                 turn.watch_load(phase)
             if isinstance(phase, Holding):
@@ -191,10 +197,10 @@ def duties(turn: Turn) -> None:
         case Shutdown():
             _finish(turn, phase)
         case Recovery():
-            _resume(turn, phase)
+            gate.tend(turn, phase)
 
 
-def _reckon_lost(turn: Turn, phase: OnBattery | EmergencyCheckpoint | Holding) -> None:
+def _reckon_lost(turn: Turn, phase: OnBattery | Emergency) -> None:
     """Nobody tells the load any more: what counts is what is known to draw power, not what happened to be told last."""
     feed, battery = turn.state.feed, turn.state.battery
     if feed.lost_since_s is None or feed.supply is not Supply.BATTERY or battery.load is None:
@@ -204,7 +210,7 @@ def _reckon_lost(turn: Turn, phase: OnBattery | EmergencyCheckpoint | Holding) -
         turn.update(battery=replace(battery, load=load))
 
 
-def _load_unheard(turn: Turn, phase: OnBattery | EmergencyCheckpoint | Holding, told: float) -> float:
+def _load_unheard(turn: Turn, phase: OnBattery | Emergency, told: float) -> float:
     """Load to count with while the source is lost, as a share of the rating; told: the last one that was heard.
 
     While training goes on, at least what it drew when the outage began. Once everybody has paused, a drop that was
@@ -224,13 +230,17 @@ def _load_unheard(turn: Turn, phase: OnBattery | EmergencyCheckpoint | Holding, 
 def _silent_since_s(turn: Turn) -> float | None:
     """Since when nobody answers, where that is an alarm: utility was the last word, and nothing else speaks."""
     feed = turn.state.feed
-    lost_s = feed.lost_since_s if feed.supply is Supply.UTILITY else None
-    return lost_s if lost_s is not None and turn.now_s - lost_s >= DEADTIME_S else None
+    lost_s = feed.lost_since_s
+    if lost_s is None or feed.supply is not Supply.UTILITY:
+        return None
+    return lost_s if turn.now_s - lost_s >= DEADTIME_S else None
 
 
 def _tell_silence(turn: Turn) -> None:
     """Raise the alarm while online; an outage that begins in the silence ends it as well."""
     silent = _silent_since_s(turn) is not None
+    if not silent and "ups_silent" not in turn.state.told:
+        return
     over = "a source answers again" if turn.state.feed.lost_since_s is None else "an outage has begun in the silence"
     turn.tell_once(
         "ups_silent",
@@ -316,33 +326,3 @@ def _latest_off(turn: Turn, grade: Grade) -> tuple[float, str]:
         if empty_at_s < latest_s:
             return empty_at_s, _EMPTY_SOONER
     return latest_s, ends
-
-
-def _resume(turn: Turn, phase: Recovery) -> None:
-    """At boot: train again when utility is stable and the charge survives a second outage."""
-    if phase.asked is not None or turn.now_s < phase.retry_at_s:
-        return
-    state, policy = turn.state, turn.policy
-    stable = fusion.is_stable(policy, state.feed, turn.now_s, stable_s=policy.utility_stable_s)
-    because = ""
-    if stable and sums.power_off_at_s(state.feed) is None:
-        because = plan.may_start(policy, state, turn.now_s)
-        if not because and turn.now_s - max(phase.began_s, state.feed.since_s) >= policy.charge_hold_s:
-            because = "utility for long; waiting on for charge would cost more than a second outage"
-            turn.note("gate_forced", because, Level.WARNING)
-    elif state.feed.supply is Supply.UNKNOWN or not fusion.is_fresh(policy, state.feed, turn.now_s):
-        held_s = turn.now_s - max(phase.began_s, state.feed.lost_since_s or phase.began_s)
-        if state.feed.supply is not Supply.BATTERY and held_s >= policy.unknown_hold_s:
-            silent = not fusion.is_fresh(policy, state.feed, turn.now_s)
-            what = "has not answered for long" if silent else "has not said for long whether utility is there"
-            because = f"the UPS {what}; a blind gate must not stop training for ever"
-            turn.note("gate_forced", because, Level.ERROR)
-    if not because:
-        return
-    if phase.tries >= trainers.START_TRIES:
-        turn.note("resume_failed", "training could not be started", Level.ERROR, tries=phase.tries)
-        move(turn, Cause.RESUMED, "gave up; a person must start training")
-        return
-    id_ = turn.order(ResumeTraining, limit_s=30.0, outage=phase.outage.id)
-    turn.set_phase(replace(phase, asked=id_, tries=phase.tries + 1))
-    turn.note("gate_opened", because)

@@ -22,6 +22,10 @@ class Leg:
     tau_s: Callable[[float], float]
     cut_at_s: float
 
+    def at(self, factor: float) -> "Leg":
+        """Return it at so many times its load."""
+        return Leg(self.supplies, self.left, factor * self.load, self.tau_s, self.cut_at_s)
+
 
 def stepped(lasts: list[float]) -> list[float]:
     """Lower the last endless one to the first that ends: between the two nobody knows where the rest is overloaded."""
@@ -35,19 +39,20 @@ def stepped(lasts: list[float]) -> list[float]:
 def play(legs: list[Leg], minimum: int, now_s: float) -> float:
     """Let the legs end one after the other; return when fewer than `minimum` power supplies are left."""
     at_s = now_s
-    while sum(leg.supplies for leg in legs) >= minimum:
+    while sum([leg.supplies for leg in legs]) >= minimum:
         # A look at a table costs more than all else here, and this runs at every reading on battery: one look a leg.
         taus_s = [leg.tau_s(leg.load) for leg in legs]
         ends = [min(at_s + leg.left * tau_s, leg.cut_at_s) for leg, tau_s in zip(legs, taus_s, strict=True)]
         ends_s = min(ends)
         if math.isinf(ends_s):
             return at_s + ENDLESS_S
-        for leg, tau_s in zip(legs, taus_s, strict=True):
-            leg.left = max(0.0, leg.left - (ends_s - at_s) / tau_s)
+        if len(legs) > 1:  # Nobody asks what is left in the last one.
+            for leg, tau_s in zip(legs, taus_s, strict=True):
+                leg.left = max(0.0, leg.left - (ends_s - at_s) / tau_s)
         at_s = max(at_s, ends_s)
         legs = _without(legs, legs[ends.index(ends_s)])
-        while any(leg.load > OVERLOADED for leg in legs):
-            legs = _without(legs, next(leg for leg in legs if leg.load > OVERLOADED))
+        while overloaded := [leg for leg in legs if leg.load > OVERLOADED]:
+            legs = _without(legs, overloaded[0])
     return at_s
 
 

@@ -8,11 +8,12 @@ machine will do.
 from dataclasses import dataclass
 
 from powerguard.core import budget as sums
+from powerguard.core.actions import Conduct, Grade
 from powerguard.core.budget import Budget
-from powerguard.core.events import Conduct, Grade, OutputSource
 from powerguard.core.feeds import contradicts_commit, told_again
 from powerguard.core.fusion import is_fresh
-from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Policy, Recovery, Shutdown, State, Supply
+from powerguard.core.model import Emergency, Holding, Online, Policy, Recovery, Shutdown, State, Supply
+from powerguard.core.readings import OutputSource
 
 _SHORT_RUNTIME_S = 45.0
 _SHORT_RUNTIME_SHARE = 0.25
@@ -22,8 +23,10 @@ _BLIND_CHARGE_PCT = 40.0
 _CHARGED_PCT = 90.0
 FLAPPING_S = 300.0
 FLAPPING_TRANSFERS = 3
+_BATTERY = Supply.BATTERY  # By a name of its own, as in `budget`.
 _LATE = 1.5
 """A checkpoint that takes longer than this many times what it should has no say in the stop any more."""
+_NoCommit = Online | Shutdown  # Written into isinstance, a union is made anew each time.
 
 
 def outage_budget(policy: Policy, state: State, now_s: float) -> Budget:
@@ -31,7 +34,7 @@ def outage_budget(policy: Policy, state: State, now_s: float) -> Budget:
     phase = state.phase
     grade = None if isinstance(phase, Online) else phase.outage.grade
     settled_load = None
-    if isinstance(phase, EmergencyCheckpoint | Holding) and phase.paused_load is not None:
+    if isinstance(phase, Emergency) and phase.paused_load is not None:
         arrived = sums.load_of(state.battery) <= 1.05 * phase.paused_load + 0.02
         if now_s < phase.settle_by_s and not arrived:
             settled_load = phase.paused_load
@@ -56,7 +59,7 @@ def is_flapping(state: State, now_s: float) -> bool:
 def _on_battery_s(state: State, now_s: float) -> float:
     """Seconds on battery as a dwell counts them: while utility comes and goes, from the beginning of the outage."""
     feed, phase = state.feed, state.phase
-    if feed.supply is Supply.BATTERY:
+    if feed.supply is _BATTERY:
         since_s = feed.since_s
         if not isinstance(phase, Online) and is_flapping(state, now_s):
             since_s = min(since_s, phase.outage.since_s)
@@ -97,25 +100,32 @@ def _reff_after(policy: Policy, plan: Budget, wait_s: float, tau_s: float | None
     return sums.usable(policy, plan.left - wait_s / plan.tau_now_s) * tau_s
 
 
+def may_commit(state: State) -> bool:
+    """Say whether a commit can be due at all: before that is so, nobody needs the sums for it."""
+    return state.feed.supply is _BATTERY or sums.power_off_at_s(state.feed) is not None
+
+
 def commit_due(policy: Policy, state: State, plan: Budget, now_s: float) -> str:
     """Say why the host must power off now, or "". The machine still polls once more before it believes it."""
     phase, feed = state.phase, state.feed
-    if isinstance(phase, Online | Shutdown) or phase.outage.aborted_by or state.maintenance is not None:
+    if isinstance(phase, _NoCommit) or phase.outage.aborted_by or state.maintenance is not None:
         return ""
     if plan.cut_in_s is not None:
         if isinstance(phase, Holding):
             return "power_off_at permits no hold"
         if plan.cut_in_s <= sums.stop_s(policy, plan.grade, reserve_s=0.0):
             return "power_off_at"
-    if feed.supply is not Supply.BATTERY:
+    if feed.supply is not _BATTERY:
         return ""
     if feed.reading is not None and feed.reading.calibrating and feed.reading.input_present:
         return ""
     waited_s = _on_battery_s(state, now_s)
     if plan.reff_s is None:
         return _blind_commit(policy, state, waited_s) if waited_s >= policy.commit_dwell_s else ""
+    if plan.reff_s > plan.stop_s:
+        return ""
     least_s = sums.stop_s(policy, plan.grade, reserve_s=_PROGRESS_RESERVE_S)
-    if plan.reff_s > plan.stop_s or (plan.reff_s > least_s and _progresses(state, plan, least_s)):
+    if plan.reff_s > least_s and _progresses(state, plan, least_s):
         return ""
     if waited_s < policy.commit_dwell_s:
         tau_s = None if plan.reff_s <= 0 or not plan.usable else plan.reff_s / plan.usable
@@ -253,7 +263,7 @@ def forecast(policy: Policy, state: State, plan: Budget) -> tuple[Forecast, ...]
     left = plan.left
     out: list[Forecast] = []
     at_s = now_s
-    if not isinstance(phase, EmergencyCheckpoint | Holding):
+    if not isinstance(phase, Emergency):
         need = sums.energy_for(policy, plan.need_s / 0.75 / plan.tau_paused_s)
         short_s = min(_SHORT_RUNTIME_S, _SHORT_RUNTIME_SHARE * plan.health * plan.tau_now_s)
         short = sums.energy_for(policy, short_s / plan.tau_now_s)

@@ -7,15 +7,13 @@ reason to power off.
 from dataclasses import dataclass
 
 from powerguard.core import battery as learning
-from powerguard.core import cap, drill, feeds, ladder, needs, trainers
-from powerguard.core.events import (
+from powerguard.core import cap, drill, feeds, ladder, needs, trainers, ways
+from powerguard.core.actions import (
     Action,
     EnsurePolicy,
     Level,
     Note,
     PowerOff,
-    ResumeTrainer,
-    ResumeTraining,
     StopTrainer,
     TerminateTrainer,
 )
@@ -24,7 +22,6 @@ from powerguard.core.learned import Learned
 from powerguard.core.model import (
     Battery,
     Feed,
-    OnBattery,
     Online,
     Phase,
     Policy,
@@ -34,7 +31,7 @@ from powerguard.core.model import (
     Step,
     Trainer,
 )
-from powerguard.core.sane import sane
+from powerguard.core.sane import BOOTS_KEPT, sane
 from powerguard.core.table import TABLE, Cause, phase_name
 from powerguard.core.turn import Turn
 
@@ -59,9 +56,7 @@ class Stored:
 def restore(policy: Policy, stored: Stored | None, now_s: float) -> Step:
     """Return the state to start with, and what has to be ordered (again) at once. Never raises."""
     if stored is None:
-        return Step(
-            State(trainers=trainers.at_start(policy, Learned()), battery=Battery(at_s=now_s, health=policy.health))
-        )
+        return _no_history(policy, now_s)
     state, dropped = sane(stored.state, stored.at_s)
     stored = replace(stored, state=state)
     same = stored.boot_id == policy.boot_id and stored.at_s <= now_s
@@ -71,6 +66,16 @@ def restore(policy: Policy, stored: Stored | None, now_s: float) -> Step:
     because = f"the journal said what cannot be true: {', '.join(dropped)}"
     note = Note(event="history_dropped", because=because, level=Level.ERROR)
     return Step(step.state, step.actions, (note, *step.notes))
+
+
+def _no_history(policy: Policy, now_s: float) -> Step:
+    """Begin anew: for the first time, or what was known is lost. What an earlier life has armed may still act."""
+    armed = ways.unknown(policy, now_s)
+    state = State(
+        trainers=trainers.at_start(policy, Learned()), battery=Battery(at_s=now_s, health=policy.health), armed=armed
+    )
+    because = "no history: whatever an earlier life of this daemon may have armed is taken back"
+    return Step(state, (), (Note(event="ways_unknown", because=because),) if armed else ())
 
 
 def reloaded(old: Policy, policy: Policy, state: State, now_s: float) -> State:
@@ -89,22 +94,21 @@ def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
         for action in drill.after_restart(turn, stored.in_flight)
         if action.by_s > now_s and not isinstance(action, StopTrainer | TerminateTrainer)
     ]
-    expired = {action.id for action in stored.in_flight} - {action.id for action in again}
+    # No other order than these is answered any more, and the journal may not even know it; a drill has given some anew.
+    given = {action.id for action in (*again, *turn.actions)}
     turn.update(
-        trainers=tuple(replace(t, order=None) if t.order in expired else t for t in turn.state.trainers),
+        trainers=tuple(t if t.order in given else replace(t, order=None) for t in turn.state.trainers),
         feed=replace(turn.state.feed, suspect=False),
         upses=tuple(replace(each, feed=replace(each.feed, suspect=False)) for each in turn.state.upses),
     )
-    cap.after_restart(turn, expired)
-    ladder.after_restart(turn, expired)
+    cap.after_restart(turn, given)
+    ladder.after_restart(turn, given)
+    ways.after_restart(turn, given)
+    # Set or not: the BMC's answer tells what it found. A drill's order belongs to no outage.
+    asked = {each.outage for each in stored.in_flight if isinstance(each, EnsurePolicy) and each.id not in given}
+    for outage in sorted(asked - {""}):
+        turn.order(EnsurePolicy, limit_s=policy.bmc_limit_s, outage=outage)
     phase = turn.state.phase
-    if isinstance(phase, Online | OnBattery):
-        # Nobody else would ever let them go on; what a later outage has paused meanwhile stays paused.
-        for action in stored.in_flight:
-            if action.id in expired and isinstance(action, ResumeTrainer):
-                turn.order(ResumeTrainer, limit_s=10.0, trainer=action.trainer, outage=action.outage)
-            elif action.id in expired and isinstance(action, ResumeTraining):
-                turn.order(ResumeTraining, limit_s=30.0, outage=action.outage)
     if isinstance(phase, Shutdown):
         # The word may or may not have been written: it is ordered anew, with what is left of its deadline.
         again = [action for action in again if not isinstance(action, PowerOff)]
@@ -112,7 +116,7 @@ def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
         waiting = tuple(id_ for id_ in phase.waiting if id_ in ids)
         again_at_s = phase.again_at_s if phase.ordered else now_s
         turn.set_phase(replace(phase, waiting=waiting, again_at_s=again_at_s))
-    elif isinstance(phase, Recovery) and phase.asked in expired:
+    elif isinstance(phase, Recovery) and phase.asked not in given:
         turn.set_phase(replace(phase, asked=None))
     if not isinstance(phase, Online):
         turn.note(
@@ -159,12 +163,15 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
 
     state = State(
         phase=Online(),
-        feed=Feed(since_s=now_s),
+        # Whoever has said utility is not stuck at battery: what it says now counts as in any boot.
+        feed=Feed(since_s=now_s, utility_seen=old.feed.utility_seen),
         battery=carried(old.battery),
         trainers=trainers.at_start(policy, old.learned),
         maintenance=maintenance,
         serial=old.serial,
         learned=needs.shifted(old.learned, shift_s),
+        armed=ways.after_boot(policy, old, now_s),
+        bracket=None if old.bracket is None else replace(old.bracket, order=None, at_s=now_s),
     )
     state = feeds.rebooted(policy, state, old.upses, carried)
     turn = Turn(policy, state, now_s)
@@ -195,8 +202,10 @@ def _back(phase: Phase, now_s: float, shift_s: float) -> Phase:
     if isinstance(phase, Online):
         return phase
     outage = replace(phase.outage, since_s=min(now_s, phase.outage.since_s + shift_s), aborted_by="")
+    boots = (*(at_s + shift_s for at_s in outage.boots[1 - BOOTS_KEPT :]), now_s)
+    outage = replace(outage, boots=boots)
     if isinstance(phase, Recovery):
-        return replace(phase, outage=outage, began_s=now_s, due_at_s=None, asked=None, tries=0, retry_at_s=0.0)
+        return Recovery(outage=outage, began_s=now_s, clean=phase.clean)
     if TABLE[type(phase), Cause.NEXT_BOOT] is not Recovery:  # pragma: no cover - the table is checked by a test
         return phase
     clean = isinstance(phase, Shutdown) and bool(phase.force_at_s)

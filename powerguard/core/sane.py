@@ -4,10 +4,14 @@ What cannot be true is dropped, by name, and the rest stays: one bad number must
 history of a thousand years its say in the next one.
 """
 
-from powerguard.core import needs
+import math
+
+from powerguard.core import needs, ways
+from powerguard.core.armed import Armed, Bracket
 from powerguard.core.frozen import replace
+from powerguard.core.heard import Watch
 from powerguard.core.learned import BatteryModel, Drop, Learned, Need
-from powerguard.core.model import Battery, State, Supplied
+from powerguard.core.model import Battery, Online, Phase, State, Supplied
 
 LONGEST_TAU_S = 7 * 86400.0
 _SHORTEST_RECHARGE_S, _LONGEST_RECHARGE_S = 600.0, 30 * 86400.0
@@ -15,6 +19,11 @@ _MOST_LOAD = 2.0
 _MOST_SPEED = 2.0
 _AHEAD_S = 60.0
 """So far ahead of the newest entry a stored time may lie: clocks of one boot do not jump, entries are a little late."""
+
+_LONGEST_AHEAD_S = 30 * 86400.0
+BOOTS_KEPT = 16
+_MOST_ARMED = 32
+"""Three ways, and an output of each UPS that feeds one host."""
 
 Drops = list[str]
 
@@ -26,6 +35,9 @@ def sane(state: State, at_s: float) -> tuple[State, tuple[str, ...]]:
     return (
         replace(
             state,
+            phase=_phase(state.phase, latest_s, dropped),
+            armed=_armed(state.armed, at_s, latest_s, dropped),
+            bracket=_bracket(state.bracket, latest_s, dropped),
             battery=_battery(state.battery, "", latest_s, dropped),
             upses=tuple(_supplied(each, latest_s, dropped) for each in state.upses),
             learned=_learned(state.learned, latest_s, dropped),
@@ -34,8 +46,52 @@ def sane(state: State, at_s: float) -> tuple[State, tuple[str, ...]]:
     )
 
 
+def _phase(phase: Phase, latest_s: float, dropped: Drops) -> Phase:
+    if isinstance(phase, Online):
+        return phase
+    outage = phase.outage
+    boots = tuple(each for each in outage.boots if -math.inf < each <= latest_s)[-BOOTS_KEPT:]
+    back_off_s = outage.back_off_s if _within(outage.back_off_s, 0.0, ways.MOST_BACK_OFF_S) else 0.0
+    if boots != outage.boots:
+        dropped.append("outage.boots")
+    if back_off_s != outage.back_off_s:
+        dropped.append("outage.back_off_s")
+    kept = replace(outage, boots=boots, back_off_s=back_off_s)
+    return phase if kept == outage else replace(phase, outage=kept)
+
+
+def _armed(armed: tuple[Armed, ...], at_s: float, latest_s: float, dropped: Drops) -> tuple[Armed, ...]:
+    """What may be armed is taken back, whatever else is wrong with it: it loses its times only."""
+    kept: dict[tuple[str, str], Armed] = {}
+    if len(armed) > _MOST_ARMED:
+        dropped.append("armed")
+    for each in armed[:_MOST_ARMED]:
+        is_time = each.at_s <= latest_s and abs(each.acts_at_s - each.at_s) <= _LONGEST_AHEAD_S
+        if (each.way, each.ups) in kept or not is_time:
+            dropped.append(f"armed.{each.way}")
+        kept[each.way, each.ups] = each if is_time else replace(each, at_s=at_s, acts_at_s=at_s)
+    return tuple(kept.values())
+
+
+def _bracket(bracket: Bracket | None, latest_s: float, dropped: Drops) -> Bracket | None:
+    if bracket is None or bracket.at_s <= latest_s + ways.RESTORE_AGAIN_S:
+        return bracket
+    dropped.append("bracket.at_s")
+    return replace(bracket, at_s=0.0)
+
+
 def _supplied(each: Supplied, latest_s: float, dropped: Drops) -> Supplied:
-    return replace(each, battery=_battery(each.battery, f"{each.ups}.", latest_s, dropped))
+    watch = each.watch
+    if watch is not None and not _is_watch(watch, latest_s):
+        dropped.append(f"{each.ups}.watch")
+        watch = None
+    return replace(each, battery=_battery(each.battery, f"{each.ups}.", latest_s, dropped), watch=watch)
+
+
+def _is_watch(watch: Watch, latest_s: float) -> bool:
+    loads = all(0.0 < one.share < math.inf and 0.0 < one.least <= _MOST_LOAD for one in watch.others)
+    loads = loads and 0.0 < watch.load <= _MOST_LOAD
+    return bool(watch.others) and loads and watch.spent >= 0.0 and (watch.counted_s or 0.0) <= latest_s
 
 
 def _within(value: float | None, least: float, most: float) -> bool:

@@ -8,10 +8,10 @@ is back proves nothing of utility.
 One that has told nothing since the daemon began is not presumed to be anything: links come up late at boot.
 """
 
-from powerguard.core.events import NetworkSeen
 from powerguard.core.frozen import replace
 from powerguard.core.heard import Gone
 from powerguard.core.model import Feed, State, Supplied, Supply
+from powerguard.core.readings import NetworkSeen
 
 PRESUMED_S = 30.0
 """What falls silent this close to something else that goes, went with it."""

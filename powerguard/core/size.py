@@ -12,8 +12,8 @@ from enum import StrEnum
 
 from powerguard.core import budget as sums
 from powerguard.core import plan
+from powerguard.core.actions import Conduct, Grade
 from powerguard.core.budget import Budget
-from powerguard.core.events import Conduct, Grade
 from powerguard.core.frozen import replace
 from powerguard.core.model import Battery, Feed, Policy, State, Supply, Trainer
 

@@ -4,22 +4,12 @@ import math
 
 from powerguard.core import budget as sums
 from powerguard.core import ladder, needs, plan
+from powerguard.core.actions import Conduct, Level, PauseTrainer, ResumeTrainer, ResumeTraining, TriggerCheckpoint
 from powerguard.core.budget import Budget
-from powerguard.core.events import (
-    CheckpointProgress,
-    Conduct,
-    Done,
-    Failed,
-    Level,
-    PauseTrainer,
-    ResumeTrainer,
-    ResumeTraining,
-    TrainerSeen,
-    TriggerCheckpoint,
-)
+from powerguard.core.events import CheckpointProgress, Done, Failed, TrainerSeen
 from powerguard.core.frozen import replace
 from powerguard.core.learned import Drop, Learned
-from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Policy, Start, Trainer, TrainerPolicy
+from powerguard.core.model import Emergency, Holding, Online, Policy, Start, Trainer, TrainerPolicy
 from powerguard.core.turn import Turn
 
 MAX_TRIES = 3
@@ -30,6 +20,7 @@ START_AGAIN_S = 30.0
 CHEAP_STALL = 0.05
 """A checkpoint beside training is taken when it holds training up for less than this share of the work at risk."""
 _PAUSE_LIMIT_S = 10.0
+_RESUME_LIMIT_S = 10.0
 _START_LIMIT_S = 30.0
 _LEAST_LIMIT_S = 2.0
 _PATIENCE = 4.0
@@ -212,7 +203,7 @@ def _take_in_failed(turn: Turn, failed: Failed) -> None:
 
 
 def _in_emergency(turn: Turn) -> bool:
-    return isinstance(turn.state.phase, EmergencyCheckpoint | Holding)
+    return isinstance(turn.state.phase, Emergency)
 
 
 def _fits_again(turn: Turn, trainer: Trainer) -> bool:
@@ -394,17 +385,28 @@ def resume_all(turn: Turn) -> None:
     restart = False
     for trainer in turn.state.trainers:
         if trainer.alive and (trainer.paused or trainer.told_pause):
-            stopped = ladder.is_stopped(turn.state, trainer.name)
-            _put(turn, replace(trainer, resume_at_s=turn.now_s if stopped else None))
-            if not stopped:  # else once it can hear: see `resume_again`
-                turn.order(ResumeTrainer, limit_s=10.0, trainer=trainer.name, outage=turn.outage_id)
+            if ladder.is_stopped(turn.state, trainer.name):  # once it can hear: see `resume_again`
+                _put(turn, replace(trainer, resume_at_s=turn.now_s))
+            else:
+                _resume(turn, trainer)
         ended = not trainer.alive or trainer.conduct is Conduct.EXIT or ladder.is_terminated(turn.state, trainer.name)
         if trainer.told_pause and ended:
             # One that exits may be gone before anybody has seen it go; starting what runs changes nothing.
             restart = True
     if restart:
-        turn.update(start=None)
-        turn.order(ResumeTraining, limit_s=_START_LIMIT_S, outage=turn.outage_id)
+        _start(turn, Start(outage=turn.outage_id, at_s=turn.now_s, tries=0))
+
+
+def _resume(turn: Turn, trainer: Trainer) -> None:
+    """Tell it to go on; it is owed until it was heard, even if order and outcome are lost with a kill."""
+    turn.order(ResumeTrainer, limit_s=_RESUME_LIMIT_S, trainer=trainer.name, outage=turn.outage_id)
+    _put(turn, replace(trainer, resume_at_s=turn.now_s + _RESUME_LIMIT_S + TRY_AGAIN_S))
+
+
+def _start(turn: Turn, start: Start) -> None:
+    """Order that training is started; it is owed until that is confirmed or has failed too often."""
+    turn.order(ResumeTraining, limit_s=_START_LIMIT_S, outage=start.outage)
+    turn.update(start=replace(start, at_s=turn.now_s + _START_LIMIT_S + TRY_AGAIN_S))
 
 
 def take_in_start(turn: Turn, outcome: Done | Failed) -> None:
@@ -425,10 +427,8 @@ def take_in_start(turn: Turn, outcome: Done | Failed) -> None:
 def start_again(turn: Turn) -> None:
     """Start again what could not be started, while training is to run."""
     start = turn.state.start
-    if start is None or turn.now_s < start.at_s or turn.state.feed.suspect:
-        return
-    turn.order(ResumeTraining, limit_s=_START_LIMIT_S, outage=start.outage)
-    turn.update(start=replace(start, at_s=turn.now_s + _START_LIMIT_S + START_AGAIN_S))
+    if start is not None and turn.now_s >= start.at_s and not turn.state.feed.suspect:
+        _start(turn, start)
 
 
 def _take_in_resumed(turn: Turn, name: str, *, heard: bool) -> None:
@@ -448,10 +448,10 @@ def resume_again(turn: Turn) -> None:
         return  # One unconfirmed reading causes a poll and nothing else.
     for trainer in turn.state.trainers:
         due = trainer.resume_at_s is not None and turn.now_s >= trainer.resume_at_s
-        if due and not ladder.is_stopped(turn.state, trainer.name):
+        if due and not trainer.alive:
             _put(turn, replace(trainer, resume_at_s=None))
-            if trainer.alive:
-                turn.order(ResumeTrainer, limit_s=10.0, trainer=trainer.name, outage=turn.outage_id)
+        elif due and not ladder.is_stopped(turn.state, trainer.name):
+            _resume(turn, trainer)
 
 
 def forget_outage(turn: Turn) -> None:

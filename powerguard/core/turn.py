@@ -6,38 +6,16 @@ A `Turn` lives inside one `step` and is never seen outside, so `step` stays a fu
 from typing import Any
 
 from powerguard.core import budget as sums
-from powerguard.core import feeds, plan
-from powerguard.core.agreement import CONTRADICTED, LAG_S
-from powerguard.core.battery import STEEP
-from powerguard.core.events import Action, Level, Note, OutputSource, Reading, Scalar
+from powerguard.core import plan
+from powerguard.core.actions import Action, Level, Note, Scalar
 from powerguard.core.frozen import replace
-from powerguard.core.model import (
-    EmergencyCheckpoint,
-    Feed,
-    Holding,
-    Online,
-    Outage,
-    Phase,
-    Policy,
-    Recovery,
-    Shutdown,
-    State,
-    Step,
-    Supply,
-)
-
-
-def _words(feed: Feed) -> str:
-    """What each source of one UPS says, and what counts of it."""
-    words = ", ".join(f"{each.source} says {each.reading.output_source}" for each in feed.heard if each.reading)
-    cautious = feed.reading is not None and feed.reading.output_source is OutputSource.BATTERY
-    return f"{words}: " + ("the cautious word counts" if cautious else "those count that cannot be forged")
+from powerguard.core.model import Emergency, Online, Outage, Phase, Policy, Recovery, Shutdown, State, Step
 
 
 class Turn:
-    """What one event does, while it is being worked out. resumed: training has been started after a return."""
+    """What one event does, while it is being worked out."""
 
-    __slots__ = ("actions", "notes", "now_s", "policy", "resumed", "state")
+    __slots__ = ("actions", "notes", "now_s", "policy", "state")
 
     def __init__(self, policy: Policy, state: State, now_s: float) -> None:
         """Begin a turn at now_s; time never runs backwards for the account, whatever an event claims."""
@@ -46,7 +24,6 @@ class Turn:
         self.now_s = max(now_s, state.battery.at_s)
         self.actions: list[Action] = []
         self.notes: list[Note] = []
-        self.resumed = False
 
     def step(self) -> Step:
         """Return what came of it."""
@@ -103,80 +80,6 @@ class Turn:
             self.update(told=tuple(other for other in self.state.told if other != name))
             self.note(f"{name}_cleared", because)
 
-    def standing_alarms(self, reading: Reading) -> None:
-        """Say what reduces protection, beforehand and once."""
-        feed = self.state.feed
-        source = reading.output_source
-        self.tell_once(
-            "unproven_battery",
-            "the UPS has said battery since first contact and nothing else supports it: not believed; look at it",
-            holds=feed.unproven_battery and feed.previous is not None,  # A clock needs two readings to be seen moving.
-            level=Level.ERROR,
-        )
-        if feed.heard or self.state.upses or self.state.told:
-            self._alarms_of_several()
-        self.tell_once(
-            "unprotected", f"output_source={source}", holds=source in (OutputSource.BYPASS, OutputSource.ECO)
-        )
-        self.tell_once(
-            "output_unknown",
-            f"output_source={source}: the UPS does not say where its output comes from",
-            holds=source in (OutputSource.UNKNOWN, OutputSource.OFF),
-            level=Level.ERROR,
-        )
-        self.tell_once("battery_worn", "the UPS wants its battery replaced", holds=reading.replace_battery)
-        discharge = self.state.battery.model.discharge
-        slope = None if discharge is None else discharge.slope
-        self.tell_once(
-            "runtime_steep",
-            f"the reported runtime falls by {slope or 0.0:.1f} s a second: it holds less than the UPS believes",
-            holds=slope is not None and slope >= STEEP,
-        )
-        self.tell_once(
-            CONTRADICTED,
-            "the UPS does not call its output battery, with its input gone and its seconds on battery running: it is"
-            if CONTRADICTED in reading.alarms
-            else "what the UPS says of its output, input and seconds on battery fits together again",
-            holds=CONTRADICTED in reading.alarms,
-            level=Level.ERROR,
-        )
-        self.tell_once("overload", "the UPS is overloaded", holds=reading.overload, level=Level.ERROR)
-        self.tell_once(
-            "fsd_at_first",
-            "FSD stood when we first looked: history on utility; clear it at the UPS's primary",
-            holds=feed.fsd_at_first,
-        )
-
-    def _disagrees(self, feed: Feed) -> bool:
-        return feed.disagree_since_s is not None and self.now_s - feed.disagree_since_s >= LAG_S
-
-    def _alarms_of_several(self) -> None:
-        """Say what several sources or feeds have against each other."""
-        known = [each.feed for each in self.state.upses] or [self.state.feed]
-        doubted = ", ".join(each.source for feed in known for each in feed.heard if each.doubted)
-        self.tell_once(
-            "source_doubted",
-            f"{doubted} says battery, nothing empties, and another source sees the input there: not believed any more"
-            if doubted
-            else "it says something else again, or something speaks for it",
-            holds=bool(doubted),
-            level=Level.ERROR,
-        )
-        told = [feed for feed in known if self._disagrees(feed)]
-        self.tell_once(
-            "sources_disagree",
-            "; ".join(_words(feed) for feed in told) or "they say the same again",
-            holds=bool(told),
-        )
-        gone = feeds.redundancy_lost(self.state)
-        back = self.state.feed.supply is Supply.UTILITY
-        ended = "every feed is on utility again" if back else "too few power supplies are left: that is an outage"
-        self.tell_once(
-            "redundancy_lost",
-            f"not on utility: {gone}; the host still has the power supplies that it needs" if gone else ended,
-            holds=bool(gone),
-        )
-
     def regrade(self) -> None:
         """Choose the grade of the stop again, only downward, so that the checkpoint fits."""
         outage = self.outage
@@ -207,12 +110,14 @@ class Turn:
             "cut_in_s": rounded(now.cut_in_s),
         }
 
-    def watch_load(self, phase: EmergencyCheckpoint | Holding) -> None:
+    def watch_load(self, phase: Emergency) -> None:
         """A pause that does not show in the load: what was promised to the battery does not happen."""
         if phase.paused_load is None:
             return
         load = sums.load_of(self.state.battery)
         high = self.now_s >= phase.settle_by_s and self.load_stays_high(phase)
+        if not (high or self.state.told):
+            return
         self.tell_once(
             "load_not_fallen",
             f"training was paused, the load is still {100 * load:.0f} % (expected {100 * phase.paused_load:.0f} %)",
@@ -220,7 +125,7 @@ class Turn:
             level=Level.ERROR,
         )
 
-    def load_stays_high(self, phase: EmergencyCheckpoint | Holding) -> bool:
+    def load_stays_high(self, phase: Emergency) -> bool:
         """Say whether the load is clearly above what the pause promised; nobody knows while the source is lost."""
         if phase.paused_load is None or self.state.feed.lost_since_s is not None:
             return False
@@ -251,7 +156,7 @@ class Turn:
         if isinstance(old, Online):
             return
         outcome = "ridden_through"
-        if isinstance(old, EmergencyCheckpoint | Holding):
+        if isinstance(old, Emergency):
             outcome = "resumed_in_place"
         elif isinstance(old, Shutdown):
             outcome = "rehearsed"

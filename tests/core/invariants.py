@@ -4,20 +4,21 @@ import json
 
 from powerguard.core import budget as sums
 from powerguard.core import ladder, plan
-from powerguard.core.events import (
-    Abort,
+from powerguard.core.actions import (
+    ArmWay,
     Conduct,
-    Event,
+    DisarmWay,
     Grade,
-    OutputSource,
     PollNow,
     PowerOff,
-    Reading,
+    Reboot,
     ResumeTrainer,
     StopTrainer,
     TerminateTrainer,
     TriggerCheckpoint,
+    Way,
 )
+from powerguard.core.events import Abort, Done, Event, Failed
 from powerguard.core.model import (
     EmergencyCheckpoint,
     Holding,
@@ -31,6 +32,7 @@ from powerguard.core.model import (
     Supply,
 )
 from powerguard.core.plain import from_plain, to_plain
+from powerguard.core.readings import OutputSource, Reading
 from powerguard.core.table import TABLE, phase_name
 
 _ON_UTILITY = (OutputSource.UTILITY, OutputSource.BYPASS, OutputSource.ECO, OutputSource.BOOST, OutputSource.TRIM)
@@ -88,10 +90,35 @@ def _check_actions(policy: Policy, before: State, event: Event, answer: Step) ->
             assert isinstance(new, Shutdown), "only a latched shutdown powers off"
             assert new.boot_id == policy.boot_id
             assert action.force_after_s >= 0.0
+        elif isinstance(action, ArmWay | DisarmWay):
+            ended = event.action.id if isinstance(event, Done | Failed) else None
+            _check_way(before, answer.state, action, ended=ended)
+        elif isinstance(action, Reboot):
+            cut = [each for each in answer.state.armed if each.way is Way.OUTPUT and each.returns != "aborts"]
+            assert isinstance(new, Shutdown), "only a power-off becomes a reboot"
+            assert not cut, "no reboot races a cut"
         elif isinstance(action, StopTrainer | TerminateTrainer):
             _check_signal(policy, before, answer.state, action)
         elif isinstance(action, ResumeTrainer):
             assert not ladder.is_stopped(answer.state, action.trainer), "nobody is told to go on who cannot hear it"
+
+
+def _check_way(before: State, state: State, action: ArmWay | DisarmWay, *, ended: str | None) -> None:
+    """What is ordered is remembered until it has ended; an output goes off for a latched power-off alone, and once.
+
+    ended: the order whose outcome this step took in.
+    """
+    key = (action.way, action.ups)
+    keys = [(each.way, each.ups) for each in state.armed]
+    assert keys.count(key) == 1
+    was = [each for each in before.armed if (each.way, each.ups) == key]
+    if isinstance(action, DisarmWay):
+        assert not isinstance(state.phase, Shutdown), "past the commit nothing is taken back"
+        assert not state.feed.suspect
+        assert all(each.order in (None, ended) for each in was), "one order at a time"
+    elif action.way is Way.OUTPUT:
+        assert isinstance(state.phase, Shutdown)
+        assert not any(each.outage and (each.confirmed or each.order) for each in was), "an output is never told twice"
 
 
 def _check_signal(policy: Policy, before: State, state: State, action: StopTrainer | TerminateTrainer) -> None:

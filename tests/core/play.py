@@ -6,6 +6,7 @@
     6..60 battery load=75 charge=100-0.2 runtime=360-1      # "100-0.2": from 100, 0.2 less each second
     40 restart                                             # kill and start the daemon, same boot
     70 reboot gap=300                                      # the host was away for 300 s
+    90 amnesia                                             # restarted in the same boot, and the journal is lost
     6..9 battery load=75 | utility source=nut load=75       # two sources, the second a quarter of a second later
 
 Every line with a time is one event, or one a second (`6..60`). After each event the orders whose `auto` answer is due
@@ -17,47 +18,55 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from powerguard.core import needs
-from powerguard.core.events import (
-    Abort,
+from powerguard.core.actions import (
     Action,
-    BatteryReplaced,
+    ArmWay,
     CapPower,
-    CheckpointNow,
-    CheckpointProgress,
+    CheckHost,
+    CheckWay,
     Conduct,
     ContinueTrainer,
-    Done,
+    DisarmWay,
     EnsurePolicy,
-    Event,
-    Failed,
-    ForeignStop,
     Level,
-    Measured,
-    NetworkSeen,
     Note,
-    OutputSource,
     PauseTrainer,
     PollNow,
     PowerOff,
-    Reading,
+    Reboot,
+    RestorePolicy,
     RestorePower,
     ResumeTrainer,
     ResumeTraining,
-    SetMaintenance,
-    SourceFailed,
-    StartDrill,
-    StopDrill,
     StopTrainer,
     SyncFilesystems,
     TerminateTrainer,
+    TriggerCheckpoint,
+    Way,
+)
+from powerguard.core.events import (
+    Abort,
+    BatteryReplaced,
+    CheckpointNow,
+    CheckpointProgress,
+    Done,
+    Event,
+    Failed,
+    ForeignStop,
+    Measured,
+    PoweredOn,
+    RecoverNow,
+    SetMaintenance,
+    StartDrill,
+    StopDrill,
     Tick,
     TrainerSeen,
-    TriggerCheckpoint,
 )
 from powerguard.core.learned import Drop
 from powerguard.core.machine import step
 from powerguard.core.model import FeedPolicy, Policy, State, Step, TrainerPolicy
 from powerguard.core.plain import from_plain, to_plain
+from powerguard.core.readings import NetworkSeen, OutputSource, Reading, SourceFailed
 from powerguard.core.recovery import Stored, restore
 from powerguard.core.table import phase_name
 
@@ -75,6 +84,12 @@ KINDS: dict[str, type[Action]] = {
     "stop": StopTrainer,
     "terminate": TerminateTrainer,
     "continue": ContinueTrainer,
+    "check": CheckWay,
+    "arm": ArmWay,
+    "disarm": DisarmWay,
+    "reboot": Reboot,
+    "host": CheckHost,
+    "bracket": RestorePolicy,
 }
 _NOTED = (
     "reff_paused_s",
@@ -94,6 +109,10 @@ _NOTED = (
     "drop_paused",
     "cap_speed",
     "cap_gain",
+    "way",
+    "in_s",
+    "returns",
+    "back_off_s",
 )
 
 
@@ -124,6 +143,10 @@ def make_policy(words: list[str]) -> Policy:
             feeds.append((name, int(supplies or 1)))
         elif key == "boot_id":
             fields[key] = value
+        elif key == "ways":
+            fields[key] = tuple(Way(way) for way in value.split(","))
+        elif key == "outputs":
+            fields[key] = tuple(value.split(","))
         else:
             fields[key] = float(value)
     made = Policy(**{"boot_id": "boot-one", "ups": "ups", "trainers": tuple(trainers), **fields})
@@ -157,6 +180,7 @@ class Player:
         self.now_s = 0.0
         self.open: list[tuple[float, Action]] = []
         self.auto: dict[str, float] = {}
+        self.details: dict[str, dict[str, str]] = {}
         self.told: Told | None = None
         self.steps = 0
 
@@ -172,6 +196,9 @@ class Player:
         word, *rest = line.split()
         if word == "policy":
             self.policy = make_policy(rest)
+            return
+        if word == "detail":  # `detail arm returns=aborts`: what an automatic answer tells besides.
+            self.details[rest[0]] = dict(each.partition("=")[::2] for each in rest[1:])
             return
         if word == "auto":
             self.auto = {k: float(v or 0.1) for k, _, v in (w.partition("=") for w in rest)}
@@ -211,7 +238,12 @@ class Player:
     def _done(self, at_s: float, action: Action, detail: dict[str, Any]) -> None:
         self.open = [(at, a) for at, a in self.open if a.id != action.id]
         if isinstance(action, EnsurePolicy):
-            detail = {"policy": "always-on", "verified": True, **detail}
+            detail = {"policy": "always-on", "verified": True, **self.details.get("policy", {}), **detail}
+        if isinstance(action, ArmWay):
+            returns = {"returns": "cycles"} if action.way is Way.OUTPUT else {}
+            detail = {"in_s": action.in_s, **returns, **self.details.get("arm", {}), **detail}
+        if isinstance(action, DisarmWay):  # Of an outage of which nobody knows, nothing is armed, unless it is said.
+            detail = {"disarmed": bool(action.outage), **self.details.get("disarm", {}), **detail}
         if isinstance(action, TriggerCheckpoint):
             paused = action.after is not Conduct.CONTINUE
             detail = {"step": 1000, "verified": True, "at_paused_step": paused, "paused": paused, **detail}
@@ -282,11 +314,13 @@ class Player:
                 self._done(at_s, self._pending(plain[0]), {})
             case "measured":
                 self.send(Measured(at_s=at_s, need=plain[0], seconds=float(plain[1])))
+            case "powered_on":
+                self.send(PoweredOn(at_s=at_s, because="the BMC tells it", cause=plain[0], ac_failed="ac" in plain))
             case "learned":
                 self._learned(at_s, given)
             case "sigterm":
                 self.send(ForeignStop(at_s=at_s, host_stopping="host" in plain))
-            case "restart" | "reboot":
+            case "restart" | "reboot" | "amnesia":
                 self._restart(at_s, verb, given)
             case _:
                 return False
@@ -306,6 +340,8 @@ class Player:
             case "drill":
                 scopes = tuple(given["scope"].split(",")) if "scope" in given else ()
                 self.send(StartDrill(at_s=at_s, who="alice", scopes=scopes, witness=given.get("witness", "simulated")))
+            case "recover":
+                self.send(RecoverNow(at_s=at_s, who="alice"))
             case "drill_stop":
                 self.send(StopDrill(at_s=at_s, who="alice"))
             case _:
@@ -355,6 +391,9 @@ class Player:
         if new_boot:
             self.policy = replace(self.policy, boot_id="boot-" + given.get("id", "two"))
         gap = float(given["gap"]) if "gap" in given else None
+        if verb == "amnesia":
+            self._tell(at_s, restore(self.policy, None, at_s))
+            return
         stored = Stored(state=old, boot_id=boot, at_s=before_s, gap_s=gap, in_flight=() if new_boot else in_flight)
         self._tell(at_s, restore(self.policy, stored, at_s))
 
@@ -394,7 +433,7 @@ class Player:
             mark = {Level.WARNING: " (warning)", Level.ERROR: " (error)"}.get(note.level, "")
             self.told.lines.append(f"{at_s:g} {note.event}{mark} because={note.because!r} {numbers}".rstrip())
         for action in answer.actions:
-            shown = {k: getattr(action, k, None) for k in ("trainer", "after", "grade", "force_after_s")}
+            shown = {k: getattr(action, k, None) for k in ("trainer", "after", "grade", "force_after_s", "way", "in_s")}
             text = " ".join(f"{k}={_short(v)}" for k, v in shown.items() if v is not None)
             limit_s = action.by_s - at_s
             self.told.lines.append(f"{at_s:g} ! {type(action).__name__} within={limit_s:.3g}s {text}".rstrip())

@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy
 
 from powerguard.core import budget as sums
-from powerguard.core.events import OutputSource, Reading
 from powerguard.core.model import Battery, Feed, Supply
+from powerguard.core.readings import OutputSource, Reading
 
 POLICY = make_policy(["table=50:540,75:360,100:240"])
 BLIND = make_policy([])
@@ -73,6 +73,7 @@ def test_time_on_battery_takes_from_every_term() -> None:
     assert (heavier.used, heavier.left) == (near(0.25), near(0.35))
     spent = sums.advance(POLICY, KNOWN, 10_000.0, draining=True)
     assert (spent.used, spent.gauge, spent.charged, spent.left) == (1.0, 0.0, 0.0, 0.0)
+    assert sums.advance(POLICY, KNOWN, 500.0, draining=True).used == 1.0, "not more than there was: 1.21 of it"
     silent = sums.advance(POLICY, Battery(at_s=100.0, used=0.1), 136.0, draining=True)
     assert (silent.gauge, silent.charged, silent.left) == (None, None, None)
     assert silent.used == near(0.1 + 36.0 / 240.0)  # a load never told counts as full
@@ -225,6 +226,10 @@ def test_a_fall_faster_than_physics_counts_when_it_is_repeated() -> None:
     assert (other.left, other.suspect) == (near(0.5 - 2 * drain), near(0.1051))
     well = entered(low, reading(102.0, load_pct=75.0, runtime_s=178.0))
     assert (well.left, well.suspect) == (near(178.0 / 360.0), None)
+    just = entered(replace(KNOWN, left=0.505), reading(100.0, load_pct=75.0, runtime_s=180.0))
+    assert (just.left, just.suspect) == (0.5, None), "by the grain and no more"
+    repeated = entered(replace(KNOWN, suspect=0.1), reading(101.0, load_pct=75.0, runtime_s=0.105 * 360.0))
+    assert (repeated.left, repeated.suspect) == (near(0.105), None), "within the grain"
 
 
 @pytest.mark.parametrize("odd", [{"runtime_s": 3.0}, {"charge_pct": 1.0}])
@@ -248,6 +253,8 @@ def test_the_load_is_averaged_and_a_step_is_taken_at_once() -> None:
     assert (risen.load, risen.step_at_s) == (0.81, 101.0)
     assert entered(KNOWN, reading(101.0)).load == 0.75
     assert entered(replace(KNOWN, load=None), reading(101.0, load_pct=30.0)).load == 0.3
+    edge = entered(replace(KNOWN, load=0.05), reading(101.0, load_pct=10.0))
+    assert (edge.load, edge.step_at_s) == (near(0.06), None), "five points are no step yet"
 
 
 def test_after_a_step_the_gauge_is_dead_reckoned_for_20_s() -> None:
@@ -265,6 +272,30 @@ def test_after_a_step_the_gauge_is_dead_reckoned_for_20_s() -> None:
     assert on_utility.gauge == 0.25
     silent = replace(KNOWN, gauge=None, step_at_s=90.0)
     assert entered(silent, reading(101.0, load_pct=75.0, runtime_s=180.0)).gauge == 0.5, "nothing to reckon from"
+
+
+# --- What it teaches ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("step_at_s", "learned"), [(None, True), (81.0, True), (81.001, False)])
+def test_on_utility_the_runtime_at_this_load_is_learned_once_it_has_stood(
+    step_at_s: float | None, *, learned: bool
+) -> None:
+    """20 s after a step the UPS has followed it."""
+    now = reading(101.0, on_battery=False, charge_pct=100.0, load_pct=79.0, runtime_s=360.0)
+    model = entered(replace(KNOWN, step_at_s=step_at_s), now, policy=BLIND).model
+    points = [(point.load, point.tau_s, point.at_s) for point in model.points]
+    assert points == ([(near(0.758), 360.0, 101.0)] if learned else [])
+
+
+@pytest.mark.parametrize(("gap_s", "whole"), [(30.0, True), (30.1, False)])
+def test_on_battery_the_discharge_is_followed(gap_s: float, *, whole: bool) -> None:
+    """What it gives, how fast the runtime falls, and whether all of it was seen."""
+    began = entered(KNOWN, reading(101.0, load_pct=75.0, runtime_s=290.0), reading(100.0, load_pct=75.0))
+    now = reading(101.0 + gap_s, load_pct=75.0, runtime_s=290.0 - 2.0 * gap_s)
+    found = entered(began, now, reading(101.0, load_pct=75.0)).model.discharge
+    assert found is not None
+    assert (found.since_s, found.used, found.slope, found.whole) == (101.0, began.used, near(2.0), whole)
 
 
 # --- Low battery --------------------------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy
 
 from powerguard.core import agreement, fusion
-from powerguard.core.events import OutputSource, Reading, SourceFailed
 from powerguard.core.heard import Heard, Measures
 from powerguard.core.model import Feed, Supply
 from powerguard.core.plan import may_latch, outage_budget
+from powerguard.core.readings import OutputSource, Reading, SourceFailed
 from powerguard.core.recovery import restore
 
 POLICY = make_policy(["sources=2", "table=50:540,75:360,100:240"])
@@ -114,6 +114,12 @@ def test_news_of_utility_holds_up_a_commit_while_the_others_may_lag(back_s: floa
     feed = after((4.0, "snmp", "utility"), feed=DARK)
     feed = after((4.0 + back_s, "snmp", "utility"), (4.0 + back_s, "nut", "battery"), feed=feed)
     assert agreement.contradicts_commit(POLICY, feed, 4.0 + back_s) is counts
+
+
+def test_one_odd_battery_does_not_take_the_news_of_utility_back() -> None:
+    """The one that saw the end glitches once, and the other one lags still: no moment to power off for good."""
+    feed = after((4.0, "snmp", "utility"), (5.0, "snmp", "battery"), (6.0, "snmp", "utility"), feed=DARK)
+    assert agreement.contradicts_commit(POLICY, after((6.1, "nut", "battery"), feed=feed), 6.1)
 
 
 def test_a_lagging_source_that_never_knew_of_the_battery_holds_up_nothing() -> None:
@@ -233,12 +239,26 @@ def test_whose_word_does_not_count_silences_nobody_after_it(first: tuple[Told, .
     assert word(of_three(*calm)) == "utility"
     feed = of_three(*calm, (101.0, "snmp", "battery"), (101.5, "nut", "battery"))
     assert (feed.supply, word(feed)) == (BATTERY, "battery")
+    against = of_three(*calm, (101.0, "snmp", "battery"), (101.5, "snmp", "battery"), (101.6, "nut", "utility"))
+    assert (against.supply, word(against)) == (BATTERY, "battery")
+
+
+def test_who_was_lost_before_it_told_anything_has_no_vote() -> None:
+    lost = agreement.lose(POLICY, Feed(), SourceFailed(at_s=1.0, ups="ups", source="snmp", reason="x", lost=True))
+    assert after((2.0, "nut", "utility"), feed=lost).supply is UTILITY
+
+
+def test_beside_one_that_has_no_vote_readings_follow_each_other_too() -> None:
+    feed = after((1.0, "snmp", "battery"), (1.0, "nut", "utility"))
+    assert feed.reading is not None
+    assert (feed.supply, feed.reading.at_s) == (UTILITY, 1.001)
 
 
 def test_a_doubted_source_silences_nobody_after_it() -> None:
     feed = stuck(feed=after((1.0, "nut", "utility"), (1.1, "snmp", "utility")))
     assert [(each.source, each.doubted) for each in feed.heard] == [("nut", True), ("snmp", False)]
     assert after((190.0, "snmp", "battery"), (191.0, "snmp", "battery"), feed=feed).supply is BATTERY
+    assert after((190.0, "snmp", "utility"), feed=feed).disagree_since_s is None, "nor does it disagree with anybody"
 
 
 def test_one_odd_battery_of_another_source_counts_as_what_it_said_before() -> None:
@@ -414,6 +434,8 @@ def merged(first: dict[str, Any], second: dict[str, Any], *, twice: bool = True,
         ("charge_pct", 90.0, 80.0, 80.0),
         ("load_pct", 40.0, 50.0, 50.0),
         ("load_pct", 50.0, 40.0, 50.0),
+        ("load_pct", 50.0, None, 50.0),
+        ("load_pct", None, 40.0, 40.0),
         ("watts", 900.0, 800.0, 900.0),
         ("watts", 800.0, 900.0, 900.0),
         ("input_v", 230.0, None, 230.0),
@@ -462,16 +484,17 @@ def test_seconds_on_battery_and_the_input_are_the_word_of_those_on_battery() -> 
     assert (feed.reading.on_battery_s, feed.reading.input_present) == (30.0, False)
 
 
-def test_a_stuck_flag_of_one_does_not_hide_an_outage_that_another_proves() -> None:
+@pytest.mark.parametrize("flag", ["calibrating", "testing"])
+def test_a_stuck_flag_of_one_does_not_hide_an_outage_that_another_proves(flag: str) -> None:
     """CAL that was never cleared, and a card that counts its seconds on battery."""
-    cal = {"calibrating": True}
+    cal = {flag: True}
     calm = after((1.5, "nut", "utility", cal), (1.8, "nut", "utility", cal), feed=CALM)
     told = {"on_battery_s": 3.0, "input_present": False}
     feed = after((2.0, "nut", "battery", cal), (2.5, "nut", "battery", cal), (3.0, "snmp", "battery", told), feed=calm)
     assert feed.reading is not None
-    assert (feed.supply, feed.reading.calibrating) == (BATTERY, False)
+    assert (feed.supply, getattr(feed.reading, flag)) == (BATTERY, False)
     test_only = after((2.0, "nut", "battery", cal), (2.5, "nut", "battery", cal), feed=calm)
-    assert test_only.supply is UTILITY, "a calibration that nobody contradicts is one"
+    assert test_only.supply is UTILITY, "one that nobody contradicts is one"
 
 
 @pytest.mark.parametrize(
@@ -507,6 +530,11 @@ def test_one_source_alone_is_told_as_it_is() -> None:
 
 def gone(on_battery_s: float) -> dict[str, Any]:
     return {"on_battery_s": on_battery_s, "input_present": False}
+
+
+@pytest.mark.parametrize(("on_battery_s", "contradicts"), [(0.0, False), (0.5, True)])
+def test_any_second_on_battery_is_one(on_battery_s: float, *, contradicts: bool) -> None:
+    assert agreement.contradicts_itself(says(1.0, "snmp", "utility", gone(on_battery_s))) is contradicts
 
 
 @pytest.mark.parametrize("sources", [1, 2])

@@ -11,8 +11,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy
 
 from powerguard.core import budget as sums
-from powerguard.core.events import Conduct, Grade, OutputSource, Reading
+from powerguard.core import needs
+from powerguard.core.actions import Conduct, Grade
+from powerguard.core.learned import Drop, Learned
 from powerguard.core.model import Battery, Feed, Policy, Supply, Trainer
+from powerguard.core.readings import OutputSource, Reading
 
 TABLE = ((0.50, 540.0), (0.75, 360.0), (1.00, 240.0))
 POLICY = make_policy(["table=50:540,75:360,100:240"])
@@ -219,6 +222,28 @@ def test_paused_load(changes: dict[str, object], load: float) -> None:
     assert sums.paused_load(POLICY, (_trainer("b", 1.0, "", conduct=Conduct.CONTINUE), trainer), 0.75) == near(load)
 
 
+@pytest.mark.parametrize(
+    ("drops", "load"),
+    [
+        ([(0.50, 0.30)], 0.55),  # by what it drew less: 0.2; in proportion it would be 0.45
+        ([(0.90, 0.54)], 0.45),  # in proportion: 60 %; by what it drew less it would be 0.39
+        ([(0.50, 0.40), (1.00, 0.90)], 0.55),  # both together: 0.2 less, or 30 %
+        ([(0.50, 0.60)], 0.75),  # never more than now
+        ([(0.80, 0.00)], 0.05),  # never less than what is measured
+        ([(0.50, 0.30), None], 0.45),  # one was never seen to pause: the settings' 60 % for all
+        ([(0.00, 0.00)], 0.45),
+    ],
+)
+def test_paused_load_by_what_pauses_have_shown(drops: list[tuple[float, float] | None], load: float) -> None:
+    """Whichever promises less, in watts or in proportion."""
+    learned, trainers = Learned(), []
+    for place, drop in enumerate(drops):
+        trainers.append(_trainer(f"t{place}", 20.0, ""))
+        if drop is not None:
+            learned = needs.with_drop(learned, f"t{place}", Drop(before=drop[0], after=drop[1], at_s=0.0))
+    assert sums.paused_load(POLICY, tuple(trainers), 0.75, learned) == near(load)
+
+
 # --- grades -------------------------------------------------------------------------------------------------------
 
 
@@ -312,6 +337,7 @@ def test_budget_before_a_cut() -> None:
     assert sums.budget(POLICY, FULL, feed, LLM, 190.0, grade=Grade.SHORT).cut_in_s == 0.0
     far = sums.budget(POLICY, FULL, replace(ON, countdown_at_s=9000.0), LLM, 100.0)
     assert (far.reff_now_s, far.reff_s, far.cut_in_s) == (near(216.0), near(216.0), 8870.0)
+    assert far.reff_paused_s == near(0.6 * 540.0 * 0.54 / 0.49)
 
 
 def test_budget_of_the_blind() -> None:

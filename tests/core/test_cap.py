@@ -10,7 +10,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy
 
 from powerguard.core import cap
-from powerguard.core.events import CapPower, Done, Failed, OutputSource, Reading, RestorePower
+from powerguard.core.actions import CapPower, RestorePower
+from powerguard.core.events import Done, Failed
 from powerguard.core.learned import Drop, Learned
 from powerguard.core.model import (
     Battery,
@@ -27,6 +28,7 @@ from powerguard.core.model import (
     State,
     Supply,
 )
+from powerguard.core.readings import OutputSource, Reading
 from powerguard.core.turn import Turn
 
 POLICY = make_policy(["table=50:540,75:360,100:240", "cap_share=0.6"])
@@ -155,8 +157,12 @@ def test_a_gain_of_five_percent_is_just_enough() -> None:
 @pytest.mark.parametrize("kind", [EmergencyCheckpoint, Holding])
 def test_a_load_that_does_not_fall_is_capped_without_a_drill(kind: type) -> None:
     """Training was told to pause, so there is nothing left that a cap could slow down."""
-    fields = {"because": "budget"} if kind is EmergencyCheckpoint else {}
-    at = turn(kind(outage=OUTAGE, began_s=109.0, paused_at_s=100.0, paused_load=0.45, **fields), drop=None, load=0.54)
+    fields = (
+        {"because": "budget", "began_s": 100.0}
+        if kind is EmergencyCheckpoint
+        else {"began_s": 109.0, "paused_at_s": 100.0}
+    )
+    at = turn(kind(outage=OUTAGE, paused_load=0.45, **fields), drop=None, load=0.54)
     cap.tend(at)
     assert ordered(at) == ["CapPower"]
     assert at.notes[0].because == "the load has not fallen, though training was told to pause"
@@ -241,6 +247,7 @@ def test_a_cap_that_failed_is_put_back_at_once_and_not_tried_again() -> None:
     at.set_phase(Online())
     cap.tend(at)
     assert at.state.told == ()
+    assert (at.notes[-1].event, at.notes[-1].because) == ("gpu_cap_failed_cleared", "another outage may try again")
 
 
 def test_a_cap_that_worked_is_told() -> None:
@@ -268,13 +275,13 @@ def test_an_order_that_is_not_ours_is_passed_over() -> None:
 def test_after_a_restart_an_order_without_outcome_may_have_been_carried_out() -> None:
     """So a cap counts as on, and a restore as still to be made."""
     at = turn(OnBattery(outage=OUTAGE), standing=replace(STANDING, order="c"))
+    cap.after_restart(at, {"x", "c"})
+    assert at.state.cap == replace(STANDING, order="c"), "given again: its answer is still to come"
     cap.after_restart(at, {"x"})
-    assert at.state.cap == replace(STANDING, order="c")
-    cap.after_restart(at, {"c"})
     assert at.state.cap == STANDING
     lifting = turn(Online(), standing=replace(STANDING, order="r", lifting=True))
-    cap.after_restart(lifting, {"r"})
+    cap.after_restart(lifting, ())
     assert lifting.state.cap == replace(STANDING, order=None, lifting=True)
     nothing = turn(Online())
-    cap.after_restart(nothing, {"r"})
+    cap.after_restart(nothing, ())
     assert nothing.state.cap is None

@@ -10,22 +10,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from play import Player, Told, make_policy
 
 from powerguard.core import drill, drill_checks, drill_measures
-from powerguard.core.events import (
-    CapPower,
-    Done,
-    OutputSource,
-    PauseTrainer,
-    Reading,
-    RestorePower,
-    ResumeTrainer,
-    StartDrill,
-    Tick,
-    TrainerSeen,
-    TriggerCheckpoint,
-)
+from powerguard.core.actions import CapPower, PauseTrainer, RestorePower, ResumeTrainer, TriggerCheckpoint
+from powerguard.core.events import Done, StartDrill, Tick, TrainerSeen
 from powerguard.core.learned import DrillReport
 from powerguard.core.machine import step
 from powerguard.core.model import Drill, State, Trainer
+from powerguard.core.readings import OutputSource, Reading
 
 WORDS = "table=50:540,75:360,100:240 trainer=llm:pause:20 rating_w=4000"
 READY = "0..14 utility load=75 charge=100 runtime=360\n15 trainer llm step=100 durable_age_s=60"

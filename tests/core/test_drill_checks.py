@@ -10,8 +10,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from play import Player, make_policy
 
 from powerguard.core import drill_checks
-from powerguard.core.events import Conduct, OutputSource, Reading
+from powerguard.core.actions import Conduct
 from powerguard.core.model import Battery, Feed, State, Supply, Trainer
+from powerguard.core.readings import OutputSource, Reading
 
 WORDS = "table=50:540,75:360,100:240 trainer=llm:pause:20"
 FULL = "utility load=75 charge=100 runtime=360"

@@ -9,7 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from play import Player, Told
 
-from powerguard.core.events import CapPower, Level, Note, PauseTrainer, RestorePower, ResumeTrainer
+from powerguard.core.actions import CapPower, Level, Note, PauseTrainer, RestorePower, ResumeTrainer
 from powerguard.core.learned import DrillReport
 from powerguard.core.model import Drill
 from powerguard.core.recovery import reloaded

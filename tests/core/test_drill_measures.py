@@ -10,7 +10,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from play import Player, Told, make_policy
 
 from powerguard.core import drill_measures
-from powerguard.core.events import Scalar, TrainerSeen
+from powerguard.core.actions import Scalar
+from powerguard.core.events import TrainerSeen
 from powerguard.core.learned import DrillReport, Health
 from powerguard.core.model import Drill, State
 from powerguard.core.turn import Turn

@@ -10,26 +10,22 @@ sys.path.insert(0, str(Path(__file__).parent))
 from play import Player, Told, make_policy
 
 from powerguard.core import drill_turn
-from powerguard.core.events import (
+from powerguard.core.actions import (
     CapPower,
     Conduct,
-    Done,
     EnsurePolicy,
     Level,
     Note,
-    OutputSource,
     PauseTrainer,
-    Reading,
     ResumeTrainer,
     Scalar,
-    StartDrill,
-    StopDrill,
     SyncFilesystems,
-    TrainerSeen,
     TriggerCheckpoint,
 )
+from powerguard.core.events import Done, StartDrill, StopDrill, TrainerSeen
 from powerguard.core.learned import DrillReport
 from powerguard.core.model import Drill, State, Trainer
+from powerguard.core.readings import OutputSource, Reading
 from powerguard.core.turn import Turn
 
 WORDS = "table=50:540,75:360,100:240 trainer=llm:pause:20 rating_w=4000"

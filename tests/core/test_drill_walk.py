@@ -11,30 +11,21 @@ sys.path.insert(0, str(Path(__file__).parent))
 from invariants import check_step, kept
 from play import make_policy
 
-from powerguard.core.events import (
+from powerguard.core.actions import (
     Action,
     CapPower,
     Conduct,
-    Done,
-    Event,
-    Failed,
-    ForeignStop,
-    OutputSource,
     PauseTrainer,
     PollNow,
     PowerOff,
-    Reading,
     RestorePower,
     ResumeTrainer,
-    SourceFailed,
-    StartDrill,
-    StopDrill,
-    Tick,
-    TrainerSeen,
     TriggerCheckpoint,
 )
+from powerguard.core.events import Done, Event, Failed, ForeignStop, StartDrill, StopDrill, Tick, TrainerSeen
 from powerguard.core.machine import step
 from powerguard.core.model import Drill, Online, Policy, State, Step
+from powerguard.core.readings import OutputSource, Reading, SourceFailed
 from powerguard.core.recovery import Stored, restore
 
 WORDS = "table=50:540,75:360,100:240 trainer=llm:pause:20 rating_w=4000"

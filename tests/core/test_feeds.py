@@ -13,9 +13,10 @@ from play import make_policy
 
 from powerguard.core import budget as sums
 from powerguard.core import feeds
-from powerguard.core.events import OutputSource, Reading, SourceFailed, Tick
+from powerguard.core.events import Tick
 from powerguard.core.machine import step
 from powerguard.core.model import Battery, Feed, FeedPolicy, Policy, State, Supplied, Supply
+from powerguard.core.readings import OutputSource, Reading, SourceFailed
 from powerguard.core.recovery import Stored, reloaded, restore
 
 TABLE = "table=50:540,75:360,100:240"

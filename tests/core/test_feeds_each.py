@@ -10,6 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from test_feeds import A_OUT, ALL_OUT, BOTH, CALM, ONE_OF_TWO, after, both, lost, policy, says
 
+from powerguard.core import budget as sums
 from powerguard.core import feeds
 from powerguard.core.model import Battery, Feed, Policy, State, Supplied, Supply
 from powerguard.core.outlast import ENDLESS_S, FACTORS, stepped
@@ -58,7 +59,8 @@ def test_who_takes_over_how_much_of_a_load() -> None:
 
     def overloaded(load_b: float, load_a: float | None = 0.6) -> bool:
         b = each("b", UTILITY, 1.0, load_b)
-        return feeds._overloaded(made, (each("a", BATTERY, 1.0, load_a), b, each("c", UTILITY, 1.0, 0.1)), b).overloaded
+        upses = (each("a", BATTERY, 1.0, load_a), b, each("c", UTILITY, 1.0, 0.1))
+        return feeds._overloaded(made, upses, b, feeds._words(upses)).overloaded
 
     assert not overloaded(0.599)
     assert overloaded(0.601)
@@ -118,7 +120,8 @@ def test_a_test_of_the_one_that_is_needed_began_when_it_began() -> None:
 
 def lasts_s(made: Policy, *upses: Supplied) -> float:
     """Return how long they last at the load of now."""
-    return feeds._lasts_s(made, upses, Feed(supply=BATTERY), 0.0)[FACTORS.index(1.0)]
+    words = feeds._words(upses)
+    return feeds._lasts_s(made, upses, Feed(supply=BATTERY), 0.0, words=words, full=False)[FACTORS.index(1.0)]
 
 
 def test_what_blind_ones_carry_goes_to_the_others_by_their_power_supplies() -> None:
@@ -155,6 +158,45 @@ def test_an_empty_one_is_over_at_once_and_leaves_its_load() -> None:
 
 def test_the_last_endless_one_may_be_the_last_but_one() -> None:
     assert stepped([ENDLESS_S] * 5 + [40.0])[4:] == [40.0 * FACTORS[5] / FACTORS[4], 40.0]
+
+
+def test_a_load_that_nobody_tells_is_a_full_one_as_for_a_lone_battery() -> None:
+    """Blind, a host whose batteries are nearly empty would be stopped as if there were time for an orderly stop."""
+    full_s = sums.usable(ONE_OF_TWO, 0.8) * 240.0
+    for load in (None, 0.5):
+        upses = (each("a", BATTERY, 0.8, load), each("b", BATTERY, 0.8))
+        state = feeds.advance(ONE_OF_TWO, State(upses=upses), 0.0)
+        now = sums.budget(ONE_OF_TWO, state.battery, state.feed, (), 0.0)
+        assert now.reff_now_s == pytest.approx(full_s)
+
+
+def test_the_table_of_an_empty_one_is_that_of_a_full_one_and_not_what_stood_there() -> None:
+    """One reading without any runtime as utility comes back: the endless table of the moment before is not kept."""
+    state = feeds.advance(ONE_OF_TWO, State(upses=(each("a", BATTERY, 0.8, 0.6), each("b", UTILITY, 0.8, 0.6))), 0.0)
+    assert state.battery.composed[0][1] >= ENDLESS_S, "a third of this load would last"
+    upses = (each("a", UTILITY, 0.0, 0.6), each("b", UTILITY, 0.0, 0.6))
+    state = feeds.advance(ONE_OF_TWO, replace(state, upses=upses), 1.0)
+    assert (state.feed.supply, state.battery.left) == (UTILITY, 0.0)
+    alone = [sums.tau_s(ONE_OF_TWO.runtime_table, load) for load, _ in state.battery.composed]
+    assert [tau_s for _, tau_s in state.battery.composed] == pytest.approx(alone)
+    cut = tuple(replace(each, feed=replace(each.feed, countdown_at_s=30.0)) for each in upses)
+    state = feeds.advance(ONE_OF_TWO, replace(state, upses=cut), 1.0)
+    assert [tau_s for _, tau_s in state.battery.composed] == pytest.approx(alone), (
+        "no cut shortens what a full one lasts"
+    )
+
+
+def test_an_empty_one_does_not_end_the_one_that_has_utility() -> None:
+    """Overloaded in training, it carries the paused host for ever: that is no battery to power off for."""
+    upses = (each("a", BATTERY, 0.0, 0.3), replace(each("b", UTILITY, 0.8, 0.3), overloaded=True))
+    state = feeds.advance(ONE_OF_TWO, State(upses=upses), 0.0)
+    now = sums.budget(ONE_OF_TWO, state.battery, state.feed, (), 0.0)
+    assert (state.feed.supply, state.battery.left) == (BATTERY, 0.4)
+    assert now.reff_now_s is not None
+    assert now.reff_now_s >= ENDLESS_S
+    both = feeds.advance(BOTH, State(upses=upses), 0.0)
+    now = sums.budget(BOTH, both.battery, both.feed, (), 0.0)
+    assert now.reff_now_s == pytest.approx(0.1), "where both are needed it is over"
 
 
 # --- Each as if it were alone ----------------------------------------------------------------------------------------
@@ -229,13 +271,19 @@ def test_the_battery_of_all_is_the_mean_of_those_that_count() -> None:
     a, b = each("a", BATTERY, 0.6, 0.5), each("b", UNKNOWN, 0.2, 0.5)
     a = replace(a, battery=replace(a.battery, used=0.2, health=0.6, step_at_s=4.0))
     b = replace(b, battery=replace(b.battery, used=0.5, health=0.9, step_at_s=6.0))
-    whole = feeds._battery(ONE_OF_TWO, Battery(at_s=5.0), (a, b), Feed(supply=BATTERY), 7.0)
+
+    def battery(before: Battery, upses: tuple[Supplied, ...], supply: Supply, now_s: float) -> Battery:
+        return feeds._battery(ONE_OF_TWO, before, upses, Feed(supply=supply), now_s, words=feeds._words(upses))
+
+    whole = battery(Battery(at_s=5.0), (a, b), BATTERY, 7.0)
     assert (whole.at_s, whole.used, whole.left, whole.health, whole.load) == (7.0, 0.2, 0.6, 0.6, 0.5)
     assert whole.step_at_s == 6.0
-    dark = feeds._battery(ONE_OF_TWO, Battery(at_s=9.0), (b,), Feed(supply=UNKNOWN), 7.0)
+    for supply, left in ((BATTERY, 0.6), (UTILITY, 0.75)):
+        assert battery(Battery(), (a, each("b", UTILITY, 0.9, 0.5)), supply, 7.0).left == pytest.approx(left)
+    dark = battery(Battery(at_s=9.0), (b,), UNKNOWN, 7.0)
     assert (dark.at_s, dark.used, dark.left, dark.health, dark.composed) == (9.0, 0.5, None, 0.9, ())
     new = each("a", BATTERY, None, None)
-    none = feeds._battery(ONE_OF_TWO, Battery(), (new,), Feed(supply=BATTERY), 1.0)
+    none = battery(Battery(), (new,), BATTERY, 1.0)
     assert (none.left, none.load, none.composed) == (None, None, ())
 
 

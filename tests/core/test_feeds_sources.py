@@ -9,9 +9,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_feeds import BATTERY, BOTH, CALM, ONE_OF_TWO, after, both, says
 
 from powerguard.core import feeds
-from powerguard.core.events import BatteryReplaced, Reading
+from powerguard.core.events import BatteryReplaced
 from powerguard.core.machine import step
 from powerguard.core.model import Policy
+from powerguard.core.readings import Reading
 
 
 def test_a_source_that_cannot_be_forged_holds_up_the_commit_of_its_feed() -> None:
@@ -33,6 +34,8 @@ def test_a_source_that_cannot_be_forged_holds_up_the_commit_of_its_feed() -> Non
     first = [word(1.0, ups, source, "utility") for ups in "ab" for source in ("snmp", "nut")]
     one = after(sourced(ONE_OF_TWO), *first, *told)
     assert one.feed.supply is BATTERY
+    assert feeds.told_again(sourced(ONE_OF_TWO), one, 4.5), "by one source of a feed, twice"
+    assert not feeds.told_again(sourced(ONE_OF_TWO), one, 60.0), "long ago"
     assert feeds.contradicts_commit(sourced(ONE_OF_TWO), one, 4.5)
     both_needed = after(sourced(BOTH), *first, *told)
     assert not feeds.contradicts_commit(sourced(BOTH), both_needed, 4.5), (

@@ -1,4 +1,4 @@
-"""A copy with other values is what dataclasses.replace makes of it, for every class of the core."""
+"""A copy with other values, and a swift class, are what dataclasses make of them, for every class of the core."""
 
 import dataclasses
 import inspect
@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerguard.core import events, learned, model
-from powerguard.core.frozen import replace
+from powerguard.core import actions, events, learned, model, readings
+from powerguard.core.frozen import replace, swift
 
 CLASSES = sorted(
     {
         cls
-        for module in (events, model, learned)
+        for module in (actions, events, readings, model, learned)
         for _, cls in inspect.getmembers(module, dataclasses.is_dataclass)
         if isinstance(cls, type)
     },
@@ -54,3 +54,35 @@ def test_a_class_that_computes_is_refused() -> None:
 
     with pytest.raises(TypeError, match="Computed has a __post_init__"):
         replace(Computed(1), one=2)
+    with pytest.raises(TypeError, match="Computed has a __post_init__"):
+        swift(Computed)
+
+
+def test_a_copy_is_no_new_kind_of_its_base() -> None:
+    """The journal knows an action's class by its name among the subclasses of the base: there must be one of it."""
+    before = actions.Action.__subclasses__()
+    assert replace(actions.PollNow(id="a", by_s=1.0, ups="x"), ups="y") == actions.PollNow(id="a", by_s=1.0, ups="y")
+    assert actions.Action.__subclasses__() == before
+
+
+def test_a_swift_class_is_made_like_any_other() -> None:
+    """By place and by name, with defaults, each with its own of what is made anew; and it is as frozen."""
+
+    @swift
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Swift:
+        one: int
+        two: list[int] = dataclasses.field(default_factory=list)
+        three: str = dataclasses.field(default="3", kw_only=True)
+
+    first = Swift(1)
+    assert (first.one, first.two, first.three) == (1, [], "3")
+    assert first.two is not Swift(1).two
+    assert Swift(1, [2], three="4") == Swift(one=1, two=[2], three="4") != first
+    assert type(first) is Swift
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        first.one = 2  # type: ignore[misc]
+    with pytest.raises(TypeError, match="'one'"):
+        Swift()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="positional"):
+        Swift(1, [2], "4")  # type: ignore[call-arg]

@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy
 
 from powerguard.core import fusion
-from powerguard.core.events import OutputSource, Reading, SourceFailed
 from powerguard.core.model import Feed, Supply
+from powerguard.core.readings import OutputSource, Reading, SourceFailed
 
 POLICY = make_policy([])
 UNKNOWN, UTILITY, BATTERY = Supply.UNKNOWN, Supply.UTILITY, Supply.BATTERY

@@ -11,9 +11,9 @@ from play import make_policy
 
 from powerguard.core import fusion
 from powerguard.core.agreement import measured
-from powerguard.core.events import OutputSource, Reading
 from powerguard.core.heard import Measures
 from powerguard.core.model import Feed, Policy, Supply
+from powerguard.core.readings import OutputSource, Reading
 
 ONE, TWO = make_policy(["table=50:540,100:240"]), make_policy(["table=50:540,100:240", "sources=2"])
 THERE: dict[str, Any] = {"input_v": 230.0, "input_present": True}

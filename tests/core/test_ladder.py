@@ -13,17 +13,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 from play import Player, Told, make_policy
 
 from powerguard.core import ladder
-from powerguard.core.events import (
+from powerguard.core.actions import (
     Action,
     ContinueTrainer,
-    Done,
-    Failed,
     ResumeTrainer,
     ResumeTraining,
     StopTrainer,
     TerminateTrainer,
     TriggerCheckpoint,
 )
+from powerguard.core.events import Done, Failed
 from powerguard.core.machine import step
 from powerguard.core.model import Signalled
 
@@ -83,6 +82,12 @@ def test_not_while_the_load_has_fallen() -> None:
 def test_not_while_the_newest_reading_says_anything_but_battery(source: str) -> None:
     """On battery as far as is proven, and yet: what cannot be taken back needs a battery that is told."""
     assert at(played(f"25 {source} load=75 charge=48")) == []
+
+
+def test_not_on_a_reading_that_is_old_and_not_missed() -> None:
+    """The daemon stood still: utility may be back for long. The next reading says."""
+    assert at(played(f"34 tick\n{high(35, 36)}")) == ["35 StopTrainer llm"]
+    assert at(played("34 tick\n35 utility load=75 charge=89")) == []
 
 
 def test_not_for_an_output_that_is_cut_anyway() -> None:

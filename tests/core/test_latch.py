@@ -8,7 +8,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy
 
-from powerguard.core.events import Conduct, Grade
+from powerguard.core.actions import Conduct, Grade
 from powerguard.core.model import Battery, EmergencyCheckpoint, Feed, Outage, Shutdown, State, Supply, Trainer
 from powerguard.core.moves import move
 from powerguard.core.table import Cause

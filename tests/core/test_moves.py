@@ -11,19 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy
 
 from powerguard.core import needs, trainers
-from powerguard.core.events import (
-    Conduct,
-    Done,
-    Failed,
-    Grade,
-    OutputSource,
-    PowerOff,
-    Reading,
-    ResumeTrainer,
-    Tick,
-    TrainerSeen,
-    TriggerCheckpoint,
-)
+from powerguard.core.actions import Conduct, Grade, PowerOff, ResumeTrainer, TriggerCheckpoint
+from powerguard.core.events import Done, Failed, Tick, TrainerSeen
 from powerguard.core.learned import Drop, Learned
 from powerguard.core.machine import step
 from powerguard.core.model import (
@@ -43,6 +32,9 @@ from powerguard.core.model import (
     Supply,
     Trainer,
 )
+from powerguard.core.moves import move
+from powerguard.core.readings import OutputSource, Reading
+from powerguard.core.table import Cause
 from powerguard.core.turn import Turn
 
 POLICY = make_policy(["table=50:2000,100:1000", "trainer=a:pause:10", "boot_id=0123456789"])
@@ -166,6 +158,14 @@ def test_every_gate_asks_for_the_rest_of_a_checkpoint_that_is_still_written(eta_
     assert ("gate_opened" in notes(step(POLICY, boot, Tick(at_s=101.0)))) is opens
 
 
+def test_a_host_that_goes_down_again_is_not_told_as_incomplete_any_more() -> None:
+    """A rehearsal ends online, in the same boot, where nobody would ever clear it."""
+    back = Recovery(outage=OUTAGE, began_s=50.0, clean=True)
+    at = Turn(POLICY, replace(at_100(back), told=("host_incomplete", "host_incomplete_long", "overload")), 100.0)
+    move(at, Cause.COMMIT, "budget")
+    assert at.state.told == ("overload",)
+
+
 def test_a_power_off_that_has_been_ordered_waits_for_nothing_more() -> None:
     """What was not done when its time was over is left; status must not go on saying that it is waited for."""
     latched = Shutdown(
@@ -275,14 +275,14 @@ def test_who_did_not_hear_is_told_again_also_when_the_power_fails_meanwhile() ->
     waits = replace(PAUSES, paused=True, resume_at_s=105.0)
     state = at_100(Online(), waits, supply=Supply.UTILITY)
     again: list[float] = []
-    for at_s in range(101, 120):
+    for at_s in range(101, 118):
         now = says(float(at_s), input_present=False) if at_s < 104 else says(float(at_s), "utility")
         for event in (now, Tick(at_s=at_s + 0.5)):
             answer = step(POLICY, state, event)
             state = answer.state
             again += [event.at_s for action in answer.actions if isinstance(action, ResumeTrainer)]
     assert isinstance(state.phase, Online)
-    assert again == [105.5]
+    assert again == [105.5, 116.5], "and once more where nobody tells what came of it"
 
 
 # --- The load that nobody tells ------------------------------------------------------------------------------------

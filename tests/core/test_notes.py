@@ -6,7 +6,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 from play import Player, Told
 
-from powerguard.core.events import EnsurePolicy, Level, Note, PauseTrainer
+from powerguard.core.actions import EnsurePolicy, Level, Note, PauseTrainer
 
 WORDS = "table=50:540,75:360,100:240 trainer=llm:pause:20"
 

@@ -11,7 +11,7 @@ from play import make_policy
 
 from powerguard.core import budget as sums
 from powerguard.core import plan
-from powerguard.core.events import Conduct, Grade, OutputSource, Reading
+from powerguard.core.actions import Conduct, Grade
 from powerguard.core.model import (
     Battery,
     EmergencyCheckpoint,
@@ -22,12 +22,14 @@ from powerguard.core.model import (
     Online,
     Outage,
     Phase,
+    Policy,
     Recovery,
     Shutdown,
     State,
     Supply,
     Trainer,
 )
+from powerguard.core.readings import OutputSource, Reading
 
 # Load 100 % and no trainer: tau is 1000 s at every moment, so a share of the battery is as many thousandths in seconds.
 POLICY = make_policy(["table=50:2000,100:1000"])
@@ -132,6 +134,7 @@ def test_the_blind_pause_at_8_s(waited_s: float, because: str, *, low: bool) -> 
 def test_on_utility_the_dwell_has_not_begun_but_a_calibration_has_one() -> None:
     calibrating = replace(state(0.2).feed, supply=Supply.UTILITY, since_s=0.0)
     assert checkpoint(replace(state(0.2801), feed=calibrating)) == ""
+    assert checkpoint(replace(state(0.2735), feed=calibrating)) == "budget", "173.5 s, and 169.5 after a whole dwell"
     assert checkpoint(replace(state(0.2801), feed=replace(calibrating, test_since_s=96.1))) == ""
     assert checkpoint(replace(state(0.2801), feed=replace(calibrating, test_since_s=96.0))) == "budget"
 
@@ -217,6 +220,18 @@ def test_the_dwell_of_a_commit(waited_s: float, reff_s: float, because: str) -> 
     assert commit(state(seconds(reff_s) if reff_s else 0.05, HOLD, waited_s=waited_s)) == because
 
 
+def test_a_commit_just_at_its_edges() -> None:
+    """Without a margin the sums are exact: n_stop itself is due, the small reserve too, a stop that just fits waits."""
+
+    def bold(full_s: float) -> Policy:
+        return replace(POLICY, margin=0.0, floor=0.0, runtime_table=((0.5, 2 * full_s), (1.0, full_s)))
+
+    assert commit(state(0.25, HOLD), bold(680.0)) == "budget", "170 s"
+    flying = Trainer(name="a", conduct=Conduct.PAUSE, order="o-1", ordered_at_s=99.0, eta_at_s=NOW_S, told_pause=True)
+    assert commit(replace(state(0.25, HOLD), trainers=(flying,)), bold(520.0)) == "budget", "130 s"
+    assert commit(state(0.28125, HOLD, waited_s=0.0), bold(64.0)) == "", "18 s now, the 10 s of a bare stop then"
+
+
 def test_no_commit_where_none_may_be() -> None:
     spent = state(0.15, HOLD)
     assert commit(spent) == "budget"
@@ -300,6 +315,13 @@ def test_the_commit_needs_a_fresh_reading_asked_for(at_s: float, due_at_s: float
 def test_the_commit_needs_a_second_witness(last_at_s: float, last_source: str, used: float, *, may: bool) -> None:
     at = state(0.2, HOLD, last=reading(last_at_s, last_source), used=used)
     assert latch(at, 99.7 if last_at_s > 99.0 else 98.5) is may
+
+
+@pytest.mark.parametrize(("first_s", "may"), [(80.0, True), (-200.1, False)])
+def test_utility_that_comes_and_goes_is_a_witness_too(first_s: float, *, may: bool) -> None:
+    """Two readings of a battery in a row may never come."""
+    at = replace(state(0.2, HOLD, last=reading(99.0, "utility")), transfers=(first_s, 90.0, 99.0))
+    assert latch(at, 98.5) is may
 
 
 @pytest.mark.parametrize(

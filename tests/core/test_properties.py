@@ -17,29 +17,23 @@ sys.path.insert(0, str(Path(__file__).parent))
 from invariants import check_spent_battery, check_step, kept
 from play import make_policy
 
+from powerguard.core.actions import Action, Conduct, PollNow, PowerOff, TriggerCheckpoint
 from powerguard.core.events import (
     Abort,
-    Action,
     CheckpointProgress,
-    Conduct,
     Done,
     Event,
     Failed,
     ForeignStop,
-    OutputSource,
-    PollNow,
-    PowerOff,
-    Reading,
     SetMaintenance,
-    SourceFailed,
     StartDrill,
     StopDrill,
     Tick,
     TrainerSeen,
-    TriggerCheckpoint,
 )
 from powerguard.core.machine import step
 from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Recovery, Shutdown, State, Step
+from powerguard.core.readings import OutputSource, Reading, SourceFailed
 from powerguard.core.recovery import Stored, restore
 from powerguard.core.table import TABLE, Cause
 
@@ -50,6 +44,7 @@ POLICIES = (
     "trainer=llm:pause:20",
     "table=50:90,75:60,100:40 trainer=llm:pause:8",
     "table=75:3600",
+    "table=50:540,75:360,100:240 trainer=llm:pause:20 ways=output,rtc,sentinel,watchdog outputs=ups late_reboot=1",
     "",
 )
 
@@ -212,6 +207,14 @@ class Outages(RuleBasedStateMachine):
         elif what == "stop":
             event = ForeignStop(at_s=self.now_s, host_stopping=True)
         self._send(event)
+
+    @rule()
+    def forget(self) -> None:
+        """Start again in the same boot, with a journal that is lost."""
+        self._pass(3.0)
+        self.open = {}
+        self._take(restore(self.policy, None, self.now_s))
+        assert isinstance(self.state.phase, Online)
 
     @rule(new_boot=st.booleans(), gap=st.sampled_from([None, 5.0, 4000.0, -1e6, 1e12]))
     def restart(self, new_boot: bool, gap: float | None) -> None:

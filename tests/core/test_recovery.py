@@ -9,22 +9,29 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy
 
-from powerguard.core import needs
-from powerguard.core.events import (
+from powerguard.core import needs, trainers
+from powerguard.core.actions import (
     Action,
+    CapPower,
     EnsurePolicy,
     Grade,
     Level,
-    OutputSource,
     PowerOff,
-    Reading,
+    RestorePower,
     ResumeTrainer,
     ResumeTraining,
     SyncFilesystems,
     TriggerCheckpoint,
+    Way,
 )
+from powerguard.core.armed import Armed, Bracket
+from powerguard.core.events import Tick
+from powerguard.core.learned import BatteryModel, Drop, Learned
+from powerguard.core.machine import step
 from powerguard.core.model import (
     Battery,
+    Cap,
+    Drill,
     EmergencyCheckpoint,
     Feed,
     Holding,
@@ -35,12 +42,16 @@ from powerguard.core.model import (
     Phase,
     Recovery,
     Shutdown,
+    Signalled,
     State,
     Supplied,
     Supply,
     Trainer,
 )
+from powerguard.core.readings import OutputSource, Reading
 from powerguard.core.recovery import Stored, reloaded, restore
+from powerguard.core.sane import BOOTS_KEPT
+from powerguard.core.turn import Turn
 
 POLICY = make_policy(["boot_id=boot-one-of-many", "trainer=a:pause:20:x"])
 OUTAGE = Outage(id="o", since_s=1000.0, grade=Grade.SHORT, load_at_start=0.8, policy_verified=True, aborted_by="who")
@@ -80,6 +91,11 @@ def test_for_the_first_time() -> None:
         battery=Battery(at_s=12.0, health=0.75),
     )
     assert (begun.actions, begun.notes) == ((), ())
+    (note,) = restore(replace(POLICY, ways=(Way.OUTPUT, Way.RTC), outputs=("a", "b")), None, 12.0).notes
+    assert (note.event, note.level) == ("ways_unknown", Level.INFO)
+    waking = restore(replace(POLICY, ways=(Way.OUTPUT, Way.RTC), outputs=("a", "b")), None, 12.0).state.armed
+    blank = Armed(way=Way.OUTPUT, ups="a", outage="", at_s=12.0, acts_at_s=12.0)
+    assert waking == (blank, replace(blank, ups="b"), replace(blank, way=Way.RTC, ups=""))
     worn = restore(replace(POLICY, health=0.6), None, 12.0)
     assert worn.state.battery.health == 0.6, "what the settings say of the battery's health, before any reading"
 
@@ -90,7 +106,7 @@ def test_for_the_first_time() -> None:
 def test_the_same_boot_goes_on() -> None:
     """The same phase, account and deadlines; only the doubt of one unconfirmed reading begins anew."""
     flying = TriggerCheckpoint(id="o-7", by_s=2003.0, trainer="a", reason="on_battery", after="pause", outage="o")  # type: ignore[arg-type]
-    answer = restore(POLICY, stored(None, flying), 2002.5)
+    answer = restore(POLICY, stored(None, flying), 2002.5004)
     assert answer.state == replace(SAVED, feed=replace(SAVED.feed, suspect=False))
     assert answer.actions == (flying,)
     (note,) = answer.notes
@@ -155,16 +171,34 @@ def test_settings_that_have_gained_a_trainer() -> None:
         (EmergencyCheckpoint(outage=OUTAGE, began_s=1.0, because="budget"), False),
     ],
 )
-def test_orders_to_go_on_outlive_their_deadline(phase: Phase, *, again: bool) -> None:
-    """Nobody else would let the trainer go on; but what a later outage has paused stays paused."""
-    resume = ResumeTrainer(id="r-1", by_s=2001.0, trainer="a", outage="o")
-    start = ResumeTraining(id="r-2", by_s=2001.0, outage="o")
-    alive = ResumeTrainer(id="r-3", by_s=2009.0, trainer="b", outage="o")
-    answer = restore(POLICY, stored(phase, resume, start, alive), 2002.0)
-    assert answer.actions[0] == alive
-    told = [(type(o), o.by_s, o.outage, getattr(o, "trainer", "")) for o in answer.actions[1:]]  # type: ignore[attr-defined]
-    assert told == ([(ResumeTrainer, 2012.0, "o", "a"), (ResumeTraining, 2032.0, "o", "")] if again else [])
-    assert len({o.id for o in answer.actions}) == len(answer.actions)
+def test_the_word_to_go_on_is_owed_until_it_is_heard(phase: Phase, *, again: bool) -> None:
+    """Order and outcome lost with a kill: nobody else would let it go on. What a later outage has paused stays so."""
+    (trainer,) = SAVED.trainers
+    feed = replace(SAVED.feed, supply=Supply.UTILITY, suspect=False)
+    begun = Turn(POLICY, replace(SAVED, feed=feed, trainers=(replace(trainer, order=None, told_pause=True),)), 1999.0)
+    trainers.resume_all(begun)
+    (order,) = begun.actions
+    assert isinstance(order, ResumeTrainer)
+    assert order.by_s == 2009.0
+    state = replace(begun.state, phase=phase)
+    known = restore(POLICY, Stored(state=state, boot_id=POLICY.boot_id, at_s=2000.0), 2009.5)
+    assert known.actions == (), "as long as it may be on its way"
+    answer = step(POLICY, known.state, Tick(at_s=2010.0))
+    assert [a.trainer for a in answer.actions if isinstance(a, ResumeTrainer)] == (["a"] if again else [])
+    in_time = Stored(state=state, boot_id=POLICY.boot_id, at_s=2000.0, in_flight=(order,))
+    assert restore(POLICY, in_time, 2002.0).actions == (order,), "repeated as it was"
+
+
+@pytest.mark.parametrize("phase", [SAVED.phase, SHUTDOWN, Online()], ids=lambda phase: type(phase).__name__)
+def test_the_bmcs_policy_is_asked_for_anew_when_nobody_heard_its_answer(phase: Phase) -> None:
+    """Killed at the commit, it may not be set; killed after it was, nobody knows what to put back. A drill's is not."""
+    lost = [EnsurePolicy(id=id_, by_s=2001.0, outage="o") for id_ in ("e-1", "e-2")]
+    answer = restore(POLICY, stored(phase, *lost, EnsurePolicy(id="e-3", by_s=2001.0, outage="")), 2002.0)
+    (anew,) = answer.actions
+    assert anew == EnsurePolicy(id=anew.id, by_s=2002.0 + POLICY.bmc_limit_s, outage="o")
+    assert anew.id not in {"e-1", "e-2", "e-3"}
+    alive = EnsurePolicy(id="e-1", by_s=2009.0, outage="o")
+    assert restore(POLICY, stored(phase, alive), 2002.0).actions == (alive,)
 
 
 def test_latched_is_latched() -> None:
@@ -184,6 +218,44 @@ def test_training_that_was_being_started(by_s: float, asked: str | None) -> None
     answer = restore(POLICY, stored(phase, ResumeTraining(id="r-1", by_s=by_s, outage="o")), 2002.0)
     assert answer.state.phase == replace(phase, asked=asked)
     assert len(answer.actions) == (asked is not None)
+
+
+def test_an_order_that_the_journal_cannot_tell_any_more_is_not_waited_for() -> None:
+    """One action in it that cannot be read: training would stay off, and a way back armed, until the next boot."""
+    stuck = Armed(way=Way.WATCHDOG, outage="o", at_s=1990.0, acts_at_s=5000.0, order="gone-1", confirmed=True)
+    phase = Recovery(outage=OUTAGE, began_s=1990.0, clean=True, asked="gone-2", tries=1)
+    state = replace(SAVED, phase=phase, armed=(stuck,))
+    answer = restore(POLICY, Stored(state=state, boot_id=POLICY.boot_id, at_s=2000.0), 2002.0)
+    assert answer.state.phase == replace(phase, asked=None)
+    assert answer.state.armed == (replace(stuck, order=None),)
+
+
+def test_nor_are_a_cap_a_signal_and_a_checkpoint_of_which_it_cannot_tell() -> None:
+    """GPUs would stay slow, a trainer stopped and another without its checkpoint, until the next boot."""
+    state = replace(
+        SAVED,
+        cap=Cap(outage="o", ordered_at_s=1990.0, order="gone-1", lifting=True),
+        signalled=(Signalled(trainer="a", outage="o", word="continue", at_s=1990.0, order="gone-2"),),
+        trainers=(replace(SAVED.trainers[0], order="gone-3"),),
+    )
+    answer = restore(POLICY, stored(state=state), 2002.0)
+    assert answer.actions == ()
+    assert answer.state.cap == replace(state.cap, order=None)  # type: ignore[type-var]
+    assert answer.state.signalled == (replace(state.signalled[0], order=None),)
+    assert answer.state.trainers == (replace(state.trainers[0], order=None),)
+
+
+def test_what_a_drill_orders_anew_is_not_ordered_twice() -> None:
+    """It puts back what it has capped, by an order that nobody has repeated: that one has an answer to come."""
+    drill = Drill(id="d", began_s=1900.0, who="w", scopes=("cap",), witness="simulated", stage="cap", stage_at_s=1950.0)
+    standing = Cap(outage="d", ordered_at_s=1950.0, order="c-1")
+    flying = CapPower(id="c-1", by_s=2005.0, outage="d", share=0.6)
+    answer = restore(
+        POLICY, stored(Online(), flying, state=replace(SAVED, phase=Online(), drill=drill, cap=standing)), 2002.0
+    )
+    (order,) = [action for action in answer.actions if isinstance(action, RestorePower)]
+    assert answer.state.cap is not None
+    assert (answer.state.cap.order, answer.state.cap.lifting) == (order.id, True)
 
 
 # --- Another boot -------------------------------------------------------------------------------------------------
@@ -206,7 +278,7 @@ def test_training_that_was_being_started(by_s: float, asked: str | None) -> None
 def test_another_boot_is_a_return(phase: Phase, because: str, *, clean: bool) -> None:
     """Times are moved into the new clock: the outage began 1000 s before the last entry, and 600 s lie between."""
     answer = restore(POLICY, stored(phase, boot="boot-zero", gap_s=600.0), 30.0)
-    outage = replace(OUTAGE, since_s=30.0 - 600.0 - 1000.0, aborted_by="")
+    outage = replace(OUTAGE, since_s=30.0 - 600.0 - 1000.0, aborted_by="", boots=(30.0,))
     assert answer.state == State(
         phase=Recovery(outage=outage, began_s=30.0, clean=clean),
         feed=Feed(since_s=30.0),
@@ -220,6 +292,32 @@ def test_another_boot_is_a_return(phase: Phase, because: str, *, clean: bool) ->
     assert (note.event, note.because) == ("host_returned", because)
     assert note.level is (Level.INFO if isinstance(phase, Shutdown) else Level.ERROR)
     assert dict(note.numbers)["away_s"] == 600.0
+
+
+def test_what_was_learned_and_is_to_be_put_back_goes_with_it() -> None:
+    """In the new boot's time: an age that is wrong would let a drill count for ever, or the BMC's policy stay."""
+    drop = Drop(before=0.7, after=0.3, at_s=1500.0, speed=0.8)
+    model = BatteryModel(replaced_at_s=1000.0)
+    saved = replace(
+        SAVED,
+        battery=replace(SAVED.battery, model=model),
+        learned=Learned(cap=drop),
+        bracket=Bracket(policy="last-state", at_s=5000.0, order="r-1"),
+    )
+    state = restore(POLICY, stored(boot="boot-zero", gap_s=600.0, state=saved), 30.0).state
+    shift_s = 30.0 - 600.0 - 2000.0
+    assert state.battery.model == replace(model, replaced_at_s=1000.0 + shift_s)
+    assert state.learned.cap == replace(drop, at_s=1500.0 + shift_s)
+    assert state.bracket == Bracket(policy="last-state", at_s=30.0)
+
+
+def test_only_so_many_returns_are_counted() -> None:
+    boots = tuple(float(at_s) for at_s in range(1000, 1020))
+    outage = replace(OUTAGE, boots=boots[-BOOTS_KEPT:])
+    phase = restore(POLICY, stored(OnBattery(outage=outage), boot="boot-zero", gap_s=0.0), 30.0).state.phase
+    assert isinstance(phase, Recovery)
+    assert phase.outage.boots == (*(at_s - 1970.0 for at_s in boots[1 - BOOTS_KEPT :]), 30.0)
+    assert len(phase.outage.boots) == BOOTS_KEPT
 
 
 @pytest.mark.parametrize(
@@ -238,7 +336,7 @@ def test_the_charge_before_the_return_is_kept_to_be_compared(
 def test_a_return_that_is_interrupted_goes_on_as_a_return() -> None:
     phase = Recovery(outage=OUTAGE, began_s=1990.0, clean=True, due_at_s=1.0, asked="r-1", tries=2, retry_at_s=1999.0)
     answer = restore(POLICY, stored(phase, boot="boot-zero", gap_s=600.0), 30.0)
-    outage = replace(OUTAGE, since_s=-1570.0, aborted_by="")
+    outage = replace(OUTAGE, since_s=-1570.0, aborted_by="", boots=(30.0,))
     assert answer.state.phase == Recovery(outage=outage, began_s=30.0, clean=True)
 
 

@@ -12,8 +12,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy
 
 from powerguard.core import needs
+from powerguard.core.actions import Grade, Way
+from powerguard.core.armed import Armed, Bracket
+from powerguard.core.heard import Watch, Witness
 from powerguard.core.learned import BatteryModel, Discharge, Drop, Health, Learned, Need, Recharge, TauPoint
-from powerguard.core.model import Battery, Feed, State, Supplied
+from powerguard.core.model import Battery, Feed, OnBattery, Outage, State, Supplied
 from powerguard.core.recovery import Stored, restore
 from powerguard.core.sane import sane
 
@@ -192,6 +195,77 @@ def test_a_drop_that_cannot_be(drop: Drop) -> None:
     kept, dropped = sane(replace(STATE, learned=odd), AT_S)
     assert (kept.learned.pauses, kept.learned.cap) == ((("vit", DROP),), None)
     assert dropped == ("learned.pauses", "learned.cap")
+
+
+def test_a_way_back_with_impossible_times_is_taken_back_all_the_same() -> None:
+    """A time that never comes would leave a watchdog counting, and the BMC's policy as the outage has set it."""
+    good = Armed(way=Way.RTC, outage="o", at_s=900.0, acts_at_s=4000.0)
+    odd = Armed(way=Way.WATCHDOG, outage="o", at_s=math.nan, acts_at_s=1e300, leaving=True)
+    late = Bracket(policy="last-state", at_s=math.inf)
+    outage = Outage(id="o", since_s=800.0, grade=Grade.FULL, boots=(math.nan, 900.0, 1e9), back_off_s=1e300)
+    state = replace(STATE, phase=OnBattery(outage=outage), armed=(odd, good, odd), bracket=late)
+    kept, dropped = sane(state, AT_S)
+    assert kept.armed == (replace(odd, at_s=AT_S, acts_at_s=AT_S), good)
+    assert kept.bracket == replace(late, at_s=0.0)
+    assert kept.phase == OnBattery(outage=replace(outage, boots=(900.0,), back_off_s=0.0))
+    names = ("outage.boots", "outage.back_off_s", "armed.watchdog", "armed.watchdog", "bracket.at_s")
+    assert dropped == names
+    assert sane(kept, AT_S) == (kept, ())
+
+
+MONTH_S = 30 * 86400.0
+
+
+@pytest.mark.parametrize(
+    ("at_s", "acts_at_s", "is_time"),
+    [
+        (LATEST_S, LATEST_S + MONTH_S, True),
+        (LATEST_S, LATEST_S - MONTH_S, True),
+        (900.0, 900.0 + MONTH_S + 1.0, False),
+        (LATEST_S + 0.5, LATEST_S + 1.0, False),
+    ],
+)
+def test_a_way_back_of_which_the_times_are_only_just_possible(at_s: float, acts_at_s: float, *, is_time: bool) -> None:
+    one = Armed(way=Way.RTC, outage="o", at_s=at_s, acts_at_s=acts_at_s)
+    kept, dropped = sane(replace(STATE, armed=(one,)), AT_S)
+    assert kept.armed == ((one,) if is_time else (replace(one, at_s=AT_S, acts_at_s=AT_S),))
+    assert dropped == (() if is_time else ("armed.rtc",))
+
+
+@pytest.mark.parametrize(
+    ("share", "least", "load", "counted_s", "is_one"),
+    [
+        (1e9, 2.0, 2.0, LATEST_S, True),
+        (0.1, 0.01, 0.01, None, True),
+        (math.inf, 0.5, 0.5, None, False),
+        (1.0, 0.0, 0.5, None, False),
+        (1.0, 2.01, 0.5, None, False),
+        (1.0, 0.5, 2.01, None, False),
+        (1.0, 0.5, 0.5, LATEST_S + 1.0, False),
+    ],
+)
+def test_what_was_seen_of_a_silent_ups_and_is_only_just_possible(
+    share: float, least: float, load: float, counted_s: float | None, *, is_one: bool
+) -> None:
+    seen = Watch(load=load, others=(Witness(ups="b", share=share, least=least),), counted_s=counted_s)
+    kept, dropped = sane(replace(STATE, upses=(replace(STATE.upses[0], watch=seen),)), AT_S)
+    assert (kept.upses[0].watch, dropped) == ((seen, ()) if is_one else (None, ("a.watch",)))
+
+
+def test_an_outage_that_is_only_just_possible() -> None:
+    outage = Outage(id="o", since_s=800.0, grade=Grade.FULL, boots=(-5e4, LATEST_S), back_off_s=0.5)
+    true = replace(STATE, phase=OnBattery(outage=outage), bracket=Bracket(policy="x", at_s=LATEST_S + 3600.0))
+    assert sane(true, AT_S) == (true, ())
+    odd = replace(outage, boots=(-math.inf, *outage.boots))
+    assert sane(replace(true, phase=OnBattery(outage=odd)), AT_S) == (true, ("outage.boots",))
+
+
+@pytest.mark.parametrize(("count", "kept", "names"), [(32, 32, ()), (33, 32, ("armed",)), (100_000, 32, ("armed",))])
+def test_no_host_has_so_many_ways_back(count: int, kept: int, names: tuple[str, ...]) -> None:
+    """Each would be ordered away in the first step, and kept in every entry of the journal for ever."""
+    many = tuple(Armed(way=Way.OUTPUT, ups=f"u{n}", outage="o", at_s=900.0, acts_at_s=4000.0) for n in range(count))
+    state, dropped = sane(replace(STATE, armed=many), AT_S)
+    assert (len(state.armed), dropped) == (kept, names)
 
 
 def test_it_is_told_at_the_start_in_this_boot_and_in_the_next() -> None:

@@ -9,9 +9,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from play import play
 
 from powerguard.core import silence
-from powerguard.core.events import NetworkSeen, OutputSource, Reading
 from powerguard.core.heard import Gone
 from powerguard.core.model import Feed, State, Supplied, Supply
+from powerguard.core.readings import NetworkSeen, OutputSource, Reading
 
 CALM = ("policy table=50:540,100:240", "0..5 utility load=75 charge=100 runtime=360")
 

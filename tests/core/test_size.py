@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from powerguard.core import budget as sums
 from powerguard.core import plan
-from powerguard.core.events import Conduct, Grade
+from powerguard.core.actions import Conduct, Grade
 from powerguard.core.model import EmergencyCheckpoint, Outage, Policy
 from powerguard.core.size import (
     LEAST_RESERVE_S,

@@ -8,21 +8,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy, play
 
-from powerguard.core.events import (
-    Abort,
-    EnsurePolicy,
-    Grade,
-    Level,
-    Note,
-    OutputSource,
-    PollNow,
-    PowerOff,
-    Reading,
-    SourceFailed,
-    Tick,
-)
+from powerguard.core.actions import EnsurePolicy, Grade, Level, Note, PollNow, PowerOff
+from powerguard.core.events import Abort, Tick
 from powerguard.core.machine import step
 from powerguard.core.model import Battery, Feed, Maintenance, OnBattery, Online, Outage, Recovery, State, Supply
+from powerguard.core.readings import OutputSource, Reading, SourceFailed
 
 BEGIN = """
 policy table=50:540,75:360,100:240 trainer=llm:pause:20
@@ -243,7 +233,9 @@ def test_a_commit_asks_its_own_ups_and_says_what_it_withdrew() -> None:
         "99..103 battery load=75 charge=72-1 runtime=115-4",
         "104..116 utility load=75 charge=70",
     )
-    assert [order.ups for order in edge.ordered(PollNow)] == ["ups", "ups"]  # type: ignore[attr-defined]
+    # One for the doubt at 6 s, one before the commit; each has two seconds.
+    polls = [(order.ups, order.by_s) for order in edge.ordered(PollNow)]  # type: ignore[attr-defined]
+    assert polls == [("ups", 8.0), ("ups", 105.0)]
     (withdrawn,) = (note for note in edge.notes if note.event == "commit_withdrawn")
     # 99 s on battery, and the floor of a tenth.
     assert numbers(withdrawn) == {"reff_s": pytest.approx((0.75 - 99.0 / 360.0 - 0.1) * 360.0), "stop_s": 65.0}

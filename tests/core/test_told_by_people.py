@@ -10,7 +10,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from play import Player, Told
 
 from powerguard.core import needs
-from powerguard.core.events import Done, EnsurePolicy, Failed, Level, Measured, Note, PowerOff, Scalar
+from powerguard.core.actions import EnsurePolicy, Level, Note, PowerOff, Scalar
+from powerguard.core.events import Done, Failed, Measured
 from powerguard.core.learned import BatteryModel, Health, TauPoint
 from powerguard.core.model import Outage, Phase
 

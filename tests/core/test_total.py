@@ -15,25 +15,21 @@ from invariants import check_step, kept
 from play import Player
 
 from powerguard.core import plan
+from powerguard.core.actions import Conduct, PowerOff, TriggerCheckpoint
 from powerguard.core.events import (
     Abort,
     CheckpointNow,
     CheckpointProgress,
-    Conduct,
     Done,
     Failed,
     ForeignStop,
-    OutputSource,
-    PowerOff,
-    Reading,
     SetMaintenance,
-    SourceFailed,
     Tick,
     TrainerSeen,
-    TriggerCheckpoint,
 )
 from powerguard.core.machine import step
 from powerguard.core.model import State
+from powerguard.core.readings import OutputSource, Reading, SourceFailed
 
 TO_HOLDING = """
 0..2 utility load=75 charge=100 runtime=360

@@ -10,20 +10,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy
 
 from powerguard.core import plan, trainers
-from powerguard.core.events import (
-    CheckpointProgress,
+from powerguard.core.actions import (
     Conduct,
     Detail,
-    Done,
-    Failed,
     Grade,
     Level,
     PauseTrainer,
     ResumeTrainer,
     ResumeTraining,
-    TrainerSeen,
     TriggerCheckpoint,
 )
+from powerguard.core.events import CheckpointProgress, Done, Failed, TrainerSeen
 from powerguard.core.learned import Learned
 from powerguard.core.model import (
     Battery,

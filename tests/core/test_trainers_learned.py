@@ -10,7 +10,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy
 
 from powerguard.core import needs, trainers
-from powerguard.core.events import Conduct, Done, Grade, Scalar, TrainerSeen, TriggerCheckpoint
+from powerguard.core.actions import Conduct, Grade, Scalar, TriggerCheckpoint
+from powerguard.core.events import Done, TrainerSeen
 from powerguard.core.learned import Drop, Learned
 from powerguard.core.model import Battery, Feed, Holding, OnBattery, Online, Outage, State, Supply, Trainer
 from powerguard.core.turn import Turn

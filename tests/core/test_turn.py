@@ -9,20 +9,17 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy, play
 
-from powerguard.core.events import (
+from powerguard.core.actions import (
     Action,
-    Done,
     EnsurePolicy,
     Grade,
     Level,
-    OutputSource,
     PollNow,
     PowerOff,
-    Reading,
     ResumeTraining,
     SyncFilesystems,
-    Tick,
 )
+from powerguard.core.events import Done, Tick
 from powerguard.core.machine import step
 from powerguard.core.model import (
     Battery,
@@ -40,6 +37,7 @@ from powerguard.core.model import (
     Supply,
     Trainer,
 )
+from powerguard.core.readings import OutputSource, Reading
 from powerguard.core.turn import Turn
 
 POLICY = make_policy(["table=50:2000,100:1000", "boot_id=0123456789"])

@@ -16,23 +16,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from invariants import check_spent_battery, check_step, kept
 from play import make_policy
 
-from powerguard.core.events import (
-    Abort,
-    Action,
-    Conduct,
-    Done,
-    Event,
-    Failed,
-    OutputSource,
-    PollNow,
-    PowerOff,
-    Reading,
-    SourceFailed,
-    Tick,
-    TriggerCheckpoint,
-)
+from powerguard.core.actions import Action, Conduct, PollNow, PowerOff, TriggerCheckpoint
+from powerguard.core.events import Abort, Done, Event, Failed, Tick
 from powerguard.core.machine import step
 from powerguard.core.model import Policy, Shutdown, State, Step
+from powerguard.core.readings import OutputSource, Reading, SourceFailed
 from powerguard.core.recovery import Stored, restore
 from powerguard.core.table import phase_name
 

@@ -1,0 +1,154 @@
+"""A UPS that fell silent on battery, watched through the loads of the others: does it live?
+
+Where one UPS is enough, another one with utility carries the host, and training may not go on as long as it would be
+overloaded when the silent one ends (`Supplied.overloaded`). If the silent one never answers again, that would be for
+ever. But the others tell: what it carries moves to them when it ends. So it lives while their loads have not risen
+since it was last heard; and one that lives for longer than a new, full battery lasts at its load has utility. Neither
+is enough alone: a battery may end at any time, and a load says nothing of where it comes from (docs/decisions/0056).
+"""
+
+from powerguard.core import budget as sums
+from powerguard.core.frozen import replace
+from powerguard.core.heard import Watch, Witness
+from powerguard.core.model import Feed, FeedPolicy, Policy, Supplied, Supply
+from powerguard.core.outlast import OVERLOADED
+
+OUTLIVED = 1.25
+"""Energy, in full new batteries, that a silent one must have outlived: data sheets are cautious by less than that."""
+_RISE, _LEAST_RISE = 0.25, 0.02
+"""A load has risen when it is higher by so much of what would be taken over, and by so much of the rating."""
+_VISIBLE = 0.08
+"""What would be taken over must be as much of the rating as this: less would be overlooked."""
+_STEP_S = 5.0
+"""So long after a step of one load what another one told may be of before it: shares are taken before and after."""
+_GAP_S = 30.0
+"""A load that falls between two readings further apart may have risen in between."""
+
+
+def watched(
+    policy: Policy, upses: tuple[Supplied, ...], each: Supplied, now_s: float, arrived: Feed | None
+) -> Supplied:
+    """Enter what the others tell into what is known of one of several feeds. arrived: the feed that has just told."""
+    old = each.watch
+    if each.feed is arrived:
+        return replace(each, watch=_begun(policy, upses, each))
+    if old is None:
+        return each
+    watch = _gone_on(policy, upses, each, old, now_s)
+    load = each.battery.load if _is_heard(each) else _load(policy, upses, watch)
+    if load != each.battery.load:
+        each = replace(each, battery=replace(each.battery, load=load))
+    return each if watch is old else replace(each, watch=watch)
+
+
+def lives(each: Supplied) -> bool:
+    """Say whether it is silent, and must have utility all the same."""
+    return each.watch is not None and each.watch.lives
+
+
+def _begun(policy: Policy, upses: tuple[Supplied, ...], each: Supplied) -> Watch | None:
+    """Begin at the newest word of this one: what do the others carry as it speaks?"""
+    load, old = each.battery.load, each.watch
+    if not load:
+        return None
+    known = {} if old is None else {one.ups: one.share for one in old.others}
+    others = []
+    for other in upses:
+        if other.ups == each.ups:
+            continue
+        newest = _told(policy, other) if _is_heard(other) else 0.0
+        share = known.get(other.ups)
+        if newest > 0.0 and (share is None or not (_steps(each, other) or _steps(other, each))):
+            share = load / newest
+        if share is not None:
+            # Who is not heard as this one speaks carries what goes with it.
+            others.append(Witness(ups=other.ups, share=share, least=newest if newest > 0.0 else load / share))
+    return Watch(load=load, others=tuple(others)) if others else None
+
+
+def _steps(each: Supplied, other: Supplied) -> bool:
+    """Say whether its load has made a step so lately that the other one may not have told of it."""
+    step_at_s, reading = each.battery.step_at_s, other.feed.reading
+    return step_at_s is not None and reading is not None and reading.at_s - step_at_s < _STEP_S
+
+
+def _gone_on(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, watch: Watch, now_s: float) -> Watch:
+    """Go on while it says nothing: have the others' loads risen, and what would it have spent on battery by now?"""
+    known = {other.ups: other for other in upses if _is_heard(other)}
+    takers = {one.ups: _taken(policy, upses, each, one) for one in watch.others if one.ups in known}
+    others = tuple(
+        _looked(policy, known[one.ups], one, takers[one.ups]) if one.ups in known else one for one in watch.others
+    )
+    if others != watch.others:
+        watch = replace(watch, others=others)
+    mine, reading = policy_of(policy, each.ups), each.feed.reading
+    points = () if mine is None else sums.table(mine.policy, each.battery)
+    counts = each.feed.supply is Supply.BATTERY or each.presumed
+    if _is_heard(each) or not counts or reading is None or not points:
+        return watch
+    load = min(one.share * one.least for one in others)
+    since_s = reading.at_s if watch.counted_s is None else watch.counted_s
+    spent = watch.spent + max(0.0, now_s - since_s) / sums.tau_s(points, load)
+    seen = max(takers.values(), default=0.0) >= _VISIBLE
+    seen = seen and not any(one.risen for one in others if one.ups in known)
+    again = any(other.feed.supply is Supply.BATTERY for other in known.values())
+    if again or not (watch.lives or (seen and spent >= OUTLIVED)):
+        return replace(watch, spent=spent, counted_s=now_s, lives=False)
+    # Until another one goes to battery again, what the others carry is what they carry beside one that lives.
+    others = tuple(replace(one, least=_newest(policy, known, one), risen=False) for one in others)
+    return Watch(load=watch.load, others=others, counted_s=now_s, lives=True)
+
+
+def _load(policy: Policy, upses: tuple[Supplied, ...], watch: Watch) -> float:
+    """Return what it carries if it lives: its part of the same host, more with the others, never less than it told."""
+    known = {other.ups: other for other in upses if _is_heard(other)}
+    loads = (one.share * _newest(policy, known, one) for one in watch.others if one.ups in known)
+    return max(watch.load, min(OVERLOADED, max(loads, default=0.0)))
+
+
+def _looked(policy: Policy, other: Supplied, one: Witness, taken: float) -> Witness:
+    """Look at the newest load of a witness: has it risen, or may it have done so before it fell, while unheard?"""
+    reading, previous, newest = other.feed.reading, other.feed.previous, _told(policy, other)
+    if reading is None or newest <= 0.0:
+        return one
+    rise = max(_RISE * taken, _LEAST_RISE)
+    unseen = previous is not None and reading.at_s - previous.at_s > _GAP_S
+    risen = newest > one.least + rise or (unseen and newest < one.least - rise)
+    if newest >= one.least and not risen:
+        return one
+    return replace(one, least=min(one.least, newest), risen=one.risen or risen)
+
+
+def _taken(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, one: Witness) -> float:
+    """Return what this one would take over: by power supplies, of what the silent one carries at the least."""
+    rest = sum(_supplies(policy, other.ups) for other in upses if other.ups != each.ups)
+    return one.share * one.least * _supplies(policy, one.ups) / max(1, rest)
+
+
+def _newest(policy: Policy, known: dict[str, Supplied], one: Witness) -> float:
+    newest = _told(policy, known[one.ups]) if one.ups in known else 0.0
+    return newest if newest > 0.0 else one.least
+
+
+def _told(policy: Policy, other: Supplied) -> float:
+    """Return the newest load of a UPS; 0 where its newest reading tells none."""
+    mine, reading = policy_of(policy, other.ups), other.feed.reading
+    newest = None if mine is None or reading is None else sums.told_load(mine.policy, reading)
+    return 0.0 if newest is None else newest
+
+
+def _is_heard(each: Supplied) -> bool:
+    return each.feed.lost_since_s is None
+
+
+def _supplies(policy: Policy, ups: str) -> int:
+    mine = policy_of(policy, ups)
+    return 0 if mine is None else mine.supplies
+
+
+def policy_of(policy: Policy, ups: str) -> FeedPolicy | None:
+    """Return what the settings say of one of several feeds; None where they do not name it."""
+    for mine in policy.feeds:  # Asked twenty times for a reading: a generator would take three times as long.
+        if mine.policy.ups == ups:
+            return mine
+    return None

@@ -1,0 +1,196 @@
+"""After the gate: the check of the host, the start, and when an outage is over. The gate is in scenarios gate-*."""
+
+from dataclasses import replace
+
+import pytest
+
+from powerguard.core import gate
+from powerguard.core.actions import CheckHost, Grade, Level, ResumeTraining
+from powerguard.core.events import Done, Failed
+from powerguard.core.model import Battery, Feed, Outage, Policy, Recovery, State, Supply, Trainer, TrainerPolicy
+from powerguard.core.readings import OutputSource, Reading
+from powerguard.core.turn import Turn
+
+POLICY = Policy(boot_id="boot", ups="ups", checks_host=True, trainers=(TrainerPolicy(name="llm"),))
+OUTAGE = Outage(id="o", since_s=50.0, grade=Grade.FULL)
+BACK = Recovery(outage=OUTAGE, began_s=80.0, clean=True)
+NOW_S = 100.0
+
+
+def feed(supply: Supply = Supply.UTILITY, at_s: float = NOW_S, **fields: object) -> Feed:
+    source = OutputSource.BATTERY if supply is Supply.BATTERY else OutputSource.UTILITY
+    reading = Reading(at_s=at_s, ups="ups", source="snmp", output_source=source, charge_pct=95.0)
+    return Feed(supply=supply, since_s=50.0, reading=reading, **fields)  # type: ignore[arg-type]
+
+
+def turn(phase: Recovery, *trainers: Trainer, policy: Policy = POLICY, at: Feed | None = None) -> Turn:
+    made = State(phase=phase, feed=at or feed(), battery=Battery(at_s=NOW_S), trainers=trainers)
+    return Turn(policy, made, NOW_S)
+
+
+def phase(at: Turn) -> Recovery:
+    assert isinstance(at.state.phase, Recovery)
+    return at.state.phase
+
+
+def kinds(at: Turn) -> list[str]:
+    return [type(action).__name__ for action in at.actions]
+
+
+def answered(at: Turn, *, well: bool = True) -> None:
+    action = at.actions[-1]
+    outcome = Done(at_s=at.now_s, action=action, took_s=0.1, detail=(("gpus", 8),))
+    gate.take_in(at, phase(at), outcome if well else Failed(at_s=at.now_s, action=action, took_s=0.1, reason="no GPU"))
+
+
+def test_first_the_host_then_training() -> None:
+    at = turn(BACK)
+    gate.tend(at, phase(at))
+    gate.tend(at, phase(at))
+    assert kinds(at) == ["CheckHost"], "one at a time"
+    assert at.actions[0].by_s == 130.0
+    answered(at)
+    assert (phase(at).checked, phase(at).asked) == (True, None)
+    gate.tend(at, phase(at))
+    assert kinds(at) == ["CheckHost", "ResumeTraining"]
+    assert (phase(at).tries, at.actions[1].by_s) == (1, 130.0)
+    answered(at)
+    assert (phase(at).started_at_s, phase(at).asked) == (NOW_S, None)
+    gate.tend(at, phase(at))
+    assert len(at.actions) == 2
+    assert [note.event for note in at.notes] == ["host_checked", "gate_opened"]
+    assert at.notes[0].numbers == (("gpus", 8),)
+
+
+def test_a_check_that_was_overruled_while_it_ran_holds_nothing_up() -> None:
+    at = turn(BACK)
+    gate.tend(at, phase(at))
+    at.set_phase(replace(phase(at), forced_by="alice"))
+    answered(at, well=False)
+    gate.tend(at, phase(at))
+    assert kinds(at) == ["CheckHost", "ResumeTraining"]
+    assert [note.event for note in at.notes] == ["gate_opened"]
+
+
+def test_a_host_that_is_not_whole_is_asked_again_and_told_once() -> None:
+    """A NAS boots slower than its hosts: a page comes after three minutes, and the question less often from then on."""
+    at = turn(BACK)
+    asked_s = []
+    while at.now_s < 400.0:
+        at.state = replace(at.state, feed=feed(at_s=at.now_s))
+        before = len(at.actions)
+        gate.tend(at, phase(at))
+        if len(at.actions) > before:
+            asked_s.append(at.now_s)
+            answered(at, well=False)
+        at.now_s += 0.5
+    assert asked_s[:3] == [100.0, 105.0, 110.0]
+    assert asked_s[-3:] == [320.0, 350.0, 380.0]
+    told = [(note.event, note.level) for note in at.notes]
+    assert told == [("host_incomplete_raised", Level.WARNING), ("host_incomplete_long_raised", Level.ERROR)]
+    assert at.notes[0].because == "no GPU; training waits for it"
+    assert at.notes[1].because == "no GPU; training has waited for 180 s: see to it"
+    at.now_s = 410.0
+    at.state = replace(at.state, feed=feed(at_s=at.now_s))
+    gate.tend(at, phase(at))
+    answered(at)
+    cleared = ["host_incomplete_cleared", "host_incomplete_long_cleared"]
+    assert [note.event for note in at.notes][2:] == [*cleared, "host_checked"]
+    assert {note.because for note in at.notes[2:4]} == {"everything is there again"}
+
+
+def test_a_start_that_fails_is_tried_again_until_a_person_must() -> None:
+    at = turn(BACK, policy=replace(POLICY, checks_host=False))
+    for tries in (1, 2, 3):
+        gate.tend(at, phase(at))
+        assert kinds(at) == ["ResumeTraining"] * tries
+        assert gate.resumed_because(at, phase(at)) == "", "it is on its way"
+        answered(at, well=False)
+        assert gate.resumed_because(at, phase(at)) == "", "not before its rest is over"
+        at.now_s = phase(at).retry_at_s
+        at.state = replace(at.state, feed=feed(at_s=at.now_s))
+    assert gate.resumed_because(at, phase(at)) == "gave up; a person must start training"
+    assert at.notes[-1].event == "resume_failed"
+
+
+@pytest.mark.parametrize(
+    ("known", "orders"),
+    [
+        (feed(), ["ResumeTraining"]),
+        (feed(Supply.UNKNOWN), ["ResumeTraining"]),
+        (feed(at_s=10.0), ["ResumeTraining"]),
+        (feed(Supply.BATTERY), []),
+        (feed(countdown_at_s=400.0), []),
+        (feed(fsd_at_s=400.0), []),
+    ],
+    ids=["utility", "unknown", "silent", "battery", "countdown", "fsd"],
+)
+def test_an_operator_overrules_everything_but_the_power(known: Feed, orders: list[str]) -> None:
+    at = turn(replace(BACK, forced_by="alice", began_s=99.9), at=known)
+    gate.tend(at, phase(at))
+    assert kinds(at) == orders
+    if orders:
+        assert at.notes[-1].because == "alice wants training started"
+
+
+def started(*trainers: Trainer, waited_s: float = 10.0, policy: Policy = POLICY, at: Feed | None = None) -> str:
+    made = turn(replace(BACK, started_at_s=NOW_S - waited_s), *trainers, policy=policy, at=at)
+    because = gate.resumed_because(made, phase(made))
+    alarm = ("resume_unconfirmed", f"{because}; look at its log", Level.ERROR)
+    told = [(note.event, note.because, note.level) for note in made.notes]
+    assert told == ([alarm] if "no step told" in because else [])
+    return because
+
+
+RUNS = Trainer(name="llm", alive=True, step=7)
+OTHER = Trainer(name="other", alive=True, step=5)
+SILENT = "training was started; nobody tells a step"
+
+
+@pytest.mark.parametrize(
+    ("trainers", "waited_s", "because"),
+    [
+        ((RUNS,), 0.0, "training runs, at step 7"),
+        ((replace(RUNS, step=0),), 0.0, "training runs, at step 0"),
+        ((replace(RUNS, paused=True),), 59.9, ""),
+        ((replace(RUNS, step=None),), 59.9, ""),
+        ((replace(RUNS, step=None),), 60.0, SILENT),
+        ((replace(RUNS, alive=False),), 60.0, ""),
+        ((replace(RUNS, alive=False),), 299.9, ""),
+        ((replace(RUNS, alive=False),), 300.0, "training was started; llm: no step told for 300 s"),
+        ((RUNS, replace(OTHER, alive=False)), 0.0, "training runs, at step 7"),
+        ((), 0.0, ""),
+        ((), 60.0, SILENT),
+    ],
+)
+def test_when_the_outage_is_over(trainers: tuple[Trainer, ...], waited_s: float, because: str) -> None:
+    """A trainer of the settings has told a step; one that others started does not count."""
+    assert started(*trainers, waited_s=waited_s) == because
+
+
+def test_where_none_is_in_the_settings_everyone_who_is_found_counts() -> None:
+    unnamed = replace(POLICY, trainers=())
+    assert started(RUNS, OTHER, policy=unnamed) == "training runs, at step 5"
+    assert started(RUNS, replace(OTHER, step=None), policy=unnamed) == ""
+    silent = tuple(replace(each, alive=False) for each in (RUNS, OTHER))
+    why = "training was started; llm, other: no step told for 300 s"
+    assert started(*silent, policy=unnamed, waited_s=300.0) == why
+
+
+@pytest.mark.parametrize("known", [feed(Supply.BATTERY), feed(countdown_at_s=400.0)])
+def test_the_next_outage_ends_this_one(known: Feed) -> None:
+    assert started(replace(RUNS, step=None), at=known).startswith("the power fails again")
+    waiting = turn(BACK, at=known)
+    assert gate.resumed_because(waiting, phase(waiting)) == ""
+
+
+def test_orders_carry_the_outage() -> None:
+    at = turn(BACK)
+    gate.tend(at, phase(at))
+    (check,) = at.actions
+    assert isinstance(check, CheckHost)
+    answered(at)
+    gate.tend(at, phase(at))
+    start = at.actions[-1]
+    assert isinstance(start, ResumeTraining)
+    assert (check.outage, start.outage) == ("o", "o")
