@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from powerguard.core.events import Action, Detail
+from powerguard.core.actions import Action, Detail
 
 
 class Effector(Protocol):
@@ -18,4 +18,12 @@ class Effector(Protocol):
 
 
 class EffectorError(Exception):
-    """An expected failure of the world outside, in one line that an operator understands."""
+    """An expected failure of the world outside, in one line that an operator understands.
+
+    harmless: it is certain that nothing was done, so nothing has to be taken back. detail: as in `events.Failed`.
+    """
+
+    def __init__(self, text: str, *, harmless: bool = False, detail: Detail = ()) -> None:
+        super().__init__(text)
+        self.harmless = harmless
+        self.detail = detail

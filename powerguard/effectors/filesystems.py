@@ -10,9 +10,10 @@ import os.path
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from powerguard.clock import Clock, boottime_s
-from powerguard.core.events import Action, Detail, SyncFilesystems
+from powerguard.core.actions import Action, Detail, SyncFilesystems
 from powerguard.effectors import syncfs_child
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, run_child
@@ -98,20 +99,40 @@ class SyncEffector:
             return ""  # then every path counts as a filesystem of its own: flushed twice at worst
 
 
-def kind_of(path: str, mountinfo: str) -> str:
-    """Return the type of the filesystem that a path lies on, such as "ext4", without touching it; "" where unknown.
+class Mount(NamedTuple):
+    """A line of mountinfo. device: major:minor, of the filesystem and not of this mount. writable: the filesystem."""
 
-    mountinfo: as for `distinct`; the type stands behind " - ". Of several mounts over one another the last counts.
+    point: str
+    kind: str
+    source: str
+    device: str
+    writable: bool
+
+
+def mount_of(path: str, mountinfo: str) -> Mount | None:
+    """Return the mount that a path lies below, without touching it; None where none is listed.
+
+    mountinfo: as for `distinct`; type, source and the filesystem's own options stand behind " - ". Of several mounts
+    over one another the last counts.
     """
     normal = os.path.normpath(path)
     above = {normal, *map(str, Path(normal).parents)}
-    best, kind = "", ""
+    best: Mount | None = None
     for line in mountinfo.splitlines():
-        fields, _, rest = line.partition(" - ")
-        point = _unescaped(fields.split(" ")[4]) if fields.count(" ") >= 4 else ""
-        if point in above and len(point) >= len(best):
-            best, kind = point, rest.split(" ")[0]
-    return kind
+        left, _, right = line.partition(" - ")
+        fields, rest = left.split(" "), right.split(" ")
+        point = _unescaped(fields[4]) if len(fields) > 4 else ""
+        if point in above and (best is None or len(point) >= len(best.point)):
+            source = _unescaped(rest[1]) if len(rest) > 1 else ""
+            writable = len(rest) < 3 or "ro" not in rest[2].split(",")
+            best = Mount(point, rest[0], source, fields[2], writable)
+    return best
+
+
+def kind_of(path: str, mountinfo: str) -> str:
+    """Return the type of the filesystem that a path lies on, such as "ext4", without touching it; "" where unknown."""
+    mount = mount_of(path, mountinfo)
+    return "" if mount is None else mount.kind
 
 
 def distinct(paths: Sequence[str], mountinfo: str) -> list[str]:

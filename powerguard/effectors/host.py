@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 from powerguard.clock import Clock, boot_id, boottime_s
-from powerguard.core.events import Action, Detail, PowerOff, ResumeTraining
+from powerguard.core.actions import Action, Detail, PowerOff, Reboot, ResumeTraining
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.host_options import OFF_FIFO, HostOptions, ResumeOptions
@@ -24,7 +24,7 @@ NOT_LISTENING: Final = "powerguard-off.socket is not listening: systemctl enable
 
 
 class HostEffector:
-    """Carries out PowerOff and ResumeTraining. Twice is as good as once: a later word never puts a deadline off."""
+    """Carries out PowerOff, Reboot and ResumeTraining. Twice is as good as once: no later word puts a deadline off."""
 
     def __init__(
         self,
@@ -53,10 +53,12 @@ class HostEffector:
         match action:
             case PowerOff(force_after_s=force_after_s):
                 return await self._power_off(min(max(force_after_s, 0.0), self._options.force_after_s))
+            case Reboot(force_after_s=force_after_s):
+                return self._reboot(force_after_s)
             case ResumeTraining():
                 return await self._resume_training()
             case _:
-                msg = f"host: cannot carry out {type(action).__name__}: only PowerOff and ResumeTraining"
+                msg = f"host: cannot carry out {type(action).__name__}: only PowerOff, Reboot and ResumeTraining"
                 raise EffectorError(msg)
 
     async def _power_off(self, deadline_s: float) -> Detail:
@@ -70,7 +72,7 @@ class HostEffector:
         self._say("off", deadline_s)
         return (("dry_run", False), ("via", "fifo"), *told)
 
-    async def reboot(self, force_after_s: float) -> Detail:
+    def _reboot(self, force_after_s: float) -> Detail:
         """Let the power-off that this host is in end in a reboot: utility came back after the commit.
 
         force_after_s: seconds until the reboot is forced; as all words it can only bring the deadline forward. Detail

@@ -68,7 +68,7 @@ async def findings(
     async with asyncio.TaskGroup() as group:
         locks = group.create_task(_locks(spawn))
         delay_s = group.create_task(_delay_s(spawn))
-        units = group.create_task(_units(spawn))
+        units = group.create_task(services(spawn))
         helper = group.create_task(_look(spawn, "systemctl", "show", HELPER, "--property=LoadState,Environment"))
         upgrades = group.create_task(_look(spawn, "apt-config", "dump"))
     told = _properties(helper.result() or "")
@@ -114,9 +114,7 @@ def _helper(options: HostOptions, told: Mapping[str, str]) -> list[Finding]:
     if "LoadState" not in told:
         return [Finding(name, "WARN", f"cannot ask systemd about {HELPER}", "is this a systemd host?")]
     if told["LoadState"] != "loaded":
-        fix = (
-            "install it (docs/guides/install.md)" if told["LoadState"] == "not-found" else f"systemctl unmask {HELPER}"
-        )
+        fix = "powerguard install" if told["LoadState"] == "not-found" else f"systemctl unmask {HELPER}"
         return [Finding(name, "FAIL", f"{HELPER}: {told['LoadState']}", fix)]
     if any(word in told.get("Environment", "") for word in REHEARSALS):
         text = f"{HELPER} is set to rehearse: it records, and does not power off"
@@ -131,7 +129,7 @@ def _last_step(options: HostOptions, path: str) -> list[Finding]:
     if os.access(path, os.X_OK):
         return [Finding(name, "PASS", "a power-off can end in a reboot when utility returns during it")]
     text = f"{path}: is not there or not executable: utility that returns during a power-off leaves this host off"
-    return [Finding(name, "WARN", text, "install it (docs/guides/install.md)")]
+    return [Finding(name, "WARN", text, "powerguard install")]
 
 
 async def _look(spawn: Spawn, *argv: str) -> str | None:
@@ -181,7 +179,8 @@ def _inhibitors(options: HostOptions, delay_s: float | None, locks: Iterable[Loc
     return Finding(name, "WARN", text, fix)
 
 
-async def _units(spawn: Spawn) -> list[dict[str, str]] | None:
+async def services(spawn: Spawn) -> list[dict[str, str]] | None:
+    """Return Id, TimeoutStopUSec and KillMode of every active service; None where systemd cannot be asked."""
     properties = "--property=Id,TimeoutStopUSec,KillMode"
     said = await _look(spawn, "systemctl", "show", "--type=service", "--state=active", properties, "*")
     return None if said is None else [_properties(block) for block in said.split("\n\n") if "Id=" in block]
@@ -193,7 +192,7 @@ def _slow_stops(options: HostOptions, units: list[dict[str, str]] | None, enviro
         return [Finding("host.stop", "WARN", text, "is this a systemd host?")]
     slow = [unit["Id"] for unit in units if seconds(unit.get("TimeoutStopUSec", "")) > options.force_after_s]
     loose = {unit["Id"] for unit in units if unit.get("KillMode") in {"process", "none"}}
-    known = loose & set(_killed(environment)) if options.kind == "systemd" else set()
+    known = loose & set(named_to_kill(environment)) if options.kind == "systemd" else set()
     limit = f"{options.force_after_s:g} s"
     found = [Finding("host.stop", "PASS", f"{len(units)} active services may stop within force_after_s ({limit})")]
     if slow:
@@ -212,7 +211,7 @@ def _slow_stops(options: HostOptions, units: list[dict[str, str]] | None, enviro
     return found
 
 
-def _killed(environment: str) -> list[str]:
+def named_to_kill(environment: str) -> list[str]:
     """Return the units of POWERGUARD_OFF_KILL; environment: as `systemctl show` prints it, quoted like a shell's."""
     try:
         words = shlex.split(environment)

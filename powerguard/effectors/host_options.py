@@ -20,6 +20,8 @@ class HostOptions(Options):
     command: for kind command only. `{deadline_s}` in it becomes the whole seconds that are left; it must not wait
         for the shutdown to end.
     fifo: for kind systemd only; differs from the default in tests and in unusual layouts.
+    late_reboot: for kind systemd only: utility that is back for good when all units have stopped makes the power-off a
+        reboot, as AC never drops then, and no BMC powers the host on. false: it stays off.
     """
 
     kind: Literal["systemd", "command", "dry-run"] = "systemd"
@@ -28,6 +30,7 @@ class HostOptions(Options):
         default_factory=list, examples=[["/usr/local/sbin/site-power-off", "--within", "{deadline_s}"]]
     )
     fifo: str = Field(default=OFF_FIFO, pattern=r"^/", examples=[OFF_FIFO])
+    late_reboot: bool = Field(default=True, examples=[True])
 
     @model_validator(mode="after")
     def _command_goes_with_its_kind(self) -> Self:
@@ -45,6 +48,10 @@ class ResumeOptions(Options):
 
     target: a systemd unit that is started; the polkit rule that comes with powerguard allows the default one.
     command: run in its place; empty to start the target.
+    gpus: as-before lets training wait for a person where a GPU is missing or wants a reset after a return; any lets it
+        start.
+    verify: how the newest checkpoint is looked at before training starts. manifest: names and sizes, in a moment;
+        training verifies every byte when it loads it. full: every byte, as far as that can be done in 20 seconds.
     """
 
     target: str = Field(
@@ -55,3 +62,5 @@ class ResumeOptions(Options):
     command: list[Annotated[str, Field(min_length=1)]] = Field(
         default_factory=list, examples=[["/usr/local/bin/start-training"]]
     )
+    gpus: Literal["as-before", "any"] = Field(default="as-before", examples=["as-before"])
+    verify: Literal["manifest", "full"] = Field(default="manifest", examples=["manifest"])

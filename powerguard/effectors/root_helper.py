@@ -4,42 +4,27 @@ systemd starts one process of a helper for each connection to its socket. It rea
 ends. What it has changed stands in a file that is written before anything is touched. Only the standard library.
 """
 
-import contextlib
-import errno
-import fcntl
 import json
 import math
 import os
 import select
-import stat
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
-from powerguard.clock import boot_id, boottime_s
+from powerguard.clock import boottime_s
 
 MAX_LINE_BYTES: Final = 4096
 LINE_S: Final = 2.0
 """For the line to come: whoever connects says his word at once."""
 
 EX_USAGE: Final = 64
-_HELD: Final = "held"
-_LOCK: Final = "lock"
 
 Answer = dict[str, Any]
 
 
 class RefusedError(Exception):
     """Not a word of ours, or nothing that may be done: what was wrong, and what would be right."""
-
-
-class KeptError(Exception):
-    """The file cannot be read or written, or another process of the helper is at work: what, and what to do."""
-
-
-# --- The line -------------------------------------------------------------------------------------------------------
 
 
 def told_object(line: bytes) -> Mapping[str, object]:
@@ -120,147 +105,3 @@ def say(answer: Answer) -> None:
         # complain, and end with a status of its own.
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - a device
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
-
-
-# --- The folder -----------------------------------------------------------------------------------------------------
-
-
-def past_s(told: object) -> float:
-    """A moment of CLOCK_BOOTTIME that was kept; 0, long ago, where it never was. Raises TypeError or ValueError."""
-    at_s = float(told)  # type: ignore[arg-type]
-    return at_s if 0.0 <= at_s <= boottime_s() else 0.0
-
-
-class KeptFolder:
-    """A helper's own folder in /run, or a test's, with one file that names the boot. Only root can write there."""
-
-    def __init__(self, path: Path, *, helper: str, file: str, by_hand: str) -> None:
-        """helper: its name, for messages. file: of what is kept. by_hand: what puts that right without us."""
-        self.path = path
-        self._helper = helper
-        self._file = path / file
-        self._by_hand = by_hand
-
-    def load(self) -> dict[str, Any] | None:
-        """What is kept; None where nothing is. What another boot has left is removed. Raises KeptError."""
-        try:
-            self._refuse_foreign()
-            told = json.loads(self._file.read_bytes())
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise self.cannot(self._file, "read", error) from None
-        except (ValueError, RecursionError):
-            raise self.nonsense() from None
-        if not isinstance(told, dict) or not isinstance(told.get("boot_id"), str):
-            raise self.nonsense()
-        if told["boot_id"] != boot_id():
-            self.forget()
-            return None
-        if told.get("schema_version") != 1:
-            raise self.nonsense()
-        return told
-
-    def keep(self, plain: Mapping[str, object]) -> None:
-        """Write what is to be known before anything is touched. Raises KeptError."""
-        self.put(self._file.name, json.dumps({"schema_version": 1, "boot_id": boot_id(), **plain}))
-
-    def forget(self) -> None:
-        """All is as it was found: the file is gone, and the watch with it. Raises KeptError."""
-        try:
-            self._file.unlink(missing_ok=True)
-        except OSError as error:
-            raise self.cannot(self._file, "remove", error) from None
-
-    def nonsense(self) -> KeptError:
-        """Return what to say of a file whose content makes no sense."""
-        return KeptError(f"{self._file}: is not what {self._helper} wrote: {self._by_hand}, then remove it")
-
-    def _refuse_foreign(self) -> None:
-        """What others could have written is not believed: it would make root do what they like."""
-        found = self.path.stat()
-        if found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            msg = f"{self.path}: others than root can write there, so nothing in it is believed"
-            msg += f" (chown root {self.path}; chmod 0755 {self.path})"
-            raise KeptError(msg)
-
-    def put(self, name: str, text: str) -> None:
-        """Write a file durably and whole: a kill at any instruction leaves the old one or the new one."""
-        path, fresh = self.path / name, self.path / f"{name}.new"
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-            descriptor = os.open(fresh, flags, 0o644)
-            try:
-                left = memoryview(text.encode() + b"\n")
-                while left:  # a disk that is filling up takes a part, and says so only to the next write
-                    left = left[os.write(descriptor, left) :]
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            fresh.replace(path)
-            folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-        except OSError as error:
-            raise self.cannot(path, "write", error) from None
-
-    def hold(self) -> None:
-        """Note that the daemon is there and wants what was changed to stay. Raises KeptError.
-
-        In place, and from the first change on: that works where somebody has filled the disk since.
-        """
-        path = self.path / _HELD
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-            try:
-                # Rounded down: a moment of the future, by half a millisecond, would be none.
-                os.pwrite(descriptor, f"{math.floor(boottime_s() * 1000) / 1000:20.3f}\n".encode("ascii"), 0)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise self.cannot(path, "write", error) from None
-
-    def held_s(self) -> float:
-        """When the daemon last said so; 0 where it never did."""
-        try:
-            return past_s((self.path / _HELD).read_text(encoding="ascii"))
-        except (OSError, ValueError):
-            return 0.0
-
-    @contextlib.contextmanager
-    def locked(self, by_s: float) -> Iterator[None]:
-        """Keep others of our kind out."""
-        try:
-            descriptor = os.open(self.path / _LOCK, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
-            raise self.cannot(self.path / _LOCK, "write", error) from None
-        try:
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if boottime_s() >= by_s:
-                        msg = f"another {self._helper} is still at work (systemctl status '{self._helper}*'): try again"
-                        raise KeptError(msg) from None
-                    time.sleep(0.02)
-            yield
-        finally:
-            os.close(descriptor)
-
-    def cannot(self, path: Path, verb: str, error: OSError) -> KeptError:
-        """Return what to say of a file that cannot be read, written or removed."""
-        match error.errno:
-            case errno.ENOENT:
-                right = f"systemctl enable --now {self._helper}.socket makes the folder"
-            case errno.EACCES | errno.EPERM:
-                right = f"only root may: call {self._helper} as root"
-            case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
-                right = f"make room: df {self.path}; df -i {self.path}"
-            case errno.EISDIR | errno.ELOOP | errno.ENOTDIR:
-                right = f"something else lies there, and the folder is {self._helper}'s own: remove it"
-            case _:
-                right = f"mount | grep {self.path.parent}; dmesg"
-        return KeptError(f"{path}: cannot {verb}: {error.strerror or error} ({right})")

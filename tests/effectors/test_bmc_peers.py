@@ -1,22 +1,36 @@
-"""The effector against OpenIPMI's ipmi_sim, checked with ipmitool and FreeIPMI: none of them shares code with us."""
+"""The effector against OpenIPMI's ipmi_sim, checked with ipmitool and FreeIPMI: none of them shares code with us.
+
+What is said inside a session is the same with both libraries; where they differ (logins, silence), both are tried.
+"""
 
 import asyncio
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from powerguard.clock import boottime_s
+from powerguard.core.actions import RestorePolicy
+from powerguard.effectors.bmc import countdown
 from powerguard.effectors.bmc.effector import BmcEffector, BmcError
-from powerguard.effectors.bmc.ipmi import Failure, PowerRestorePolicy
-from tests.peers.ipmi import ENSURE, FreeIpmi, IpmiSim, options, read_with_ipmitool
+from powerguard.effectors.bmc.exchange import BmcFailure, Exchange, Pace
+from powerguard.effectors.bmc.ipmi import Command, Failure, PowerRestorePolicy
+from powerguard.effectors.bmc.timer import RESET_WATCHDOG, Device, Timer
+from tests.peers.ipmi import ENSURE, LIBRARIES, FreeIpmi, IpmiSim, options, read_with_ipmitool
 
 pytestmark = pytest.mark.peer("ipmi_sim")
 
 
-def effector(tmp_path: Path, bmc: IpmiSim, *, limit_s: float = 5.0, password: str | None = None) -> BmcEffector:
-    given = options(tmp_path, bmc.port, bmc.user, bmc.password if password is None else password)
-    return BmcEffector(given, limit_s=limit_s)
+BOTH = pytest.mark.parametrize("library", LIBRARIES)
+
+
+def effector(
+    tmp_path: Path, bmc: IpmiSim, *, limit_s: float = 5.0, password: str | None = None, library: str = "pyghmi"
+) -> BmcEffector:
+    secret = bmc.password if password is None else password
+    return BmcEffector(options(tmp_path, bmc.port, bmc.user, secret, library=library), limit_s=limit_s)
 
 
 async def failure_of(bmc: BmcEffector) -> BmcError:
@@ -25,23 +39,25 @@ async def failure_of(bmc: BmcEffector) -> BmcError:
     return caught.value
 
 
-async def test_a_bmc_without_the_command_is_a_clear_alarm(tmp_path: Path) -> None:
+@BOTH
+async def test_a_bmc_without_the_command_is_a_clear_alarm(tmp_path: Path, library: str) -> None:
     """ipmi_sim as Debian ships it refuses the set with 0xC1, like boards without a policy: told, and never verified."""
     async with IpmiSim(plugin=False) as bmc:
-        mine = effector(tmp_path, bmc)
+        mine = effector(tmp_path, bmc, library=library)
         error = await failure_of(mine)
         assert error.failure is Failure.UNSUPPORTED
         assert "Set Power Restore Policy refused with completion code 0xC1" in str(error)
         assert "set 'restore on AC power loss' to always on in its firmware setup" in str(error)
         seen = await mine.probe(5.0)
         assert (seen.status.policy, seen.supported, seen.restart_cause) == ("always-off", None, None)
+        assert await mine.power_watts(5.0) is None
 
 
-@pytest.mark.parametrize("before", ["always-off", "last-state"])
-async def test_the_policy_is_set_verified_and_outlives_the_bmc(tmp_path: Path, before: str) -> None:
+@pytest.mark.parametrize(("library", "before"), [("pyghmi", "always-off"), ("python-ipmi", "last-state")])
+async def test_the_policy_is_set_verified_and_outlives_the_bmc(tmp_path: Path, library: str, before: str) -> None:
     """Set, read back; after the BMC itself lost power it still holds, and then nothing is written."""
     async with IpmiSim(plugin=True, policy=before) as bmc:
-        mine = effector(tmp_path, bmc)
+        mine = effector(tmp_path, bmc, library=library)
         told = dict(await mine.carry_out(ENSURE))
         assert (told["before"], told["policy"], told["verified"], told["changed"]) == (before, "always-on", True, True)
         await bmc.restart()
@@ -53,7 +69,7 @@ async def test_the_policy_is_set_verified_and_outlives_the_bmc(tmp_path: Path, b
 
 @pytest.mark.peer("ipmitool", "ipmi-chassis", "ipmi-config")
 async def test_others_read_what_we_set_and_we_find_what_others_changed(tmp_path: Path) -> None:
-    """ipmitool and both FreeIPMI tools read always-on; a change behind our back is put right."""
+    """ipmitool and both FreeIPMI tools read always-on; a change behind our back is put right; what was is put back."""
     async with IpmiSim(plugin=True) as bmc:
         mine = effector(tmp_path, bmc)
         other = FreeIpmi(tmp_path, bmc.port, bmc.user, bmc.password)
@@ -66,13 +82,18 @@ async def test_others_read_what_we_set_and_we_find_what_others_changed(tmp_path:
         told = dict(await mine.carry_out(ENSURE))
         assert (told["before"], told["changed"]) == ("last-state", True)
         assert bmc.policy == "always-on"
+        bracket = options(tmp_path, bmc.port, bmc.user, bmc.password).model_copy(update={"policy": "bracket"})
+        back = RestorePolicy(id="back-1", by_s=1e9, outage="outage-1", policy="last-state")
+        told = dict(await BmcEffector(bracket).carry_out(back))
+        assert (told["before"], told["policy"], told["changed"]) == ("always-on", "last-state", True)
+        assert await read_with_ipmitool(tmp_path, bmc.port, bmc.user, bmc.password) == "previous"
 
 
 async def test_an_acknowledged_lie_is_found_out(tmp_path: Path) -> None:
     """Acknowledged, not stored."""
     async with IpmiSim(plugin=True) as bmc:
         bmc.misbehave(lie=True)
-        error = await failure_of(effector(tmp_path, bmc))
+        error = await failure_of(effector(tmp_path, bmc, library="python-ipmi"))
         assert error.failure is Failure.MISMATCH
         assert "acknowledged always-on but still reads always-off 2 s later" in str(error)
         assert bmc.heard.count("set") == 1
@@ -82,11 +103,12 @@ async def test_an_acknowledged_lie_is_found_out(tmp_path: Path) -> None:
     ("code", "failure"),
     [(0xC1, Failure.UNSUPPORTED), (0xCC, Failure.UNSUPPORTED), (0xD4, Failure.PRIVILEGE), (0xFF, Failure.PROTOCOL)],
 )
-async def test_a_refused_set_is_sent_once(tmp_path: Path, code: int, failure: Failure) -> None:
+@BOTH
+async def test_a_refused_set_is_sent_once(tmp_path: Path, library: str, code: int, failure: Failure) -> None:
     """Whatever the board's reason is, it is not hammered."""
     async with IpmiSim(plugin=True) as bmc:
         bmc.misbehave(code=code)
-        error = await failure_of(effector(tmp_path, bmc))
+        error = await failure_of(effector(tmp_path, bmc, library=library))
         assert error.failure is failure
         assert f"0x{code:02X}" in str(error)
         assert bmc.heard.count("set") == 1
@@ -96,56 +118,91 @@ async def test_busy_twice_then_verified(tmp_path: Path) -> None:
     """0xC0 is asked again within the limit."""
     async with IpmiSim(plugin=True) as bmc:
         bmc.misbehave(busy=2)
-        assert dict(await effector(tmp_path, bmc).carry_out(ENSURE))["verified"] is True
+        assert dict(await effector(tmp_path, bmc, library="python-ipmi").carry_out(ENSURE))["verified"] is True
         assert bmc.heard.count("busy") == 2
 
 
-async def test_a_slow_bmc_is_waited_for(tmp_path: Path) -> None:
+@BOTH
+async def test_a_slow_bmc_is_waited_for(tmp_path: Path, library: str) -> None:
     """Each answer takes 0.6 s, longer than pyghmi's first patience: still verified within the limit."""
     async with IpmiSim(plugin=True) as bmc:
         bmc.misbehave(delay_ms=600)
-        assert dict(await effector(tmp_path, bmc, limit_s=15.0).carry_out(ENSURE))["verified"] is True
+        assert dict(await effector(tmp_path, bmc, limit_s=15.0, library=library).carry_out(ENSURE))["verified"] is True
 
 
 @pytest.mark.parametrize("status_bytes", [1, 2, 4, 12])
-async def test_short_and_long_status_answers_are_read(tmp_path: Path, status_bytes: int) -> None:
+@BOTH
+async def test_short_and_long_status_answers_are_read(tmp_path: Path, library: str, status_bytes: int) -> None:
     """Boards cut and stretch them; the policy is in the first byte."""
     async with IpmiSim(plugin=True) as bmc:
         bmc.misbehave(status_bytes=status_bytes)
-        told = dict(await effector(tmp_path, bmc).carry_out(ENSURE))
+        told = dict(await effector(tmp_path, bmc, library=library).carry_out(ENSURE))
         assert (told["verified"], told["ac_failed"]) == (True, None if status_bytes == 1 else False)
 
 
-async def test_a_wrong_password_and_an_unknown_user(tmp_path: Path) -> None:
+@BOTH
+async def test_a_wrong_password_and_an_unknown_user(tmp_path: Path, library: str) -> None:
     """Both are an authentication failure, at once and told as such."""
     async with IpmiSim(plugin=True) as bmc:
-        error = await failure_of(effector(tmp_path, bmc, password="wrong"))
+        error = await failure_of(effector(tmp_path, bmc, password="wrong", library=library))
         assert error.failure is Failure.AUTH
         assert "check bmc.user and bmc.password" in str(error)
-        unknown = BmcEffector(options(tmp_path, bmc.port, "nobody", bmc.password))
+        unknown = BmcEffector(options(tmp_path, bmc.port, "nobody", bmc.password, library=library))
         assert (await failure_of(unknown)).failure is Failure.AUTH
         assert bmc.heard == []
 
 
-async def test_a_bmc_that_is_stopped_before_the_login(tmp_path: Path) -> None:
+@BOTH
+async def test_a_bmc_that_is_stopped_before_the_login(tmp_path: Path, library: str) -> None:
     """Its socket is there and takes packets, nobody reads them; afterwards it works again."""
     async with IpmiSim(plugin=True) as bmc:
         os.kill(bmc.pid, signal.SIGSTOP)
-        error = await failure_of(effector(tmp_path, bmc, limit_s=2.5))
+        error = await failure_of(effector(tmp_path, bmc, limit_s=2.5, library=library))
         assert error.failure is Failure.UNREACHABLE
         os.kill(bmc.pid, signal.SIGCONT)
-        assert dict(await effector(tmp_path, bmc, limit_s=15.0).carry_out(ENSURE))["verified"] is True
+        assert dict(await effector(tmp_path, bmc, limit_s=15.0, library=library).carry_out(ENSURE))["verified"] is True
 
 
-async def test_a_bmc_that_is_stopped_in_mid_session(tmp_path: Path) -> None:
+@BOTH
+async def test_a_bmc_that_is_stopped_in_mid_session(tmp_path: Path, library: str) -> None:
     """Silence after the login ends at the limit, with the command named."""
     async with IpmiSim(plugin=True) as bmc:
         bmc.misbehave(delay_ms=300)
         async with asyncio.TaskGroup() as group:
-            failing = group.create_task(failure_of(effector(tmp_path, bmc, limit_s=3.5)))
+            failing = group.create_task(failure_of(effector(tmp_path, bmc, limit_s=3.5, library=library)))
             async with asyncio.timeout(5):
                 while "status" not in bmc.heard:  # noqa: ASYNC110 - a file of another program tells nobody
                     await asyncio.sleep(0.01)
             os.kill(bmc.pid, signal.SIGSTOP)
         assert failing.result().failure is Failure.TIMEOUT
         assert "fell silent during Set Power Restore Policy" in str(failing.result())
+
+
+async def test_openipmis_watchdog_is_armed_fires_and_says_so(tmp_path: Path) -> None:
+    """Short answers, and bytes of its stack behind an acknowledgement: read all the same; it cuts the power.
+
+    What disarms it leaves the flag that it has fired; a reset of somebody else's is left as it is.
+    """
+    async with IpmiSim(plugin=True) as bmc:
+        with bmc.inside() as host:
+            pace = Pace(clock=boottime_s, sleep=time.sleep, by_s=boottime_s() + 20.0)
+            exchange = Exchange(host.send, pace)
+            seen = countdown.look(exchange)
+            assert Device.decode(seen.device or b"") == Device(0x1291, 0xF02, "9.08", "00000000")
+            assert (Timer.decode(seen.timer), seen.cause) == (Timer(False, 0, 0, expired=False, initial_s=0.0), None)
+            with pytest.raises(BmcFailure, match="Reset Watchdog Timer refused with completion code 0x80"):
+                exchange.ask(RESET_WATCHDOG)
+            armed = Timer.decode(countdown.arm(exchange, 1))
+            assert (armed.is_ours, armed.initial_s, armed.present_s, armed.expired) == (True, 1.0, None, False)
+            host.wait_for(host.POWER_OFF)
+            told, changed = countdown.disarm(exchange)
+            assert changed
+            assert Timer.decode(told) == Timer(False, 4, 0, expired=True, initial_s=10.0)
+            assert countdown.disarm(exchange) == (told, False)
+            reset = Command("Set Watchdog Timer", 0x06, 0x24, bytes.fromhex("440100102823"))
+            exchange.ask(reset)
+            with pytest.raises(BmcFailure, match="somebody else's") as caught:
+                countdown.arm(exchange, 1)
+            assert caught.value.failure is Failure.HELD
+            assert countdown.disarm(exchange)[1] is False
+            assert exchange.power_watts() is None

@@ -80,8 +80,12 @@ async def test_the_policy_is_set_once_and_verified(tmp_path: Path, certificate: 
 
 async def test_observe_never_writes(tmp_path: Path, certificate: Certificate) -> None:
     async with OwnRedfish(certificate) as bmc:
-        observer = BmcEffector(redfish_options(tmp_path, bmc.port, certificate, policy="observe"))
+        options = redfish_options(tmp_path, bmc.port, certificate, policy="observe")
+        observer = BmcEffector(options)
         assert "is last-state, so this host stays off" in str(await failure_of(observer))
+        assert str(await failure_of(observer)).endswith("(bmc.policy: ensure; it is observe)")
+        dry_run = BmcEffector(options, dry_run=True)  # what the settings say is not to blame
+        assert str(await failure_of(dry_run)).endswith("; the armed daemon sets it to always-on")
         assert (await observer.probe(5.0)).supported == frozenset(PowerRestorePolicy) - {PowerRestorePolicy.UNKNOWN}
         assert bmc.count("PATCH") == 0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.events import PollNow, SyncFilesystems
+from powerguard.core.actions import PollNow, SyncFilesystems
 from powerguard.effectors import syncfs_child
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Ended, run_child

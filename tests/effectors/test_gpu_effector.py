@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from powerguard.core.events import Action, CapPower, PollNow, RestorePower
+from powerguard.core.actions import Action, CapPower, PollNow, RestorePower
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.gpu.effector import GpuEffector
 from powerguard.effectors.gpu.options import GPU_SOCKET, GpuOptions

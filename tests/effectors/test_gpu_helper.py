@@ -284,6 +284,32 @@ def test_mig_and_what_a_gpu_does_not_tell(gpus: Gpus) -> None:
     assert did(gpus.ask("cap", 0.6)) == ["capped", "capped"]
 
 
+def test_health_tells_who_is_there_and_who_wants_a_reset(gpus: Gpus) -> None:
+    """A GPU whose limit cannot be set is as well as any; one that fell off the bus is told beside the others."""
+    gpus.fail("DeviceGetPowerManagementLimit", NOT_SUPPORTED, 0)
+    first, second = gpus.ask("health")["gpus"]
+    assert first == {
+        "index": 0,
+        "uuid": "GPU-00000000-0000-0000-0000-000000000000",
+        "name": "NVIDIA H100 80GB HBM3",
+        "pending": [],
+        "worn": False,
+        "because": "",
+    }
+    gpus.put(0, "remap_pending", 1)
+    gpus.put(0, "remap_failed", 1)
+    gpus.forget(1, "remap_pending")
+    gpus.put(1, "retire_pending", 1)
+    first, second = gpus.ask("health")["gpus"]
+    assert (first["pending"], first["worn"]) == (["row_remap"], True)
+    assert (second["pending"], second["worn"]) == (["page_retirement"], None)
+    gpus.fail("DeviceGetUUID", LOST, 1)
+    first, second = gpus.ask("health")["gpus"]
+    assert (first["because"], second["uuid"], "off the bus" in second["because"]) == ("", None, True)
+    assert gpus.calls(SET) == []
+    assert list(gpus.folder.iterdir()) == []
+
+
 def test_two_at_once_take_turns_and_do_not_wait_for_ever(gpus: Gpus) -> None:
     with gpus.hanging(SET, 0):
         gpus.start("cap", "0.6")
@@ -340,7 +366,7 @@ def test_a_folder_that_cannot_be_written_caps_nothing(gpus: Gpus) -> None:
 def test_what_is_not_a_word_is_refused_before_nvml_is_touched(gpus: Gpus) -> None:
     told = gpus.say(b'{"word": "off"}\n')
     assert (told["word"], told["ok"]) == ("", False)
-    assert "the words are list, cap, restore, hold" in told["error"]
+    assert "the words are list, health, cap, restore, hold" in told["error"]
     assert not (gpus.world / "calls").exists()
 
 

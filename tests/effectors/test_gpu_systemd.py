@@ -4,44 +4,27 @@ Here the promise is systemd's as much as ours: whatever is killed, and whoever i
 """
 
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from powerguard.effectors.gpu.options import GPU_SOCKET
+from tests.peers.installed import FILES, PYTHON, binds, install, say
 from tests.peers.nspawn import Container
 from tests.peers.nvml import H100, library
 
 pytestmark = [pytest.mark.vm, pytest.mark.root, pytest.mark.peer("systemd-nspawn", "mmdebstrap", "nsenter", "cc")]
 
-ROOT = Path(__file__).parents[2]
-GUIDE = ROOT / "docs" / "guides" / "install.md"
-CHECKOUT = "/root/powerguard"
-PYTHON = "/opt/any-python"
 WORLD = "/run/powerguard-gpu/world"
 LIMITS = "/run/powerguard-gpu/limits.json"
 WATCH = "powerguard-gpu-watch.service"
 LEASE_S = 6
 
-# This machine's interpreter, as seen from inside the container.
-ANY_PYTHON = f"""#!/bin/sh
-export LD_LIBRARY_PATH=/opt/nvml:/opt/python/lib FAKE_NVML={WORLD}
-exec /opt/python/bin/python{sys.version_info.major}.{sys.version_info.minor} "$@"
-"""
-# The units start /opt/powerguard/bin/python -I -m powerguard.effectors.gpu.helper WORD.
-LAUNCHER = f"""#!/bin/sh
-test "$1 $2 $3" = "-I -m powerguard.effectors.gpu.helper" || exit 99
-shift 3
-exec {PYTHON} -I -c 'import sys; sys.path.insert(0, "/opt/site")
-from powerguard.effectors.gpu.helper import main
-main()' "$@"
-"""
+# The driver's library that the helper's interpreter finds.
+DRIVER = f"export FAKE_NVML={WORLD} LD_LIBRARY_PATH=/opt/nvml:"
 SHORT_LEASE = f"""[Service]
 ExecStart=
 ExecStart=/opt/powerguard/bin/python -I -m powerguard.effectors.gpu.helper watch --lease-s {LEASE_S}
@@ -88,28 +71,15 @@ def until(what: Callable[[], bool], limit_s: float = 20.0) -> None:
 
 @contextmanager
 def booted() -> Iterator[Host]:
-    """Boot, install by the commands of the guide, and put GPUs where the sandboxed helper can reach them."""
-    bindings = find_spec("pynvml")
-    assert bindings is not None
-    assert bindings.origin is not None
-    binds = {
-        f"{CHECKOUT}/systemd": ROOT / "systemd",
-        "/opt/python": Path(sys.base_prefix),
-        "/opt/site/powerguard": ROOT / "powerguard",
-        "/opt/site/pynvml.py": Path(bindings.origin),
-        "/opt/nvml": library(),
-    }
+    """Boot, put it in place, and put GPUs where the sandboxed helper can reach them."""
+    assert "export LD_LIBRARY_PATH=" in FILES[PYTHON]
     files = {
-        PYTHON: ANY_PYTHON,
-        "/opt/powerguard/bin/python": LAUNCHER,
+        **FILES,
+        PYTHON: FILES[PYTHON].replace("export LD_LIBRARY_PATH=", DRIVER),
         f"/etc/systemd/system/{WATCH}.d/lease.conf": SHORT_LEASE,
     }
-    commands = GUIDE.read_text(encoding="utf-8").split("```sh\n")[1].split("```")[0]
-    with Container(binds=binds, files=files) as container:
-        if container.run(PYTHON, "-I", "-c", "import ctypes").returncode != 0:
-            pytest.skip("the interpreter of this machine does not run in the container")
-        container.check("bash", "-euc", f"cd {CHECKOUT}\n{commands}")
-        container.check("systemctl", "enable", "--now", "powerguard-gpu.socket", "powerguard-gpu-watch.path")
+    with Container(binds={**binds(), "/opt/nvml": library()}, files=files) as container:
+        install(container, "--with", "gpu")
         for index in (0, 1):
             lines = [f"mkdir -p {WORLD}/gpu{index}; cd {WORLD}/gpu{index}"]
             lines += [f"echo '{value}' > {name}" for name, value in {**H100, "uuid": f"GPU-{index}"}.items()]
@@ -158,6 +128,14 @@ def test_a_cap_that_is_held_outlasts_its_lease_and_a_failed_restore_does_not() -
         assert (told["ok"], host.watts()) == (False, [700, 420])
         host.container.check("rm", f"{WORLD}/gpu1/fail_DeviceSetPowerManagementLimit")
         until(lambda: host.watts() == [700, 700], limit_s=60)
+
+
+def test_taken_off_in_the_middle_of_a_cap_it_leaves_the_limits_as_they_were() -> None:
+    with booted() as host:
+        assert host.say({"word": "cap", "share": 0.6})["ok"]
+        assert say(host.container, "uninstall")["is_done"]
+        assert host.watts() == [700, 700]
+        assert host.container.run("test", "-e", LIMITS).returncode != 0
 
 
 def test_the_sandbox_holds_what_the_unit_promises() -> None:

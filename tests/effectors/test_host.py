@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from pydantic import ValidationError
 
-from powerguard.core.events import Grade, PollNow, PowerOff, ResumeTraining
+from powerguard.core.actions import Grade, PollNow, PowerOff, Reboot, ResumeTraining
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Ended, run_child
 from powerguard.effectors.host import HostEffector
@@ -18,6 +18,10 @@ from powerguard.effectors.host_options import OFF_FIFO, HostOptions, ResumeOptio
 BOOT = "0d3a7d2c-6a3c-4f0e-9a51-2f1f3f1d9b10"
 OFF = PowerOff(id="a1", by_s=1010.0, outage="o1", grade=Grade.FULL, force_after_s=110.0)
 RESUME = ResumeTraining(id="a2", by_s=1010.0, outage="o1")
+
+
+def reboot(force_after_s: float) -> Reboot:
+    return Reboot(id="r", by_s=1010.0, outage="o1", force_after_s=force_after_s)
 
 
 class Spawned:
@@ -91,8 +95,8 @@ async def test_the_settings_bound_the_deadline(fifo: Fifo, ordered_s: float, mea
 async def test_a_power_off_under_way_can_be_made_a_reboot(fifo: Fifo) -> None:
     """The other word, with the same boot, clock and bounds."""
     host = effector(HostOptions(fifo=str(fifo.path), force_after_s=60.0))
-    assert dict(await host.reboot(600.0)) == {"dry_run": False, "via": "fifo", "deadline_s": 60.0}
-    await host.reboot(-5.0)
+    assert dict(await host.carry_out(reboot(600.0))) == {"dry_run": False, "via": "fifo", "deadline_s": 60.0}
+    await host.carry_out(reboot(-5.0))
     assert fifo.read() == f"reboot {BOOT} 1060\nreboot {BOOT} 1000\n".encode()
 
 
@@ -100,7 +104,7 @@ async def test_a_reboot_is_not_for_a_sites_own_power_off() -> None:
     """A program that has given its order cannot be told to have meant another one."""
     spawned = Spawned()
     with pytest.raises(EffectorError, match=r"only host\.kind: systemd"):
-        await effector(HostOptions(kind="command", command=["/opt/off"]), spawn=spawned).reboot(60.0)
+        await effector(HostOptions(kind="command", command=["/opt/off"]), spawn=spawned).carry_out(reboot(60.0))
     assert spawned.argvs == []
 
 
@@ -113,7 +117,7 @@ async def test_not_armed_it_only_records(fifo: Fifo, kind: str) -> None:
     spawned = Spawned()
     host = effector(options, armed=False, spawn=spawned)
     assert dict(await host.carry_out(OFF)) == {"dry_run": True, "via": "nothing", "deadline_s": 110.0}
-    assert dict(await host.reboot(60.0)) == {"dry_run": True, "via": "nothing", "deadline_s": 60.0}
+    assert dict(await host.carry_out(reboot(60.0))) == {"dry_run": True, "via": "nothing", "deadline_s": 60.0}
     assert dict(await host.carry_out(RESUME)) == {"dry_run": True, "via": "nothing"}
     assert (fifo.read(), spawned.argvs) == (b"", [])
 

@@ -218,7 +218,7 @@ async def test_the_way_to_power_off_is_tried_without_a_word(tmp_path: Path) -> N
     ("helper", "verdict", "fix"),
     [
         (HELPER, "PASS", ""),
-        ("LoadState=not-found\n", "FAIL", "install it"),
+        ("LoadState=not-found\n", "FAIL", "powerguard install"),
         ("LoadState=masked\n", "FAIL", "systemctl unmask"),
         ("LoadState=loaded\nEnvironment=LC_ALL=C POWERGUARD_OFF_RECORD=/run/x\n", "FAIL", "systemctl revert"),
         (None, "WARN", "systemd host"),

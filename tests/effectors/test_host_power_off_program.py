@@ -215,6 +215,20 @@ def test_a_reboot_is_left_to_the_last_step_and_forced_at_the_deadline(helper: He
     ]
 
 
+def test_a_reboot_is_heard_after_the_deadline_until_the_power_is_cut(helper: Helper) -> None:
+    """A unit hung in its stop until it was killed: only then is the daemon stopped, and says that utility is back."""
+    kill_says = (
+        f'if [[ $1 == kill ]]; then echo "reboot {boot_id()} $(cut -d. -f1 /proc/uptime)" >"{helper.folder}/word"'
+    )
+    helper.tool("systemctl", f"{kill_says}; elif [[ $1 == list-units ]]; then echo hung.service; fi")
+    helper.start()
+    helper.off(in_s=0)
+    assert helper.ended_within(12) == 0
+    assert helper.order.exists()
+    assert REBOOTED in helper.calls
+    assert FORCED not in helper.calls
+
+
 def test_an_order_that_cannot_be_left_is_told_and_the_deadline_reboots_all_the_same(helper: Helper) -> None:
     """Memory full, or something in its place: the late way is lost, the hard one is not."""
     helper.order.mkdir()
@@ -377,7 +391,8 @@ def test_recording_does_nothing(helper: Helper) -> None:
     assert not helper.order.exists()
     done = [line.split(" ", 1)[1] for line in record.read_text(encoding="ascii").splitlines()]
     assert done[0] == STARTED
-    assert {"order reboot", "sync", REBOOTED, "sysrq b"} <= set(done)
+    assert {"order off", "order reboot", "sync", REBOOTED, "sysrq b"} <= set(done)
+    assert done.count("order off") == 1
     assert helper.calls == []
 
 

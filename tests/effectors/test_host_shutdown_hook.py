@@ -32,9 +32,9 @@ def folder() -> Iterator[Path]:
         yield folder
 
 
-def order(folder: Path, text: str) -> Path:
+def order(folder: Path, text: str, name: str = "reboot") -> Path:
     """Leave an order as powerguard-off does."""
-    path = folder / "reboot"
+    path = folder / name
     path.write_text(text, encoding="ascii")
     path.chmod(0o600)
     return path
@@ -122,6 +122,83 @@ def test_an_order_or_a_folder_of_another_user_is_none(folder: Path, which: str) 
     order(folder, f"{boot_id()}\n")
     os.chown(folder / which, 65534, 65534)
     assert run(folder, "poweroff") == []
+
+
+# --- The local UPS --------------------------------------------------------------------------------------------------
+
+CUTS = '#!/bin/sh\necho "cut $# $(id -u)" >>"${0%/*}/calls"\n'
+
+
+def site_program(folder: Path, text: str = CUTS, mode: int = 0o755) -> Path:
+    """Put the site's program where it belongs."""
+    path = folder / "output-off"
+    path.write_text(text, encoding="ascii")
+    path.chmod(mode)
+    return path
+
+
+def ours(folder: Path) -> None:
+    """Leave the order that powerguard-off leaves with `off`."""
+    order(folder, f"{boot_id()}\n", "off")
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o700, 0o555, 0o750])
+def test_the_local_ups_is_told_at_the_end_of_our_power_off(folder: Path, mode: int) -> None:
+    """Once, without arguments, and then the host goes off as it was."""
+    ours(folder)
+    site_program(folder, mode=mode)
+    assert run(folder, "poweroff") == [f"cut 0 {os.getuid()}"]
+
+
+def test_a_reboot_leaves_the_local_ups_alone(folder: Path) -> None:
+    """Utility is back and the host reboots: cutting its power then would be the second outage."""
+    ours(folder)
+    order(folder, f"{boot_id()}\n")
+    site_program(folder)
+    assert run(folder, "poweroff") == REBOOT
+
+
+@pytest.mark.parametrize("argv", [("reboot",), ("halt",), ("kexec",), ()])
+def test_the_local_ups_is_told_on_a_power_off_only(folder: Path, argv: tuple[str, ...]) -> None:
+    ours(folder)
+    site_program(folder)
+    assert run(folder, *argv) == []
+
+
+@pytest.mark.parametrize("text", [None, "", f"{boot_id()}", f"{OTHER}\n", "$(reboot)"])
+def test_the_local_ups_is_told_in_no_power_off_but_ours(folder: Path, text: str | None) -> None:
+    """A person's, another boot's flag, or a half-written one: the neighbours on that UPS keep their power."""
+    if text is not None:
+        order(folder, text, "off")
+    site_program(folder)
+    assert run(folder, "poweroff") == []
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o777, 0o644, 0o4755, 0o722])
+def test_a_program_that_others_could_have_written_is_not_run(folder: Path, mode: int) -> None:
+    ours(folder)
+    site_program(folder, mode=mode)
+    assert run(folder, "poweroff") == []
+
+
+def test_a_linked_program_or_none_is_not_run(folder: Path) -> None:
+    ours(folder)
+    assert run(folder, "poweroff") == []
+    real = site_program(folder)
+    real.rename(folder / "elsewhere")
+    real.symlink_to(folder / "elsewhere")
+    assert run(folder, "poweroff") == []
+    real.unlink()
+    real.mkdir()
+    assert run(folder, "poweroff") == []
+
+
+@pytest.mark.parametrize("rest", ["exit 3\n", "exec /no/such/program\n", "trap '' TERM HUP INT; while :; do :; done\n"])
+def test_a_program_that_fails_or_hangs_holds_nothing_up(folder: Path, rest: str) -> None:
+    """The limit is 20 s; here its sleep ends as soon as the program has begun."""
+    ours(folder)
+    site_program(folder, CUTS + rest)
+    assert run(folder, "poweroff") == [f"cut 0 {os.getuid()}"]
 
 
 def test_under_test_it_does_nothing_for_real() -> None:

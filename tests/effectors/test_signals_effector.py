@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from powerguard.core.events import Action, ContinueTrainer, PollNow, StopTrainer, TerminateTrainer
+from powerguard.core.actions import Action, ContinueTrainer, PollNow, StopTrainer, TerminateTrainer
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Ended
 from powerguard.effectors.host_findings import Finding

@@ -299,7 +299,9 @@ def test_what_it_imports_is_little() -> None:
     assert {name for name in found if name.partition(".")[0] not in sys.stdlib_module_names} == {
         "powerguard",
         "powerguard.clock",
+        "powerguard.durable",
         "powerguard.effectors",
+        "powerguard.effectors.root_folder",
         "powerguard.effectors.root_helper",
         "powerguard.effectors.signals",
         "powerguard.effectors.signals.allowed",

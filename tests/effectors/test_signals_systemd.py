@@ -5,41 +5,23 @@ whatever is killed, and whoever is gone, training goes on.
 """
 
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from powerguard.effectors.signals.options import SIGNAL_SOCKET
+from tests.peers.installed import FILES, PYTHON, binds, install, say
 from tests.peers.nspawn import Container
 
 pytestmark = [pytest.mark.vm, pytest.mark.root, pytest.mark.peer("systemd-nspawn", "mmdebstrap", "nsenter")]
 
-ROOT = Path(__file__).parents[2]
-GUIDE = ROOT / "docs" / "guides" / "install.md"
-CHECKOUT = "/root/powerguard"
-PYTHON = "/opt/any-python"
 WATCH = "powerguard-signal-watch.service"
 SOCKETS = "/run/powerguard-trainers"
 LEASE_S = 6
 
-# This machine's interpreter, as seen from inside the container.
-ANY_PYTHON = f"""#!/bin/sh
-export LD_LIBRARY_PATH=/opt/python/lib
-exec /opt/python/bin/python{sys.version_info.major}.{sys.version_info.minor} "$@"
-"""
-# The units start /opt/powerguard/bin/python -I -m powerguard.effectors.signals.helper WORD.
-LAUNCHER = f"""#!/bin/sh
-test "$1 $2 $3" = "-I -m powerguard.effectors.signals.helper" || exit 99
-shift 3
-exec {PYTHON} -I -c 'import sys; sys.path.insert(0, "/opt/site")
-from powerguard.effectors.signals.helper import main
-main()' "$@"
-"""
 SHORT_LEASE = f"""[Service]
 ExecStart=
 ExecStart=/opt/powerguard/bin/python -I -m powerguard.effectors.signals.helper watch --lease-s {LEASE_S}
@@ -100,28 +82,26 @@ def until(what: Callable[[], bool], limit_s: float = 20.0) -> None:
 
 @contextmanager
 def booted() -> Iterator[Host]:
-    """Boot, install by the commands of the guide, and start a trainer."""
-    binds = {
-        f"{CHECKOUT}/systemd": ROOT / "systemd",
-        "/opt/python": Path(sys.base_prefix),
-        "/opt/site/powerguard": ROOT / "powerguard",
-    }
+    """Boot, put it in place, and start a trainer."""
     files = {
-        PYTHON: ANY_PYTHON,
+        **FILES,
         "/opt/trainer.py": TRAINER,
-        "/opt/powerguard/bin/python": LAUNCHER,
         "/etc/systemd/system/train.service": UNIT,
         f"/etc/systemd/system/{WATCH}.d/lease.conf": SHORT_LEASE,
     }
-    commands = GUIDE.read_text(encoding="utf-8").split("```sh\n")[1].split("```")[0]
-    with Container(binds=binds, files=files) as container:
-        if container.run(PYTHON, "-I", "-c", "import socket").returncode != 0:
-            pytest.skip("the interpreter of this machine does not run in the container")
-        container.check("bash", "-euc", f"cd {CHECKOUT}\n{commands}")
-        container.check("systemctl", "enable", "--now", "powerguard-signal.socket", "powerguard-signal-watch.path")
+    with Container(binds=binds(), files=files) as container:
+        install(container, "--with", "signals")
         container.check("systemctl", "start", "train.service")
         until(lambda: container.run("test", "-S", f"{SOCKETS}/llm.sock").returncode == 0)
         yield Host(container)
+
+
+def test_taken_off_in_the_middle_of_a_stop_it_lets_training_go_on() -> None:
+    with booted() as host:
+        assert host.say({"word": "stop", "socket": "llm.sock"})["ok"]
+        assert host.states() == {"T"}
+        assert say(host.container, "uninstall")["is_done"]
+        assert "T" not in host.states()
 
 
 def test_the_whole_life_of_a_stop() -> None:

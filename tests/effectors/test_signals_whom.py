@@ -229,9 +229,10 @@ def test_many_sockets_that_are_planted_hide_no_trainer(jobs: Jobs) -> None:
 @pytest.mark.root
 def test_a_unit_within_a_unit_is_none_of_the_system(jobs: Jobs) -> None:
     """Who has a control group to himself (Delegate=) names what he makes in it as he likes."""
-    jobs.rank("t", "catches", cgroup=jobs.cgroup("bob.service", "train.service"))
-    jobs.allowed.write_text("train.service USR1\n", encoding="ascii")
-    assert "runs no process" in jobs.ask("checkpoint", "train.service", "USR1")["error"]
+    unit = f"train-{os.getpid()}.service"  # no other test's, in a container on this machine
+    jobs.rank("t", "catches", cgroup=jobs.cgroup("bob.service", unit))
+    jobs.allowed.write_text(f"{unit} USR1\n", encoding="ascii")
+    assert "runs no process" in jobs.ask("checkpoint", unit, "USR1")["error"]
 
 
 @pytest.mark.root
@@ -250,10 +251,11 @@ def test_a_unit_is_asked_for_a_checkpoint_by_whoever_has_a_handler(jobs: Jobs) -
 
 
 def test_only_what_root_has_listed_is_signalled(jobs: Jobs) -> None:
-    jobs.allowed.write_text("train.service USR1\n", encoding="ascii")
-    assert "is not in" in jobs.ask("checkpoint", "train.service", "USR2")["error"]
+    unit = f"train-{os.getpid()}.service"
+    jobs.allowed.write_text(f"{unit} USR1\n", encoding="ascii")
+    assert "is not in" in jobs.ask("checkpoint", unit, "USR2")["error"]
     assert "is not in" in jobs.ask("checkpoint", "other.service", "USR1")["error"]
-    assert "runs no process" in jobs.ask("checkpoint", "train.service", "USR1")["error"]
+    assert "runs no process" in jobs.ask("checkpoint", unit, "USR1")["error"]
     jobs.allowed.unlink()
     assert "is not in" in jobs.ask("checkpoint", "train.service", "USR1")["error"]
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from powerguard.core.events import Conduct
+from powerguard.core.actions import Conduct
 from powerguard.effectors.trainer.conduct import Meaning, classify
 from powerguard.effectors.trainer.effector import seen
 from powerguard.effectors.trainer.options import TrainerOptions

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from powerguard.clock import boottime_s
-from powerguard.core.events import PollNow, ResumeTrainer
+from powerguard.core.actions import PollNow, ResumeTrainer
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.options import Secret

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal as numbers
 import subprocess
 import sys
@@ -12,13 +13,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from powerguard.clock import boottime_s
-from powerguard.core.events import CheckpointProgress, Conduct, PauseTrainer, ResumeTrainer, TriggerCheckpoint
+from powerguard.core.actions import Conduct, PauseTrainer, ResumeTrainer, TriggerCheckpoint
+from powerguard.core.events import CheckpointProgress
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import run_child
 from powerguard.effectors.signals.effector import SignalHelper
@@ -27,6 +30,7 @@ from powerguard.effectors.trainer.newest_child import main as newest_child
 from powerguard.effectors.trainer.options import CommandTrainerOptions, SignalTrainerOptions, TrainerOptions
 from powerguard.effectors.trainer.unmodified import SignalRun, is_there
 from powerguard.settings.schema import Settings
+from powerguard.trainer.found import newest_in
 from powerguard.trainer.seal import seal
 from tests.cli.checkpoint_sites import save
 from tests.peers.jobs import Jobs
@@ -84,7 +88,7 @@ def training(folder: Path, how: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def by_signal(folder: Path | None, **more: object) -> SignalTrainerOptions:
-    told: dict[str, object] = {"kind": "signal", "name": "llm", "unit": "train.service", "signal": "USR1", **more}
+    told: dict[str, object] = {"kind": "signal", "name": "llm", "unit": "unmodified.service", "signal": "USR1", **more}
     if folder is not None:
         told["checkpoint_dir"] = str(folder)
     return SignalTrainerOptions.model_validate(told)
@@ -130,7 +134,7 @@ async def test_what_a_signal_brings_about_is_found_when_it_is_left_alone(tmp_pat
     with training(tmp_path, "go on") as process:
         helper = Helper(process)
         detail, stages = await asked(by_signal(tmp_path), helper)
-    assert helper.asked == [("train.service", "USR1")]
+    assert helper.asked == [("unmodified.service", "USR1")]
     assert (detail["step"], detail["bytes"], detail["path"]) == (77, 4000, str(tmp_path / "checkpoint-77"))
     assert (detail["native"], detail["verified"], detail["at_paused_step"], detail["flushed"]) == (
         False,
@@ -143,7 +147,7 @@ async def test_what_a_signal_brings_about_is_found_when_it_is_left_alone(tmp_pat
 
 async def test_a_refused_signal_is_told_in_the_helpers_words(tmp_path: Path) -> None:
     with pytest.raises(EffectorError, match="is not in /etc/powerguard/signals"):
-        await asked(by_signal(tmp_path), Helper(refusal="train.service USR1: is not in /etc/powerguard/signals"))
+        await asked(by_signal(tmp_path), Helper(refusal="unmodified.service USR1: is not in /etc/powerguard/signals"))
     with pytest.raises(EffectorError, match="no signal helper here"):
         await asked(by_signal(tmp_path))
 
@@ -169,7 +173,7 @@ async def test_one_that_ends_at_the_signal(tmp_path: Path, how: str) -> None:
         helper = Helper(process)
         run = SignalRun(
             common=by_signal(tmp_path),
-            where="train.service",
+            where="unmodified.service",
             action=order(),
             clock=boottime_s,
             publish=lambda _: None,
@@ -190,7 +194,7 @@ async def test_nobody_there_is_not_waited_for(tmp_path: Path) -> None:
     helper = Helper()
     run = SignalRun(
         common=by_signal(tmp_path),
-        where="train.service",
+        where="unmodified.service",
         action=order(),
         clock=boottime_s,
         publish=lambda _: None,
@@ -300,7 +304,7 @@ async def test_they_are_seen_as_what_they_do(tmp_path: Path) -> None:
     made = TrainerEffector(options, clock=boottime_s, publish=seen.append)
     await made.look()
     assert [(each.trainer, each.alive, each.conduct, each.disk) for each in seen] == [
-        ("llm", is_there("train.service") is not False, Conduct.EXIT, ""),
+        ("llm", is_there("unmodified.service") is not False, Conduct.EXIT, ""),
         ("other", True, Conduct.CONTINUE, "nvme"),
     ]
 
@@ -316,14 +320,14 @@ def test_a_units_processes_are_known_by_its_control_group(tmp_path: Path) -> Non
     (unit / "cgroup.events").write_text("populated 0\nfrozen 0\n")
     assert is_there("train@1.service", (two,)) is False
     assert is_there("other.service", (two,)) is False
-    below = one / "system.slice" / "train.service" / "rank0"
+    below = one / "system.slice" / "unmodified.service" / "rank0"
     below.mkdir(parents=True)
     (below.parent / "cgroup.procs").write_text("")
     (below / "cgroup.procs").write_text("4711\n")
-    assert is_there("train.service", (none, one)) is True
+    assert is_there("unmodified.service", (none, one)) is True
     (below / "cgroup.procs").write_text("")
-    assert is_there("train.service", (none, one)) is False
-    assert is_there("train.service", (none, tmp_path / "gone")) is None
+    assert is_there("unmodified.service", (none, one)) is False
+    assert is_there("unmodified.service", (none, tmp_path / "gone")) is None
     user = two / "user.slice" / "user-1000.slice" / "mine.service"
     user.mkdir(parents=True)
     assert is_there("mine.service", (two,)) is False
@@ -361,6 +365,26 @@ def test_native_sealed_and_plain_are_found(tmp_path: Path, capsys: pytest.Captur
     told = newest(tmp_path / "plain", since_ns, 5.0, capsys)
     assert told is not None
     assert (told["step"], told["size_bytes"], told["verified"]) == (34, 3, False)
+
+
+def test_what_goes_while_it_is_looked_at_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A training prunes when it likes: the search goes on, and finds what has come instead."""
+    save(tmp_path, 1)
+
+    def prune(frame: FrameType, event: str, found: object) -> None:
+        if event == "return" and frame.f_code is newest_in.__code__ and found is not None:
+            sys.setprofile(None)
+            shutil.rmtree(tmp_path)
+            tmp_path.mkdir()
+            save(tmp_path, 2)
+
+    sys.setprofile(prune)
+    try:
+        told = newest(tmp_path, 0, 5.0, capsys)
+    finally:
+        sys.setprofile(None)
+    assert told is not None
+    assert told["step"] == 2
 
 
 def test_where_somebody_vouches_nothing_else_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -412,12 +436,13 @@ async def test_the_whole_way_through_the_real_helper() -> None:
     """A unit's process of another user gets the signal that root has listed, and what it writes is found."""
     jobs = Jobs()
     try:
-        jobs.rank("t", "catches", cgroup=jobs.cgroup("train.service"))
-        jobs.allowed.write_text("train.service USR1\n", encoding="ascii")
+        # A name of its own: a control group that is there, or has just gone, is seen by every test of that unit.
+        jobs.rank("t", "catches", cgroup=jobs.cgroup("signalled.service"))
+        jobs.allowed.write_text("signalled.service USR1\n", encoding="ascii")
         with jobs.listening() as path:
             stages: list[object] = []
             made = TrainerEffector(
-                [by_signal(jobs.sockets)],
+                [by_signal(jobs.sockets, unit="signalled.service")],
                 clock=boottime_s,
                 publish=stages.append,
                 helper=SignalHelper(str(path), limit_s=30.0),

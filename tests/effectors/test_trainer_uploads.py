@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from powerguard.clock import boottime_s
-from powerguard.core.events import Grade, SyncFilesystems
+from powerguard.core.actions import Grade, SyncFilesystems
 from powerguard.core.model import EmergencyCheckpoint, Holding, OnBattery, Online, Outage, Policy, State
 from powerguard.daemon.assemble import Hands, build, is_past_dwell
 from powerguard.effectors.filesystems import SyncEffector

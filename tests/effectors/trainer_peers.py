@@ -9,7 +9,8 @@ from pathlib import Path
 from aiohttp import web
 
 from powerguard.clock import boottime_s
-from powerguard.core.events import CheckpointProgress, Conduct, TrainerSeen, TriggerCheckpoint
+from powerguard.core.actions import Conduct, TriggerCheckpoint
+from powerguard.core.events import CheckpointProgress, TrainerSeen
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.trainer.options import TrainerOptions
 

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from powerguard.effectors.bmc.engine import Ensured, Probe
+from powerguard.effectors.bmc.engine import Ensured, Probe, Watch
 from powerguard.effectors.bmc.ipmi import ChassisStatus, decode_restart_cause, decode_support
+from powerguard.effectors.bmc.timer import Device, Timer
 
 
 def status(told: Mapping[str, Any], key: str = "status") -> ChassisStatus:
@@ -24,6 +25,28 @@ def probe(told: Mapping[str, Any]) -> Probe:
         status=status(told),
         supported=None if support is None else decode_support(support),
         restart_cause=None if cause is None else decode_restart_cause(cause),
+    )
+
+
+def watts(told: Mapping[str, Any]) -> float | None:
+    """Watts of an answer, as the worker or the helper has decoded them; None where it has none."""
+    power_watts = told.get("power_watts")
+    return float(power_watts) if isinstance(power_watts, int | float) and power_watts > 0 else None
+
+
+def timer(told: Mapping[str, Any]) -> Timer:
+    """The watchdog timer of an answer. Raises ReplyError where there is none."""
+    return Timer.decode(_data(told.get("timer")) or b"")
+
+
+def watch(told: Mapping[str, Any]) -> Watch:
+    """The watchdog timer and what stands beside it. Raises ReplyError where there is no timer."""
+    device, cause = _data(told.get("device")), _data(told.get("cause"))
+    return Watch(
+        timer=timer(told),
+        device=None if device is None else Device.decode(device),
+        restart_cause=None if cause is None else decode_restart_cause(cause),
+        kernel_driver=told.get("kernel_driver") is True,
     )
 
 

@@ -1,11 +1,13 @@
 """Makes sure that the BMC powers the host on when AC returns, and proves it by reading back."""
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Final, TypeVar
 
 from powerguard.clock import Clock, boottime_s
-from powerguard.core.events import Action, Detail, EnsurePolicy
+from powerguard.core.actions import Action, Detail, EnsurePolicy, RestorePolicy
 from powerguard.effectors.bmc.engine import BACK_OFF_S, BmcError, Engine, Ensured, Probe
+from powerguard.effectors.bmc.found import FoundPolicy
 from powerguard.effectors.bmc.inband import InbandEngine
 from powerguard.effectors.bmc.ipmi import ChassisStatus, Failure, PowerRestorePolicy
 from powerguard.effectors.bmc.lan import WORKER, LanEngine
@@ -24,46 +26,99 @@ _ANSWER_MARGIN_S: Final = 0.1
 
 
 class BmcEffector:
-    """Carries out `EnsurePolicy` through the engine that the settings name; kind auto: the first that verifies it.
+    """Carries out `EnsurePolicy` and `RestorePolicy`, through the engine that the settings name.
+
+    Kind auto: the first that verifies it.
 
     limit_s: of one operation, all engines together; a caller that cancels earlier ends it, with every process of it.
-    clock: seconds of CLOCK_BOOTTIME; times the operations and the rest after a refused login.
+    clock: seconds of CLOCK_BOOTTIME; times the operations and the rest after a refused login. folder: the daemon's
+    own, where bmc.policy: bracket keeps what it is to put back. dry_run: that it only observes is not the site's wish.
     """
 
     def __init__(
-        self, options: BmcOptions, *, spawn: Spawn = run_child, clock: Clock = boottime_s, limit_s: float = 5.0
+        self,
+        options: BmcOptions,
+        *,
+        spawn: Spawn = run_child,
+        clock: Clock = boottime_s,
+        limit_s: float = 5.0,
+        folder: Path | None = None,
+        dry_run: bool = False,
     ) -> None:
         self._options = options
+        self._dry_run = dry_run
         self._engines = _engines(options, spawn, clock)
         self._clock = clock
         self._limit_s = limit_s
+        self._found = FoundPolicy(folder)
 
     async def carry_out(self, action: Action) -> Detail:
-        """Ensure (policy: ensure), ensure for an outage (bracket) or only verify (observe) always-on.
+        """Ensure or put back a policy, by reading back. Raises BmcError unless what was read is what was asked for.
 
         Returns policy, verified, before, changed, power_on, ac_failed (None: not told), engine and latency_s; earlier:
-        why engines before it failed, where any did; restore: the policy to put back after the outage, where policy is
-        bracket and it was another. Raises BmcError unless always-on was read from the BMC; with bracket and no outage:
-        unless it could be set.
+        why engines before it failed, where any did. For an EnsurePolicy also restore: the policy to put back after the
+        outage, where bmc.policy is bracket and it was another (a failure tells it as well: what was set and could not
+        be read back stands); without an outage power_watts, where the BMC tells.
         """
-        if not isinstance(action, EnsurePolicy):
-            msg = f"the bmc effector carries out EnsurePolicy, not {type(action).__name__}"
-            raise TypeError(msg)
         began_s = self._clock()
         limit_s = min(self._limit_s, action.by_s - began_s - _ANSWER_MARGIN_S)
+        match action:
+            case EnsurePolicy():
+                return await self._verify(action, began_s, limit_s)
+            case RestorePolicy():
+                return await self._put_back(action, began_s, limit_s)
+            case _:
+                msg = f"the bmc effector carries out EnsurePolicy and RestorePolicy, not {type(action).__name__}"
+                raise TypeError(msg)
+
+    async def _verify(self, action: EnsurePolicy, began_s: float, limit_s: float) -> Detail:
+        """Ensure (policy: ensure), ensure for an outage (bracket) or only verify (observe) always-on.
+
+        Raises BmcError unless always-on was read from the BMC; with bracket and no outage: unless it could be set.
+        """
         bracket = self._options.policy == "bracket"
         ask = _able if bracket and not action.outage else _look if self._options.policy == "observe" else _ensure
-        engine, told, earlier = await self._first(ask, limit_s)
+        try:
+            engine, told, earlier = await self._first(ask, limit_s)
+        except BmcError as error:
+            if bracket and action.outage:
+                raise BmcError(str(error), error.failure, detail=_restore(await self._found.read())) from error
+            raise
         status = told.after
         if self._options.policy == "observe" and status.policy is not PowerRestorePolicy.ALWAYS_ON:
-            msg = (
-                f"{engine.where}: power restore policy is {status.policy}, so this host stays off when power returns; "
-                "set it to always-on, or let us do it (bmc.policy: ensure; it is observe)"
-            )
+            why = f"{engine.where}: power restore policy is {status.policy}, so this host stays off when power returns"
+            right = "set it to always-on, or let us do it (bmc.policy: ensure; it is observe)"
+            msg = f"{why}; {'the armed daemon sets it to always-on' if self._dry_run else right}"
             raise BmcError(msg)
-        more: tuple[tuple[str, str], ...] = (("earlier", "; ".join(earlier)),) if earlier else ()
-        if bracket and told.changed and told.before.policy is not PowerRestorePolicy.UNKNOWN:
-            more += (("restore", told.before.policy.value),)
+        detail = self._detail(engine, told, earlier, began_s)
+        if bracket and action.outage:
+            # Where it is set already, it may be by us: by a way that failed, or by a daemon that was killed after that.
+            detail += _restore(told.before.policy if told.changed else await self._found.read())
+        elif bracket:
+            await self._found.write(status.policy)
+        if not action.outage and (watts := await self._watts(engine, limit_s - (self._clock() - began_s))) is not None:
+            detail += (("power_watts", watts),)
+        return detail
+
+    async def _put_back(self, action: RestorePolicy, began_s: float, limit_s: float) -> Detail:
+        """Put back what an outage found, but only over the always-on that we have set in it (bmc.policy: bracket)."""
+        if self._options.policy != "bracket":
+            msg = (
+                f"bmc.policy is {self._options.policy} by now, so the policy of before the outage ({action.policy}) is "
+                "not put back: set it yourself if it is wanted"
+            )
+            raise BmcError(msg, Failure.SETTINGS, harmless=True)
+        wanted = _of_word(action.policy)
+        engine, told, earlier = await self._first(lambda engine, by_s: engine.put_back(wanted, by_s), limit_s)
+        found = told.after.policy
+        if told.changed and found is not wanted:
+            msg = f"{engine.where}: reads {found} where {wanted} was put back"
+            raise BmcError(msg, Failure.MISMATCH)
+        return self._detail(engine, told, earlier, began_s)
+
+    def _detail(self, engine: Engine, told: Ensured, earlier: tuple[str, ...], began_s: float) -> Detail:
+        status = told.after
+        more: Detail = (("earlier", "; ".join(earlier)),) if earlier else ()
         return (
             ("policy", status.policy.value),
             ("verified", True),
@@ -75,6 +130,20 @@ class BmcEffector:
             ("latency_s", round(self._clock() - began_s, 3)),
             *more,
         )
+
+    async def power_watts(self, limit_s: float) -> float | None:
+        """What the host draws, as its BMC measures it; None where it does not say. Never raises: nothing needs it."""
+        for engine in self._engines:
+            watts = await self._watts(engine, limit_s / len(self._engines))
+            if watts is not None:
+                return watts
+        return None
+
+    async def _watts(self, engine: Engine, limit_s: float) -> float | None:
+        try:
+            return await engine.power_watts(boottime_s() + limit_s) if limit_s > 0 else None
+        except BmcError:
+            return None
 
     async def status(self, limit_s: float) -> ChassisStatus:
         """Read the chassis status within limit_s; changes nothing. Raises BmcError."""
@@ -126,6 +195,21 @@ class BmcEffector:
         return tuple(f"{engine.kind}: {error}" for engine, error in zip(self._engines, failed, strict=False))
 
 
+def _restore(found: PowerRestorePolicy | None) -> Detail:
+    """Tell what is to be put back after the outage; nothing where nobody knows, or where it was always-on anyway."""
+    puts_back = found in (PowerRestorePolicy.ALWAYS_OFF, PowerRestorePolicy.LAST_STATE)
+    return (("restore", found.value),) if found is not None and puts_back else ()
+
+
+def _of_word(word: str) -> PowerRestorePolicy:
+    """Return the policy of a word that `restore` told. Raises BmcError."""
+    for policy in (PowerRestorePolicy.ALWAYS_OFF, PowerRestorePolicy.LAST_STATE):
+        if policy == word:
+            return policy
+    msg = f"{word[:40]!r} is no policy that an outage could have found and changed: nothing is put back"
+    raise BmcError(msg, Failure.SETTINGS, harmless=True)
+
+
 async def _ensure(engine: Engine, by_s: float) -> Ensured:
     return await engine.ensure(PowerRestorePolicy.ALWAYS_ON, by_s)
 
@@ -172,5 +256,5 @@ def _engines(options: BmcOptions, spawn: Spawn, clock: Clock) -> tuple[Engine, .
 
             made.append(RedfishEngine(options, clock=clock))
         if options.kind in {"ipmi-lan", "auto"}:
-            made.append(LanEngine(options.host, options.port, options.user, options.password, spawn=spawn, clock=clock))
+            made.append(LanEngine(options, spawn=spawn, clock=clock))
     return tuple(made)

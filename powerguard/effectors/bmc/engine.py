@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from powerguard.clock import Clock, boottime_s
+from powerguard.core.actions import Detail
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.bmc.ipmi import ChassisStatus, Failure, PowerRestorePolicy, RestartCause
+from powerguard.effectors.bmc.timer import Device, Timer
 from powerguard.options import Secret, SecretError
 
 BACK_OFF_S: Final = 600.0
@@ -18,8 +20,10 @@ BACK_OFF_S: Final = 600.0
 class BmcError(EffectorError):
     """The return of the host could not be verified. failure: which way; None where no BMC was asked."""
 
-    def __init__(self, text: str, failure: Failure | None = None) -> None:
-        super().__init__(text)
+    def __init__(
+        self, text: str, failure: Failure | None = None, *, harmless: bool = False, detail: Detail = ()
+    ) -> None:
+        super().__init__(text, harmless=harmless, detail=detail)
         self.failure = failure
 
 
@@ -45,6 +49,20 @@ class Probe:
     restart_cause: RestartCause | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """The BMC's watchdog timer, and what says whether it could bring this host back.
+
+    device: None where the BMC does not say who it is; restart_cause: as in `Probe`. kernel_driver: ipmi_watchdog is
+    loaded, which stops the timer at every power-off (Linux, ipmi_watchdog.c, wdog_reboot_handler).
+    """
+
+    timer: Timer
+    device: Device | None
+    restart_cause: RestartCause | None
+    kernel_driver: bool
+
+
 class Engine(Protocol):
     """One way to the host's own BMC. by_s: a moment of CLOCK_BOOTTIME by which it has answered or raised BmcError."""
 
@@ -59,12 +77,20 @@ class Engine(Protocol):
         """Read; set only if it differs; read back until it is so."""
         ...
 
+    async def put_back(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
+        """Ensure, but only over always-on: what is there else is somebody's since, and is left."""
+        ...
+
     async def status(self, by_s: float) -> ChassisStatus:
         """Read, and change nothing."""
         ...
 
     async def probe(self, by_s: float, *, ask_support: bool) -> Probe:
         """Read what is worth knowing. ask_support: also what may look like a set to a strict reader of logs."""
+        ...
+
+    async def power_watts(self, by_s: float) -> float | None:
+        """What the host draws now, as the BMC measures it (DCMI); None where it does not say."""
         ...
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from powerguard.effectors.bmc.ipmi import (
     GET_CHASSIS_STATUS,
     GET_POLICY_SUPPORT,
+    GET_POWER,
     GET_RESTART_CAUSE,
     ChassisStatus,
     Command,
@@ -16,6 +17,7 @@ from powerguard.effectors.bmc.ipmi import (
     PowerRestorePolicy,
     ReplyError,
     completion,
+    decode_power,
     decode_support,
     get_user_access,
     get_user_name,
@@ -38,6 +40,13 @@ class BmcFailure(Exception):  # noqa: N818 - it is the failure's kind that calle
     def __init__(self, failure: Failure, text: str) -> None:
         super().__init__(text)
         self.failure = failure
+
+
+class Session(NamedTuple):
+    """One login over LAN. close frees the BMC's slot for it, and may raise anything or hang."""
+
+    send: Send
+    close: Callable[[], object]
 
 
 class Pace(NamedTuple):
@@ -81,6 +90,11 @@ def refusal(command: Command, code: int) -> BmcFailure | None:
     return BmcFailure(failure, text)
 
 
+def silence(command: Command) -> BmcFailure:
+    """A command in a session that got no answer."""
+    return BmcFailure(Failure.TIMEOUT, f"answered the login, then fell silent during {command.name}")
+
+
 class Exchange(NamedTuple):
     """One session's worth of questions and orders."""
 
@@ -106,14 +120,17 @@ class Exchange(NamedTuple):
             raise BmcFailure(Failure.PROTOCOL, str(error)) from error
         return data
 
-    def ensure(self, wanted: PowerRestorePolicy) -> Ensured:
-        """Read; set only if it differs; read back until it is so. Raises BmcFailure."""
+    def ensure(self, wanted: PowerRestorePolicy, only_over: PowerRestorePolicy | None = None) -> Ensured:
+        """Read; set only if it differs; read back until it is so. Raises BmcFailure.
+
+        only_over: set only where this is read; anything else is somebody's since, and is left.
+        """
         before = self.status()
-        if ChassisStatus.decode(before).policy is wanted:
+        found = ChassisStatus.decode(before).policy
+        if found is wanted or found is not (only_over or found):
             return Ensured(before=before, after=before, changed=False)
         supported = decode_support(self.ask(set_policy(wanted)))
         waited_s = 0.0
-        found = PowerRestorePolicy.UNKNOWN
         for at_s in READ_BACK_S:
             if at_s and not self.pace.pause(at_s - waited_s):
                 break
@@ -134,15 +151,20 @@ class Exchange(NamedTuple):
         """
         return Probed(
             status=self.status(),
-            support=self._optional(GET_POLICY_SUPPORT) if ask_support else None,
-            cause=self._optional(GET_RESTART_CAUSE),
+            support=self.optional(GET_POLICY_SUPPORT) if ask_support else None,
+            cause=self.optional(GET_RESTART_CAUSE),
         )
+
+    def power_watts(self) -> float | None:
+        """What the host draws now; None where the BMC does not say (DCMI is optional)."""
+        data = self.optional(GET_POWER)
+        return None if data is None else decode_power(data)
 
     def account_level(self, user: bytes) -> int | None:
         """Privilege limit of the account of this name on this channel; None where the BMC does not say. Only reads."""
         number = most = 1
         while number <= most:
-            access, name = self._optional(get_user_access(number)), self._optional(get_user_name(number))
+            access, name = self.optional(get_user_access(number)), self.optional(get_user_name(number))
             if access is None or len(access) < 4:
                 return None
             # A user without a name, mostly the first one, may have none to tell.
@@ -151,7 +173,8 @@ class Exchange(NamedTuple):
             number, most = number + 1, min(access[0] & 0x3F, MAX_USERS)
         return None
 
-    def _optional(self, command: Command) -> bytes | None:
+    def optional(self, command: Command) -> bytes | None:
+        """Ask; None where the BMC does not know the question, or does not answer it to us. Raises BmcFailure."""
         try:
             return self.ask(command)
         except BmcFailure as refused:

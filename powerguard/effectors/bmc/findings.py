@@ -1,18 +1,23 @@
 """What `powerguard doctor` looks at of the BMC: will it bring the host back, and does it let strangers in?
 
-Only reads: the policy, what it can be set to, what powered the host on last; over IPMI LAN also what it answers to who
-has no login, and how much our own account may do.
+Only reads: the policy, what it can be set to, what powered the host on last, what it draws, the watchdog; over IPMI LAN
+also what it answers to who has no login, and how much our own account may do.
 """
 
+from pathlib import Path
 from typing import Final
 
 from powerguard.clock import boottime_s
+from powerguard.core.actions import CheckWay, Way
+from powerguard.effectors.base import EffectorError
 from powerguard.effectors.bmc import audit
 from powerguard.effectors.bmc.audit import Openness
+from powerguard.effectors.bmc.drilled import DrillFile
 from powerguard.effectors.bmc.effector import BmcEffector, BmcError, Probe
 from powerguard.effectors.bmc.ipmi import ADMINISTRATOR, PowerRestorePolicy, RestartCause
 from powerguard.effectors.bmc.lan import LanEngine
 from powerguard.effectors.bmc.options import BmcOptions
+from powerguard.effectors.bmc.watchdog import WatchdogEffector
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.host_findings import Finding
 
@@ -21,16 +26,21 @@ _NAME: Final = "bmc.security"
 _GUIDE: Final = "docs/guides/bmc.md"
 
 
-async def findings(options: BmcOptions, *, spawn: Spawn = run_child, limit_s: float = LIMIT_S) -> list[Finding]:
-    """Look, and say what was found. Three times limit_s at most."""
+async def findings(
+    options: BmcOptions, *, folder: Path | None = None, spawn: Spawn = run_child, limit_s: float = LIMIT_S
+) -> list[Finding]:
+    """Look, and say what was found. Four times limit_s at most. folder: the daemon's, where drills are kept."""
     if options.kind == "none":
         return []
+    bmc = BmcEffector(options, spawn=spawn, limit_s=limit_s)
     try:
-        seen = await BmcEffector(options, spawn=spawn, limit_s=limit_s).probe(limit_s)
+        seen = await bmc.probe(limit_s)
     except BmcError as error:
         found, answered = [Finding("bmc", "FAIL", str(error), "")], False
     else:
-        found, answered = [_policy(seen, options)], True
+        found, answered = [_policy(seen, options, await bmc.power_watts(1.0))], True
+    if options.watchdog and folder is not None:
+        found.append(await _watchdog(options, folder, limit_s))
     if options.host is None:
         return found
     try:
@@ -42,11 +52,22 @@ async def findings(options: BmcOptions, *, spawn: Spawn = run_child, limit_s: fl
     return [*found, *_security(openness, level, options)]
 
 
-def _policy(seen: Probe, options: BmcOptions) -> Finding:
+async def _watchdog(options: BmcOptions, folder: Path, limit_s: float) -> Finding:
+    """Could its watchdog be armed, and has a drill shown that it works here?"""
+    way = WatchdogEffector(options, DrillFile(folder), limit_s=limit_s)
+    try:
+        told = dict(await way.carry_out(CheckWay(id="doctor", by_s=boottime_s() + limit_s, way=Way.WATCHDOG)))
+    except EffectorError as error:
+        return Finding("bmc.watchdog", "WARN", f"blocked: {error}", _GUIDE)
+    return Finding("bmc.watchdog", "PASS", f"drilled on this board ({told['board']}), and free: armed in an outage")
+
+
+def _policy(seen: Probe, options: BmcOptions, watts: float | None) -> Finding:
     """Will it power the host on?"""
     policy, wanted = seen.status.policy, PowerRestorePolicy.ALWAYS_ON
     if policy is wanted:
-        text = f"power restore policy is always-on: the host comes back with the power{_last(seen)}"
+        draws = "" if watts is None else f"; the host draws {watts:.0f} W"
+        text = f"power restore policy is always-on: the host comes back with the power{_last(seen)}{draws}"
         return Finding("bmc", "PASS", text)
     if seen.supported is not None and wanted not in seen.supported:
         return Finding(
@@ -70,7 +91,7 @@ async def _level(options: BmcOptions, spawn: Spawn, limit_s: float) -> int | Non
     """How much our account may do; None where nobody says, or no login over LAN is ours to make."""
     if options.kind not in {"ipmi-lan", "auto"} or not (options.host and options.user and options.password):
         return None
-    lan = LanEngine(options.host, options.port, options.user, options.password, spawn=spawn, clock=boottime_s)
+    lan = LanEngine(options, spawn=spawn, clock=boottime_s)
     try:
         return await lan.account_level(boottime_s() + limit_s)
     except BmcError:  # it has answered already, maybe another way: this is a question beside

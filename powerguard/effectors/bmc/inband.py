@@ -6,9 +6,10 @@ from typing import Any, Final, TypeVar
 from powerguard.clock import boottime_s
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.bmc import answers
-from powerguard.effectors.bmc.engine import BmcError, Ensured, Probe
+from powerguard.effectors.bmc.engine import BmcError, Ensured, Probe, Watch
 from powerguard.effectors.bmc.ipmi import ChassisStatus, Failure, PowerRestorePolicy, ReplyError
 from powerguard.effectors.bmc.options import IPMI_SOCKET
+from powerguard.effectors.bmc.timer import Timer
 from powerguard.effectors.root_client import RootHelper
 
 ANSWER_MARGIN_S: Final = 0.2
@@ -28,7 +29,7 @@ _REMEDIES: Final = {
 
 
 class InbandEngine:
-    """The host's own BMC, asked by a process of root's that takes four words."""
+    """The host's own BMC, asked by a process of root's that takes a few words (`helper.WORDS`)."""
 
     kind = "in-band"
     where = "BMC in-band"
@@ -47,18 +48,36 @@ class InbandEngine:
             raise _error(Failure.MISMATCH, f"reads {told.after.policy} where {wanted} was asked for")
         return told
 
+    async def put_back(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
+        return await self._ask("restore", by_s, answers.ensured, policy=wanted.value)
+
     async def status(self, by_s: float) -> ChassisStatus:
         return await self._ask("status", by_s, answers.status)
 
     async def probe(self, by_s: float, *, ask_support: bool) -> Probe:
         return await self._ask("probe" if ask_support else "look", by_s, answers.probe)
 
-    async def _ask(self, word: str, by_s: float, read: Callable[[Mapping[str, Any]], _T]) -> _T:
+    async def power_watts(self, by_s: float) -> float | None:
+        return await self._ask("power", by_s, answers.watts)
+
+    async def watchdog(self, by_s: float) -> Watch:
+        """Read the watchdog timer; changes nothing."""
+        return await self._ask("watchdog", by_s, answers.watch)
+
+    async def arm(self, in_s: int, by_s: float) -> Timer:
+        """Let the BMC cycle the power in in_s seconds, and return what was read back."""
+        return await self._ask("arm", by_s, answers.timer, in_s=in_s)
+
+    async def disarm(self, by_s: float) -> tuple[Timer, bool]:
+        """Take that back; what was read, and whether there was anything to take back."""
+        return await self._ask("disarm", by_s, lambda told: (answers.timer(told), told.get("changed") is True))
+
+    async def _ask(self, word: str, by_s: float, read: Callable[[Mapping[str, Any]], _T], **more: object) -> _T:
         limit_s = max(by_s - boottime_s(), _LEAST_S)
         # Past the helper's own limit nobody may ask; a short time is for it to answer, and for us to hear it.
         within_s = min(max(limit_s - ANSWER_MARGIN_S, limit_s / 2), 5.0)
         try:
-            told = await self._helper.ask({"word": word, "within_s": round(within_s, 3)}, limit_s=limit_s)
+            told = await self._helper.ask({"word": word, "within_s": round(within_s, 3), **more}, limit_s=limit_s)
         except EffectorError as error:
             raise BmcError(str(error), Failure.UNREACHABLE) from None
         if told.get("failure") is not None:

@@ -1,8 +1,8 @@
 """The few raw IPMI commands that we need, as bytes <-> values. No input, no output.
 
 IPMI = Intelligent Platform Management Interface Specification, second generation, v2.0, revision 1.1. A request is
-(network function, command, data); an answer is a completion code and data. All of ours belong to network function
-Chassis (00h) and ask for at most Operator privilege (appendix G), so no account of ours is ever an administrator.
+(network function, command, data); an answer is a completion code and data. All of ours ask for at most Operator
+privilege (appendix G), so no account of ours is ever an administrator.
 Answers are read leniently: boards and simulators cut bytes off and append some.
 Named tuples and no dataclasses: those take 15 ms to import, a quarter of what a word to the root helper takes.
 """
@@ -67,6 +67,8 @@ class Failure(StrEnum):
     """Acknowledged, but it reads back as something else."""
     PROTOCOL = "protocol-error"
     """Anything that a correct BMC, or a correct library, does not do."""
+    HELD = "held"
+    """Somebody else uses what was to be used."""
     SETTINGS = "settings"
     """The BMC is there, but the settings do not say, or say wrongly, what of it we are."""
 
@@ -89,12 +91,17 @@ GET_RESTART_CAUSE = Command("Get System Restart Cause", 0x00, 0x07)
 GET_POLICY_SUPPORT = Command("Set Power Restore Policy", 0x00, 0x06, b"\x03")
 """011b: no change, only tell which policies are supported. IPMI 2.0 section 28.8."""
 
+POWER_ON = Command("Chassis Control", 0x00, 0x02, b"\x01")
+"""Power up, IPMI 2.0 section 28.3; the sentinel's alone (`power.py`), and no other value of it exists here."""
+
+GET_POWER = Command("Get Power Reading", 0x2C, 0x02, b"\xdc\x01\x00\x00")
+"""DCMI 1.5 section 6.6.1: group DCh, system power statistics. Optional."""
 
 THIS_CHANNEL = 0x0E
 """The channel that the question comes in on (IPMI 2.0 section 6.3)."""
 
-ADMINISTRATOR = 0x04
-"""Privilege levels: 2 user, 3 operator, 4 administrator, 5 the vendor's own (IPMI 2.0 section 6.8)."""
+OPERATOR, ADMINISTRATOR = 0x03, 0x04
+"""Privilege levels: 2 user, 3 operator, 4 administrator, 5 the vendor's own (IPMI 2.0 section 6.8). We ask for 3."""
 
 
 def get_user_access(user_id: int) -> Command:
@@ -165,6 +172,13 @@ def decode_restart_cause(data: bytes) -> RestartCause:
     """Return which layer powered the host on; UNKNOWN for an empty answer or a code point of the future."""
     code = data[0] & 0x0F if data else 0
     return _CAUSES[code] if code < len(_CAUSES) else RestartCause.UNKNOWN
+
+
+def decode_power(data: bytes) -> float | None:
+    """Watts now, of a DCMI power reading (section 6.6.1); None where it is none, or nothing is measured just now."""
+    if len(data) < 3 or data[0] != 0xDC or (len(data) > 17 and not data[17] & 0x40):
+        return None
+    return float(int.from_bytes(data[1:3], "little")) or None
 
 
 # IPMI 2.0 table 5-2: code -> (what it asks of us, what it says). Codes that no chassis command should ever answer are

@@ -10,8 +10,8 @@ from powerguard.clock import Clock, boottime_s
 from powerguard.effectors.bmc import answers
 from powerguard.effectors.bmc.engine import BACK_OFF_S, BmcError, Ensured, Login, Probe
 from powerguard.effectors.bmc.ipmi import ChassisStatus, Failure, PowerRestorePolicy, ReplyError
+from powerguard.effectors.bmc.options import BmcOptions
 from powerguard.effectors.child import Spawn
-from powerguard.options import Secret
 
 WORKER: Final = (sys.executable, "-P", "-m", "powerguard.effectors.bmc.worker")
 """-P: whatever lies in the working folder is not imported."""
@@ -33,20 +33,25 @@ _REMEDIES: Final = {
     Failure.TIMEOUT: "the BMC hangs or its network went away: reset the BMC if this goes on",
     Failure.MISMATCH: "the BMC did not store it: set it in the firmware setup, and look for a firmware update",
     Failure.PROTOCOL: "the BMC or the IPMI library misbehaves: compare with `ipmitool -I lanplus chassis status`",
+    Failure.HELD: "see who else uses it",
     Failure.SETTINGS: "correct the settings of bmc",
 }
 
 
 class LanEngine:
-    """IPMI over LAN (RMCP+) through pyghmi, which never is in this process."""
+    """IPMI over LAN (RMCP+) through a library that never is in this process."""
 
     kind = "ipmi-lan"
 
-    def __init__(self, host: str, port: int, user: str, password: Secret, *, spawn: Spawn, clock: Clock) -> None:
-        """clock: seconds of CLOCK_BOOTTIME, for the rest after a refused login."""
-        self._host = host
-        self._port = port
-        self._login = Login(user, password, clock=clock, max_bytes=IPMI_PASSWORD_BYTES)
+    def __init__(self, options: BmcOptions, *, spawn: Spawn, clock: Clock) -> None:
+        """options: with host, user and password. clock: CLOCK_BOOTTIME, for the rest after a refused login."""
+        if options.host is None or options.user is None or options.password is None:
+            msg = "IPMI over LAN needs host, user and password"
+            raise ValueError(msg)
+        self._host = options.host
+        self._port = options.port
+        self._library = options.ipmi_library
+        self._login = Login(options.user, options.password, clock=clock, max_bytes=IPMI_PASSWORD_BYTES)
         self._spawn = spawn
 
     async def ensure(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
@@ -55,11 +60,17 @@ class LanEngine:
             raise self._error(Failure.MISMATCH, f"reads {told.after.policy} where {wanted} was asked for")
         return told
 
+    async def put_back(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
+        return await self._read("restore", by_s, answers.ensured, policy=wanted.value)
+
     async def status(self, by_s: float) -> ChassisStatus:
         return await self._read("status", by_s, answers.status)
 
     async def probe(self, by_s: float, *, ask_support: bool) -> Probe:
         return await self._read("probe" if ask_support else "look", by_s, answers.probe)
+
+    async def power_watts(self, by_s: float) -> float | None:
+        return await self._read("power", by_s, answers.watts)
 
     async def account_level(self, by_s: float) -> int | None:
         """Privilege limit of our own account (`ipmi.ADMINISTRATOR`, ...); None where the BMC does not say."""
@@ -74,24 +85,26 @@ class LanEngine:
     def _error(self, failure: Failure, seen: str) -> BmcError:
         return BmcError(f"{self.where}: {seen}; {_REMEDIES[failure]}", failure)
 
-    async def _read(self, operation: str, by_s: float, read: Callable[[Mapping[str, Any]], _T]) -> _T:
+    async def _read(self, operation: str, by_s: float, read: Callable[[Mapping[str, Any]], _T], **more: str) -> _T:
         try:
-            return read(await self._operate(operation, by_s))
+            return read(await self._operate(operation, by_s, **more))
         except ReplyError as error:
             raise self._error(Failure.PROTOCOL, str(error)) from None
 
-    async def _operate(self, operation: str, by_s: float) -> dict[str, Any]:
+    async def _operate(self, operation: str, by_s: float, **more: str) -> dict[str, Any]:
         """Run one operation in a worker; returns its answer. Raises BmcError with the whole story in one line."""
         limit_s = by_s - boottime_s()
         password = await self._login.password(by_s)
         self._login.check_back_off(self.where, password, _REMEDIES[Failure.AUTH])
         request = {
             "operation": operation,
+            "library": self._library,
             "host": self._host,
             "port": self._port,
             "user": base64.b64encode(self._login.user.encode()).decode(),
             "password": base64.b64encode(password).decode(),
             "by_s": by_s - KILL_MARGIN_S,
+            **more,
         }
         try:
             ended = await self._spawn(WORKER, limit_s=max(by_s - boottime_s(), 0.0), stdin=json.dumps(request).encode())

@@ -4,7 +4,7 @@ from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from powerguard.options import Options, Secret
+from powerguard.options import AbsolutePath, Fingerprint, Options, Secret
 
 IPMI_SOCKET: Final = "/run/powerguard-ipmi/ipmi.sock"
 """Where powerguard-ipmi.socket listens (systemd/powerguard-ipmi.socket)."""
@@ -20,6 +20,8 @@ class BmcOptions(Options):
         makes sure that the host powers on by itself.
     host: address or name of the BMC on its own network.
     port: UDP port of IPMI over LAN (RMCP+).
+    ipmi_library: who speaks IPMI over LAN. "python-ipmi" (IPv4 alone, pip install 'powerguard[ipmi]') is for BMCs and
+        networks on which "pyghmi" loses its time or fails.
     https_port: TCP port of Redfish.
     user: account of the BMC with privilege level Operator; no more is needed. IPMI has room for 16 characters.
     password: where its password is kept.
@@ -28,29 +30,21 @@ class BmcOptions(Options):
     system: which of several systems behind one Redfish service this host is: the last part of its path.
     socket: where the root helper listens; differs from the default in tests and in unusual layouts.
     policy: "ensure" sets the power restore policy to always-on where it is anything else; "bracket" does so only
-        when an outage begins, and before that makes sure that it could; to put the other one back after it is yours;
-        "observe" only reads it.
+        when an outage begins, before that makes sure that it could, and puts the other one back when training runs
+        again; "observe" only reads it.
+    watchdog: also let the BMC's own timer cycle the power after a power-off (layer D), in-band; armed only where a
+        drill has shown that it works on this board: `powerguard drill --scope bmc-watchdog`.
     """
 
     kind: Literal["none", "auto", "in-band", "redfish", "ipmi-lan"] = Field(examples=["auto"])
     host: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.:%-]{1,253}$", examples=["10.0.8.21"])
     port: int = Field(default=623, ge=1, le=65535)
+    ipmi_library: Literal["pyghmi", "python-ipmi"] = "pyghmi"
     https_port: int = Field(default=443, ge=1, le=65535)
     user: str | None = Field(default=None, min_length=1, max_length=64, examples=["powerguard"])
     password: Secret | None = Field(default=None, examples=[{"credential": "bmc"}])
-    ca: str | None = Field(
-        default=None,
-        pattern=r"^/[^\x00]+$",
-        max_length=4096,
-        examples=["/etc/powerguard/bmc-ca.pem"],
-        json_schema_extra={"x-wanted": "an absolute path"},
-    )
-    fingerprint: str | None = Field(
-        default=None,
-        pattern=r"^([0-9A-Fa-f]{2}:?){31}[0-9A-Fa-f]{2}$",
-        examples=["9f" * 32],
-        json_schema_extra={"x-wanted": "64 hexadecimal digits, with or without colons"},
-    )
+    ca: AbsolutePath | None = Field(default=None, examples=["/etc/powerguard/bmc-ca.pem"])
+    fingerprint: Fingerprint | None = Field(default=None, examples=["9f" * 32])
     system: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.:-]{1,255}$", examples=["1"])
     socket: str = Field(
         default=IPMI_SOCKET,
@@ -60,6 +54,7 @@ class BmcOptions(Options):
         json_schema_extra={"x-wanted": "an absolute path of at most 107 characters"},
     )
     policy: Literal["ensure", "bracket", "observe"] = "ensure"
+    watchdog: bool = Field(default=False, examples=[True])
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:
@@ -77,6 +72,12 @@ class BmcOptions(Options):
                 raise ValueError(msg)
         if self.kind in {"auto", "ipmi-lan"} and len((self.user or "").encode()) > _IPMI_USER_BYTES:
             msg = f"kind {self.kind}: user must be at most {_IPMI_USER_BYTES} bytes, as IPMI has no room for more"
+            raise ValueError(msg)
+        if self.ipmi_library == "python-ipmi" and ":" in (self.host or ""):
+            msg = f"ipmi_library: python-ipmi speaks IPv4 alone, and host is {self.host} (leave ipmi_library out)"
+            raise ValueError(msg)
+        if self.watchdog and self.kind not in {"in-band", "auto"}:
+            msg = f"watchdog is armed in-band, and kind is {self.kind} (write kind: auto, or leave watchdog out)"
             raise ValueError(msg)
         if self.ca is not None and self.fingerprint is not None:
             msg = "give ca or fingerprint, not both: a pinned certificate needs nobody to sign it"

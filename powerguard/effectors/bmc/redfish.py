@@ -35,6 +35,7 @@ _REMEDIES: Final = {
     Failure.TIMEOUT: "the BMC hangs or its network went away: reset the BMC if this goes on",
     Failure.MISMATCH: "the BMC did not store it, or not yet: set it in the firmware setup, and look for an update",
     Failure.PROTOCOL: "this is no Redfish service as we know them: look with curl at https://HOST/redfish/v1/",
+    Failure.HELD: "see who else uses it",
     Failure.SETTINGS: "see bmc.ca, bmc.fingerprint and bmc.system (docs/guides/bmc.md)",
 }
 
@@ -139,10 +140,19 @@ class RedfishEngine:
         self._verify: ssl.SSLContext | aiohttp.Fingerprint | None = None
 
     async def ensure(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
+        return await self._set(wanted, by_s, None)
+
+    async def put_back(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
+        return await self._set(wanted, by_s, PowerRestorePolicy.ALWAYS_ON)
+
+    async def power_watts(self, by_s: float) -> float | None:  # noqa: ARG002 - not asked: see docs/guides/bmc.md
+        return None
+
+    async def _set(self, wanted: PowerRestorePolicy, by_s: float, only_over: PowerRestorePolicy | None) -> Ensured:
         async with self._talk(by_s) as talk:
             seen = await self._look(talk)
             before = seen.status()
-            if seen.policy is wanted:
+            if seen.policy is wanted or seen.policy is not (only_over or seen.policy):
                 return Ensured(before=before, after=before, changed=False)
             knob = seen.knob
             if knob is None:

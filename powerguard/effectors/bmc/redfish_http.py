@@ -75,6 +75,12 @@ class Talk:
                 raise _refusal(self.doing, status, body)
             resource = await self.get(resource.path)
 
+    async def post(self, path: str, told: Mapping[str, Any]) -> None:
+        """Call an action. Raises BmcFailure. Any 2xx will do: what came of it is looked at."""
+        status, _, body = await self._patient("POST", path, change=told)
+        if not 200 <= status < 300:
+            raise _refusal(self.doing, status, body)
+
     async def pause(self, seconds: float) -> bool:
         """Wait, and say whether there was time for it."""
         if boottime_s() + seconds >= self.by_s:

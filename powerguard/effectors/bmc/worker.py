@@ -4,9 +4,10 @@ pyghmi 1.6.19 cannot be bounded inside a long-lived process: a BMC that dies in 
 one failed login with str credentials that BMC is out of reach for the life of the process (measured; decision 0010).
 So each operation gets a process that ends itself at its deadline and is killed by the daemon if it does not.
 
-stdin: {"operation", "host", "port", "user", "password", "by_s"}; user and password are base64 of bytes and exist
-nowhere else, by_s is a moment of CLOCK_BOOTTIME. operation: "status"; "ensure"; "probe"; "look" (a probe that sends
-nothing but reads); "account" (how much ours may do).
+stdin: {"operation", "library", "host", "port", "user", "password", "by_s"}; user and password are base64 of bytes and
+exist nowhere else, by_s is a moment of CLOCK_BOOTTIME, library is `bmc.ipmi_library`. operation: "status"; "ensure";
+"restore" ("policy", over always-on alone); "probe"; "look" (a probe that sends nothing but reads); "power" (watts);
+"power-on" (the sentinel's); "account" (how much ours may do).
 stdout: one object, {"ok": true, ...} or {"ok": false, "failure", "text"}.
 """
 
@@ -22,30 +23,12 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from powerguard.clock import boottime_s
-from powerguard.effectors.bmc.exchange import BmcFailure, Exchange, Pace, refusal
-from powerguard.effectors.bmc.ipmi import Command, Failure, PowerRestorePolicy
+from powerguard.effectors.bmc.exchange import BmcFailure, Exchange, Pace, Session, refusal
+from powerguard.effectors.bmc.ipmi import POWER_ON, Command, Failure, PowerRestorePolicy
 
 _LOGIN = "login"
-OPERATOR = 3
-"""Privilege level that is asked for (IPMI 2.0 table 22-18): enough for every command of ours."""
-
 # ASF presence ping (IPMI 2.0 section 13.2.3). Only used to learn at once that nothing listens on the port.
 _PING = b"\x06\x00\xff\x06\x00\x00\x11\xbe\x80\x00\x00\x00"
-
-# Texts of pyghmi.ipmi.private (IPMI 2.0 table 13-15) that tell us which way a login failed, in lower case.
-_LOGIN_TEXTS = (
-    ("incorrect password", Failure.AUTH),
-    ("unauthorized name", Failure.AUTH),
-    ("invalid integrity check value", Failure.AUTH),
-    ("rakp4 integrity code", Failure.AUTH),
-    ("unauthorized role", Failure.PRIVILEGE),
-    ("invalid role", Failure.PRIVILEGE),
-    ("privilege", Failure.PRIVILEGE),
-    ("privelege", Failure.PRIVILEGE),
-    ("insufficient resources", Failure.BUSY),
-    ("session no longer connected", Failure.UNREACHABLE),
-    ("timeout", Failure.UNREACHABLE),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +41,8 @@ class Request:
     by_s: float
     user: bytes = field(repr=False)
     password: bytes = field(repr=False)
+    library: str
+    policy: str = ""
 
     @classmethod
     def read(cls, text: bytes) -> "Request":
@@ -70,11 +55,13 @@ class Request:
             by_s=float(told["by_s"]),
             user=base64.b64decode(told["user"]),
             password=base64.b64decode(told["password"]),
+            library=str(told["library"]),
+            policy=str(told.get("policy", "")),
         )
 
 
 class Worker:
-    """The process: main thread in pyghmi, one thread watching the deadline, one listening for "port closed"."""
+    """The process: main thread in the IPMI library, one watching the deadline, one listening for "port closed"."""
 
     def __init__(self, stdout: int) -> None:
         self._stdout = stdout
@@ -92,7 +79,7 @@ class Worker:
                 os.write(self._stdout, json.dumps(answer).encode())
 
     def end(self, answer: dict[str, Any]) -> NoReturn:
-        """Answer and leave without joining pyghmi's threads."""
+        """Answer and leave without joining the library's threads."""
         try:
             self.answer(answer)
         finally:
@@ -140,74 +127,54 @@ class Worker:
 
         def send(command: Command) -> tuple[int, bytes]:
             self._doing = command.name
-            code, data = _send(session, command)
+            code, data = session.send(command)
             self._refused = refusal(command, code)
             return code, data
 
         exchange = Exchange(send, Pace(clock=boottime_s, sleep=time.sleep, by_s=request.by_s))
         if request.operation == "ensure":
             answer = exchange.ensure(PowerRestorePolicy.ALWAYS_ON)._asdict()
+        elif request.operation == "restore":
+            answer = exchange.ensure(PowerRestorePolicy(request.policy), PowerRestorePolicy.ALWAYS_ON)._asdict()
         elif request.operation == "status":
             answer = {"status": exchange.status()}
         elif request.operation in ("probe", "look"):
             answer = exchange.probe(ask_support=request.operation == "probe")._asdict()
+        elif request.operation == "power":
+            answer = {"power_watts": exchange.power_watts()}
+        elif request.operation == "power-on":
+            exchange.ask(POWER_ON)
+            answer = {}
         elif request.operation == "account":
             answer = {"level": exchange.account_level(request.user)}
         else:
             self.fail(Failure.PROTOCOL, f"no operation is called {request.operation!r}")
         told = {key: value.hex() if isinstance(value, bytes) else value for key, value in answer.items()}
         self.answer({"ok": True} | told)
-        session.ipmi_session.logout()  # frees the BMC's session slot; the answer is out, whatever comes of it
+        session.close()  # frees the BMC's session slot; the answer is out, whatever comes of it
         os._exit(0)
 
-    def _log_in(self, request: Request) -> Any:  # noqa: ANN401 - pyghmi has no types
-        from pyghmi.exceptions import IpmiException  # noqa: PLC0415 - 0.2 s, and the deadline is already watched
-        from pyghmi.ipmi.command import Command as Session  # noqa: PLC0415
-
-        self._doing = _LOGIN
+    def _log_in(self, request: Request) -> Session:
         try:
-            # Bytes, never str: with str a session leaks and blocks the next one.
-            session = Session(
-                bmc=request.host,
-                userid=request.user,
-                password=request.password,
-                port=request.port,
-                privlevel=OPERATOR,
-            )
-        except IpmiException as error:
-            raise _login_failure(str(error)) from None
+            # Late: 0.2 s each, and the deadline is already watched.
+            if request.library == "python-ipmi":
+                from powerguard.effectors.bmc.session_python_ipmi import log_in  # noqa: PLC0415
+            else:
+                from powerguard.effectors.bmc.session_pyghmi import log_in  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            text = f"{request.library} is not installed beside powerguard ({error}): pip install 'powerguard[ipmi]'"
+            raise BmcFailure(Failure.SETTINGS, text) from None
+        self._doing = _LOGIN
+        session = log_in(request.host, request.port, request.user, request.password)
         self._in_session = True
         return session
-
-
-def _login_failure(text: str) -> BmcFailure:
-    """Classify what pyghmi raises from a login. It gives no text at all when nobody answered."""
-    if text in ("", "None"):
-        return BmcFailure(Failure.UNREACHABLE, "no answer to the login")
-    for part, failure in _LOGIN_TEXTS:
-        if part in text.lower():
-            return BmcFailure(failure, text)
-    return BmcFailure(Failure.PROTOCOL, text)
-
-
-def _send(session: Any, command: Command) -> tuple[int, bytes]:  # noqa: ANN401 - pyghmi has no types
-    from pyghmi.exceptions import IpmiException  # noqa: PLC0415 - already imported by the login
-
-    silent = f"answered the login, then fell silent during {command.name}"
-    try:
-        reply = session.raw_command(netfn=command.netfn, command=command.number, data=list(command.data))
-    except IpmiException:
-        raise BmcFailure(Failure.TIMEOUT, silent) from None
-    if reply is None or reply.get("error") == "timeout":
-        raise BmcFailure(Failure.TIMEOUT, silent)
-    return int(reply["code"]), bytes(reply["data"])
 
 
 def main() -> NoReturn:
     """Read one request, carry it out, write one answer. Always ends with status 0 and an answer."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold the password
     worker = Worker(os.dup(1))
-    os.dup2(2, 1)  # pyghmi prints complaints; stdout belongs to the answer
+    os.dup2(2, 1)  # libraries print complaints; stdout belongs to the answer
     try:
         request = Request.read(sys.stdin.buffer.read())
     except (ValueError, KeyError, TypeError) as error:

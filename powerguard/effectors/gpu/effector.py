@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import structlog
 
-from powerguard.core.events import Action, CapPower, Detail, RestorePower
+from powerguard.core.actions import Action, CapPower, Detail, RestorePower
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.gpu.options import GPU_SOCKET, GpuOptions
 from powerguard.effectors.root_client import RootHelper

@@ -4,6 +4,7 @@ systemd starts one process for each connection to powerguard-gpu.socket, which o
 one JSON line, answers with one, and ends. The words are a closed list:
 
     {"word": "list"}                  what there is; changes nothing
+    {"word": "health"}                which GPUs are there, and which want a reset; changes nothing
     {"word": "cap", "share": 0.6}     each limit to this share of the limit found; never above what is set now
     {"word": "restore"}               each limit back to what was found, where it still is what we have set
     {"word": "hold"}                  the daemon is there and wants the cap to stay
@@ -24,8 +25,9 @@ from typing import Any, Final, NoReturn
 
 from powerguard.clock import boottime_s
 from powerguard.effectors.gpu.limits import LEASE_S, REMEMBERED, Folder, Kept, Limits
-from powerguard.effectors.gpu.nvml import Gpu, Nvml, NvmlError, may_set_limits
-from powerguard.effectors.root_helper import EX_USAGE, Answer, KeptError, RefusedError, say, seconds, serve, tell
+from powerguard.effectors.gpu.nvml import Gpu, Health, Nvml, NvmlError, may_set_limits
+from powerguard.effectors.root_folder import KeptError
+from powerguard.effectors.root_helper import EX_USAGE, Answer, RefusedError, say, seconds, serve, tell
 
 FOLDER: Final = "/run/powerguard-gpu"
 WITHIN_S: Final = 4.0
@@ -86,6 +88,26 @@ def _listed(index: int, gpu: Gpu | NvmlError, *, may_set: bool) -> Answer:
         "persistent": gpu.persistent,
         "settable": not because,
         "because": because,
+    }
+
+
+def do_health(_folder: Folder, word: Word) -> Answer:
+    """Tell which GPUs are there, and what is wrong with them; change nothing."""
+    by_s = boottime_s() + word.within_s
+    seen = Nvml.open(by_s).health(by_s)
+    return {"ok": True, "gpus": [_well(index, gpu) for index, gpu in sorted(seen.items())]}
+
+
+def _well(index: int, gpu: Health | NvmlError) -> Answer:
+    if isinstance(gpu, NvmlError):
+        return {"index": index, "uuid": None, "name": None, "pending": [], "worn": None, "because": str(gpu)}
+    return {
+        "index": index,
+        "uuid": gpu.uuid,
+        "name": gpu.name,
+        "pending": list(gpu.pending),
+        "worn": gpu.worn,
+        "because": "",
     }
 
 
@@ -228,6 +250,7 @@ def do_hold(folder: Folder, _word: Word) -> Answer:
 
 WORDS: Final[Mapping[str, Callable[[Folder, Word], Answer]]] = {
     "list": do_list,
+    "health": do_health,
     "cap": do_cap,
     "restore": do_restore,
     "hold": do_hold,
@@ -276,7 +299,8 @@ def _share(told: object) -> float:
 def carry_out(folder: Folder, word: Word) -> Answer:
     """Do what is asked, and answer whatever happens."""
     try:
-        _refuse_under_test(folder)
+        if word.word != "health":  # which neither reads the folder nor changes anything
+            _refuse_under_test(folder)
         answer = WORDS[word.word](folder, word)
     except (NvmlError, KeptError, RefusedError) as error:
         answer = {"ok": False, "error": str(error)}

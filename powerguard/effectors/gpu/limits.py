@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from powerguard.effectors.gpu.nvml import SAME_MW
-from powerguard.effectors.root_helper import KeptFolder, past_s
+from powerguard.effectors.root_folder import KeptFolder, past_s
 
 LEASE_S: Final = 180.0
 """A cap holds this long after the daemon last said so: longer than its restart (20 s to stop, 60 s to start)."""

@@ -81,6 +81,21 @@ class Gpu:
     persistent: bool | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """One GPU as a return from a power-off looks at it: who it is, and whether it wants to be reset.
+
+    pending: row_remap, page_retirement: memory went bad, and only a reset or a reboot replaces it. worn: a row could
+    not be replaced, so the GPU should be exchanged; None where not told. Xid errors cannot be asked for: NVML tells
+    them only to who was listening.
+    """
+
+    uuid: str
+    name: str
+    pending: tuple[str, ...]
+    worn: bool | None
+
+
 def bounded(jobs: Mapping[Key, Callable[[], Value]], by_s: float) -> dict[Key, Value | NvmlError]:
     """Do jobs side by side, and wait for their answers until by_s (CLOCK_BOOTTIME); threads that hang are left."""
     answers: queue.SimpleQueue[tuple[Key, Value | NvmlError]] = queue.SimpleQueue()
@@ -195,6 +210,24 @@ class Nvml:
             throttled=tuple(word for bit, word in _THROTTLED.items() if reasons & bit),
             mig=mig is not None and int(mig[0]) == 1,
             persistent=None if persistent is None else int(persistent) == 1,
+        )
+
+    def health(self, by_s: float) -> dict[int, Health | NvmlError]:
+        """Look whether every GPU is there and well, by index; needs no power limits, which not every GPU has."""
+        return bounded({index: partial(self._health, index) for index in range(self.count)}, by_s)
+
+    def _health(self, index: int) -> Health:
+        handle = self._call("nvmlDeviceGetHandleByIndex", index)
+        uuid, name = self._call("nvmlDeviceGetUUID", handle), self._call("nvmlDeviceGetName", handle)
+        # Since Ampere: corrected and uncorrected rows, one is pending, a remapping has failed. Before it: pages.
+        rows = self._ask("nvmlDeviceGetRemappedRows", handle)
+        pages = self._ask("nvmlDeviceGetRetiredPagesPendingStatus", handle)
+        waits = (("row_remap", rows is not None and bool(rows[2])), ("page_retirement", bool(pages)))
+        return Health(
+            uuid=str(uuid),
+            name=str(name),
+            pending=tuple(word for word, is_so in waits if is_so),
+            worn=None if rows is None else bool(rows[3]),
         )
 
     def set_limits(self, limits_mw: Mapping[int, int], by_s: float) -> dict[int, int | NvmlError]:

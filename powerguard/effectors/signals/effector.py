@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 import structlog
 
-from powerguard.core.events import Action, ContinueTrainer, Detail, StopTrainer, TerminateTrainer
+from powerguard.core.actions import Action, ContinueTrainer, Detail, StopTrainer, TerminateTrainer
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.root_client import RootHelper
 from powerguard.effectors.signals.options import SIGNAL_SOCKET, SignalsOptions

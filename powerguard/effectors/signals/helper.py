@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Final
 
 from powerguard.clock import boottime_s
-from powerguard.effectors.root_helper import EX_USAGE, Answer, KeptError, RefusedError, say, seconds, serve, tell
+from powerguard.effectors.root_folder import KeptError
+from powerguard.effectors.root_helper import EX_USAGE, Answer, RefusedError, say, seconds, serve, tell
 from powerguard.effectors.signals.allowed import ALLOWED, SIGNALS, UNIT, allowed
 from powerguard.effectors.signals.kept import LEASE_S, Folder, Stopped
 from powerguard.effectors.signals.processes import (

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from powerguard.effectors.root_helper import KeptFolder, past_s
+from powerguard.effectors.root_folder import KeptFolder, past_s
 
 LEASE_S: Final = 180.0
 """A stop holds this long after the daemon last said so: longer than its restart (20 s to stop, 60 s to start)."""

@@ -8,7 +8,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from powerguard.core.events import CheckpointProgress, Detail
+from powerguard.core.actions import Detail
+from powerguard.core.events import CheckpointProgress
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.trainer.conduct import BACKOFF_S, Meaning, Verdict, classify
 from powerguard.effectors.trainer.fallback import instead

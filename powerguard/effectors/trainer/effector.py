@@ -14,16 +14,8 @@ from typing import Any
 import structlog
 
 from powerguard.clock import Clock
-from powerguard.core.events import (
-    Action,
-    CheckpointProgress,
-    Conduct,
-    Detail,
-    PauseTrainer,
-    ResumeTrainer,
-    TrainerSeen,
-    TriggerCheckpoint,
-)
+from powerguard.core.actions import Action, Conduct, Detail, PauseTrainer, ResumeTrainer, TriggerCheckpoint
+from powerguard.core.events import CheckpointProgress, TrainerSeen
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.trainer.checkpoint import CheckpointRun

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from powerguard.core.events import Detail
+from powerguard.core.actions import Detail
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.trainer.run import Run
 

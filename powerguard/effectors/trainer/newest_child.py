@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from powerguard.trainer.disk import is_gone
 from powerguard.trainer.found import newest_in
 from powerguard.trainer.manifest import MANIFEST, step_of
 from powerguard.trainer.seal import glance
@@ -52,7 +53,7 @@ def main(argv: list[str]) -> int:
     """What was there when we looked last, and since when it has been so."""
     while True:
         now_s = time.perf_counter()
-        there = newest(folder, since_ns) if folder.is_dir() else []
+        there = _there(folder, since_ns)
         seen = {each.path: (each, _since(seen.get(each.path), each, now_s)) for each in there}
         for found, quiet_since_s in seen.values():
             if found.verified or now_s - quiet_since_s >= QUIET_S:
@@ -61,6 +62,16 @@ def main(argv: list[str]) -> int:
         if now_s - began_s >= limit_s:
             return 1
         time.sleep(_EVERY_S)
+
+
+def _there(folder: Path, since_ns: int) -> list[Newest]:
+    """As `newest`; nothing while there is no such folder, or where something went as we looked: we look again."""
+    try:
+        return newest(folder, since_ns) if folder.is_dir() else []
+    except OSError as error:
+        if not is_gone(error):
+            raise
+        return []
 
 
 def _since(before: tuple[Newest, float] | None, now: Newest, now_s: float) -> float:

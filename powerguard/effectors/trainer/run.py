@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from powerguard.clock import Clock
-from powerguard.core.events import CheckpointProgress, Conduct, Detail, TriggerCheckpoint
+from powerguard.core.actions import Conduct, Detail, TriggerCheckpoint
+from powerguard.core.events import CheckpointProgress
 from powerguard.effectors import syncfs_child
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn

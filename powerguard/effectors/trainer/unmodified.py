@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
 from powerguard.clock import Clock
-from powerguard.core.events import CheckpointProgress, Detail, TriggerCheckpoint
+from powerguard.core.actions import Detail, TriggerCheckpoint
+from powerguard.core.events import CheckpointProgress
 from powerguard.effectors.child import Spawn, clean_environment
 from powerguard.effectors.trainer.options import (
     CommandOptions,

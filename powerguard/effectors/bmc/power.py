@@ -1,0 +1,73 @@
+"""Powers another host on through its BMC: for the sentinel alone, which import-linter holds.
+
+Two ways to say one thing: IPMI's Chassis Control with value 1 (power up), and Redfish's ComputerSystem.Reset with On.
+Neither can switch anything off, and neither does anything to a host that is on.
+"""
+
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from powerguard.clock import Clock, boottime_s
+from powerguard.effectors.bmc.exchange import BmcFailure
+from powerguard.effectors.bmc.ipmi import ChassisStatus, Failure
+from powerguard.effectors.bmc.lan import LanEngine
+from powerguard.effectors.bmc.options import BmcOptions
+from powerguard.effectors.bmc.redfish import RedfishEngine
+from powerguard.effectors.bmc.redfish_http import link
+from powerguard.effectors.child import Spawn, run_child
+
+_RESET: Final = "#ComputerSystem.Reset"
+_WORDS: Final = ("On", "ForceOn")
+"""DSP2046, ComputerSystem.ResetType: the second one for boards that list only it."""
+
+
+class Power(Protocol):
+    """The BMC of one host. by_s: a moment of CLOCK_BOOTTIME by which it has answered or raised BmcError."""
+
+    @property
+    def where(self) -> str:
+        """Which BMC, for people."""
+        ...
+
+    async def status(self, by_s: float) -> ChassisStatus:
+        """Read, and change nothing."""
+        ...
+
+    async def power_on(self, by_s: float) -> None:
+        """Order it; whether it came of it, `status` tells."""
+        ...
+
+
+class LanPower(LanEngine):
+    """IPMI over LAN, in a worker that is killed at the deadline."""
+
+    async def power_on(self, by_s: float) -> None:
+        await self._operate("power-on", by_s)
+
+
+class RedfishPower(RedfishEngine):
+    """Redfish over HTTPS."""
+
+    async def power_on(self, by_s: float) -> None:
+        async with self._talk(by_s) as talk:
+            body = (await self._look(talk)).system.body
+            actions = body.get("Actions")
+            action = actions.get(_RESET) if isinstance(actions, Mapping) else None
+            if not isinstance(action, Mapping):
+                raise BmcFailure(Failure.UNSUPPORTED, f"has no action {_RESET}")
+            # A list that is not there (or lies in an ActionInfo of its own) forbids nothing: DSP0266 9.6.
+            listed = action.get("ResetType@Redfish.AllowableValues")
+            words = [word for word in _WORDS if not isinstance(listed, list) or word in listed]
+            if not words:
+                raise BmcFailure(Failure.UNSUPPORTED, f"{_RESET} allows neither of {', '.join(_WORDS)}")
+            await talk.post(link({"@odata.id": action.get("target")}), {"ResetType": words[0]})
+
+
+def power_of(options: BmcOptions, *, spawn: Spawn = run_child, clock: Clock = boottime_s) -> Power:
+    """Make the way to a host's BMC. options: of kind redfish or ipmi-lan. clock: for the rest after a refused login."""
+    if options.kind == "redfish":
+        return RedfishPower(options, clock=clock)
+    if options.kind != "ipmi-lan":
+        msg = f"another host's BMC is reached by redfish or ipmi-lan, not by {options.kind}"
+        raise ValueError(msg)
+    return LanPower(options, spawn=spawn, clock=clock)

@@ -1,0 +1,54 @@
+"""A login through pyghmi, in the worker's process alone (decision 0010)."""
+
+from typing import Final
+
+from pyghmi.exceptions import IpmiException
+from pyghmi.ipmi.command import Command as Connection
+
+from powerguard.effectors.bmc.exchange import BmcFailure, Session, silence
+from powerguard.effectors.bmc.ipmi import OPERATOR, Command, Failure
+
+_TEXTS: Final = (
+    ("incorrect password", Failure.AUTH),
+    ("unauthorized name", Failure.AUTH),
+    ("invalid integrity check value", Failure.AUTH),
+    ("rakp4 integrity code", Failure.AUTH),
+    ("unauthorized role", Failure.PRIVILEGE),
+    ("invalid role", Failure.PRIVILEGE),
+    ("privilege", Failure.PRIVILEGE),
+    ("privelege", Failure.PRIVILEGE),
+    ("insufficient resources", Failure.BUSY),
+    ("session no longer connected", Failure.UNREACHABLE),
+    ("timeout", Failure.UNREACHABLE),
+)
+"""Texts of pyghmi.ipmi.private (IPMI 2.0 table 13-15) that tell us which way a login failed, in lower case."""
+
+
+def log_in(host: str, port: int, user: bytes, password: bytes) -> Session:
+    """Log in as Operator. Raises BmcFailure, and whatever pyghmi lets escape."""
+    try:
+        # Bytes, never str: with str a session leaks and blocks the next one.
+        connection = Connection(bmc=host, userid=user, password=password, port=port, privlevel=OPERATOR)
+    except IpmiException as error:
+        raise _failure(str(error)) from None
+
+    def send(command: Command) -> tuple[int, bytes]:
+        try:
+            reply = connection.raw_command(netfn=command.netfn, command=command.number, data=list(command.data))
+        except IpmiException:
+            raise silence(command) from None
+        if reply is None or reply.get("error") == "timeout":
+            raise silence(command)
+        return int(reply["code"]), bytes(reply["data"])
+
+    return Session(send, connection.ipmi_session.logout)
+
+
+def _failure(text: str) -> BmcFailure:
+    """Classify what pyghmi raises from a login. It gives no text at all when nobody answered."""
+    if text in ("", "None"):
+        return BmcFailure(Failure.UNREACHABLE, "no answer to the login")
+    for part, failure in _TEXTS:
+        if part in text.lower():
+            return BmcFailure(failure, text)
+    return BmcFailure(Failure.PROTOCOL, text)

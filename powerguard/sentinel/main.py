@@ -1,0 +1,242 @@
+"""From a settings file to a running sentinel."""
+
+import asyncio
+import os
+import signal
+import ssl
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import structlog
+from aiohttp import web
+
+from powerguard.daemon.alone import TakenError, alone
+from powerguard.daemon.attempt import rest
+from powerguard.daemon.http import Handler, as_json, respond
+from powerguard.daemon.log import configure
+from powerguard.daemon.metrics import scrape
+from powerguard.daemon.systemd import Notifier
+from powerguard.options import SecretError
+from powerguard.protocols.sentinel import SCHEMA_VERSION
+from powerguard.sentinel.keeper import Keeper
+from powerguard.sentinel.metrics import registry
+from powerguard.sentinel.options import SentinelSettings, load, read_keys
+from powerguard.sentinel.run import Hands, Sentinel, moment_of
+from powerguard.sentinel.server import Door, server
+from powerguard.sentinel.store import Store
+from powerguard.settings.load import SettingsError
+
+log = structlog.get_logger()
+
+EX_SETTINGS: Final = 78
+EX_TAKEN: Final = 69
+HUNG_AFTER_S: Final = 45.0
+"""A turn of decisions takes at most an order and the disk: 16 s."""
+RETRY_S: Final = 2.0
+REREAD_S: Final = 10.0
+
+
+def tls_context(settings: SentinelSettings) -> ssl.SSLContext | None:
+    """Return what the sentinel proves itself with; None for plain HTTP. Raises SettingsError."""
+    if settings.tls is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    where = f"tls: {settings.tls.certificate}"
+    try:
+        # OpenSSL wants a file: one that lies in memory, has no name, and is gone with this function.
+        memory = os.memfd_create("tls-key", os.MFD_CLOEXEC)
+        with os.fdopen(memory, "wb") as file:
+            file.write(settings.tls.key.read())
+            file.flush()
+            context.load_cert_chain(settings.tls.certificate, f"/proc/self/fd/{file.fileno()}", password=_no_password)
+    except SecretError as error:
+        msg = f"tls.key: {error}"
+        raise SettingsError([msg]) from None
+    except (OSError, ValueError) as error:  # of which ssl.SSLError is one; its text may not be quoted
+        reason = error.strerror if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) else ""
+        msg = f"{where}: not usable with tls.key ({reason or 'both must be PEM, and belong together'})"
+        raise SettingsError([msg]) from None
+    return context
+
+
+def _no_password() -> str:
+    """A key that is encrypted would be asked for on the terminal."""
+    raise ValueError
+
+
+class Taken(NamedTuple):
+    """What is run by: settings that hold, the key of each host, and what proves who it is; None: plain HTTP."""
+
+    settings: SentinelSettings
+    keys: dict[str, bytes]
+    tls: ssl.SSLContext | None
+
+
+def take(path: Path, *, dry_run: bool = False) -> Taken:
+    """Read everything that is to be read. Raises SettingsError with what is wrong."""
+    settings = load(path)
+    keys, tls = read_keys(settings), tls_context(settings)
+    _check_state(settings.state)
+    if dry_run:
+        settings = settings.model_copy(update={"mode": "dry-run"})
+    return Taken(settings, keys, tls)
+
+
+async def run(
+    taken: Taken,
+    hands: Hands,
+    *,
+    reread: Callable[[], Taken],
+    listening: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Run a sentinel until SIGTERM or SIGINT. listening: told the port each time that it is open.
+
+    reread: reads the settings anew at SIGHUP; raises SettingsError, and then those so far stand. Intents outlive it.
+    """
+    notifier = Notifier.take()
+    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    async with asyncio.TaskGroup() as tasks:
+        keeper = Keeper(Store(Path(taken.settings.state)), moment_of(hands), tasks)
+        await keeper.load()
+        event = "sentinel_started"
+        while True:
+            sentinel = Sentinel(taken.settings, keeper, hands)
+            door = Door(taken.keys, sentinel, hands.clock)
+            standing = ", ".join(sorted(keeper.table.intents)) or "none"
+            log.info(event, mode=taken.settings.mode, hosts=len(taken.settings.hosts), intents=standing)
+            running = [
+                tasks.create_task(sentinel.run()),
+                tasks.create_task(_serve(taken.settings, door, reads(sentinel, door), taken.tls, listening)),
+                tasks.create_task(_notify(notifier, sentinel)),
+            ]
+            another = await _another(taken, signals, reread, notifier)
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running)
+            if another is None:
+                break
+            taken, event = another, "settings_reloaded"
+        notifier.stopping()
+        await keeper.flush(1.0)
+    log.info("sentinel_stopped")
+
+
+async def _another(
+    taken: Taken, signals: asyncio.Queue[signal.Signals], reread: Callable[[], Taken], notifier: Notifier
+) -> Taken | None:
+    """Wait for a stop (None), or for a SIGHUP with settings that hold."""
+    while await signals.get() is signal.SIGHUP:
+        notifier.reloading()
+        try:
+            async with asyncio.timeout(REREAD_S):
+                another = await asyncio.to_thread(reread)
+            _check_same(taken.settings, another.settings)
+        except SettingsError as error:
+            because = str(error)
+        except TimeoutError:
+            because = f"the settings and secrets were not read within {REREAD_S:g} s"
+        else:
+            return another
+        log.error("settings_refused", because=because, kept="the settings so far")
+        notifier.ready()
+    return None
+
+
+def _check_same(old: SentinelSettings, new: SentinelSettings) -> None:
+    if old.state != new.state or old.log != new.log:
+        msg = "state, log: read at the start only (systemctl restart powerguard-sentinel; nothing is lost by that)"
+        raise SettingsError([msg])
+
+
+def reads(sentinel: Sentinel, door: Door) -> dict[str, Handler]:
+    """Return what everybody may read: metrics and health."""
+    own = registry(sentinel, door)
+
+    async def metrics(request: web.Request) -> web.Response:
+        body, kind = scrape(own, request.headers.get("Accept", ""))
+        return respond((200, body, kind))
+
+    async def healthz(_: web.Request) -> web.Response:
+        age_s = sentinel.clock() - sentinel.turned_s
+        alive = age_s <= HUNG_AFTER_S
+        told = {
+            "schema_version": SCHEMA_VERSION,
+            "object": "healthz",
+            "alive": alive,
+            "progress_age_s": round(age_s, 3),
+        }
+        return respond(as_json(told, 200 if alive else 503))
+
+    return {"/metrics": metrics, "/healthz": healthz}
+
+
+async def _serve(
+    settings: SentinelSettings,
+    door: Door,
+    paths: dict[str, Handler],
+    tls: ssl.SSLContext | None,
+    listening: Callable[[int], None],
+) -> None:
+    """Serve; while the address cannot be had, say so once and try on: what is stored is carried out all the same."""
+    told = ""
+    while True:
+        try:
+            async with server(door, paths, listen=settings.listen, port=settings.port, tls=tls) as port:
+                log.info("http_listening", listen=settings.listen, port=port, tls=tls is not None)
+                listening(port)
+                await asyncio.Event().wait()
+        except OSError as error:
+            because = f"{settings.listen} port {settings.port}: {error.strerror or error}"
+            if because != told:
+                log.error("socket_unavailable", because=because, retry_s=RETRY_S)  # noqa: TRY400 - told in full
+            told = because
+        await rest(RETRY_S)
+
+
+async def _notify(notifier: Notifier, sentinel: Sentinel) -> None:
+    """Tell systemd that decisions go on, and nothing while they do not."""
+    notifier.ready()
+    while True:
+        await rest(notifier.watchdog_every_s or HUNG_AFTER_S)
+        if sentinel.clock() - sentinel.turned_s <= HUNG_AFTER_S:
+            notifier.watchdog()
+
+
+def _check_state(folder: str) -> None:
+    if not Path(folder).is_dir():
+        msg = f"state: {folder}: no such folder; intents are kept in it (StateDirectory= of the unit makes it)"
+        raise SettingsError([msg])
+
+
+def main(path: Path, *, dry_run: bool = False, check: bool = False, hands: Hands | None = None) -> int:
+    """Load the settings and run. Returns the exit status: 78 when they cannot be used, 69 when one runs with them.
+
+    hands: how it touches the world; None: as a program does.
+    """
+    try:
+        if check:
+            settings = load(path)
+            print(f"{path}: holds (hosts: {len(settings.hosts)}, mode: {settings.mode})")  # noqa: T201 - what was asked for
+            return 0
+        taken = take(path, dry_run=dry_run)
+    except SettingsError as error:
+        print(error, file=sys.stderr)  # noqa: T201 - the log is not set up before the settings are read
+        return EX_SETTINGS
+    hands = hands or Hands(wall=time.time)  # noqa: TID251 - for the file, across boots
+    state = taken.settings.state
+    written = configure(style=taken.settings.log.format, level=taken.settings.log.level)
+    try:
+        with alone(Path(state) / "sentinel"):
+            asyncio.run(run(taken, hands, reread=lambda: take(path, dry_run=dry_run)))
+    except TakenError:
+        because = f"another sentinel keeps its intents in {state} (stop that one, or give this one its own state)"
+        log.error("sentinel_refused", because=because)  # noqa: TRY400 - told in full
+        written.close()
+        return EX_TAKEN
+    return 0

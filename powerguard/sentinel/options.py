@@ -1,0 +1,212 @@
+"""The sentinel's own settings: one file, read as strictly as the daemon's."""
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from powerguard.effectors.bmc.options import BmcOptions
+from powerguard.options import AbsolutePath, ListenAddress, Options, Secret, SecretError
+from powerguard.protocols.sentinel import MAX_FEEDS, MIN_KEY_BYTES, NAME, PORT
+from powerguard.sentinel.decide import HostRules
+from powerguard.settings.explain import dotted
+from powerguard.settings.load import Files, SettingsError, validate
+from powerguard.settings.schema import LogOptions, Name, SourceOptions
+from powerguard.strictyaml import KeyPath, StrictYamlError, load_file
+
+MAX_HOSTS: Final = 256
+HostName = Annotated[str, Field(pattern=NAME)]
+
+
+class SentinelUps(Options):
+    """One UPS, by the name that the hosts have for it, too."""
+
+    sources: list[SourceOptions] = Field(
+        min_length=1,
+        max_length=8,
+        description="What yields readings of it, as in powerguard.yaml.",
+        examples=[[{"kind": "nut", "host": "10.0.0.9", "name": "rack-a"}]],
+    )
+
+
+class SentinelHost(Options):
+    """A host that may be powered on."""
+
+    key: Secret = Field(
+        description="The secret that this host alone shares with the sentinel, of 32 bytes or more.",
+        examples=[{"credential": "node-1"}],
+    )
+    bmc: BmcOptions = Field(
+        description="Its BMC: kind redfish or ipmi-lan; its policy is not used here.",
+        examples=[{"kind": "redfish", "host": "10.0.8.21", "user": "sentinel", "password": {"credential": "bmc-1"}}],
+    )
+    feeds: list[Name] = Field(
+        min_length=1,
+        max_length=MAX_FEEDS,
+        description="UPS of each of its power supplies, by its name under `ups`.",
+        examples=[["rack-a", "rack-b"]],
+    )
+    minimum_supplies: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_FEEDS,
+        description="Power supplies whose UPS must be good before it is powered on. Not set: all of them.",
+        examples=[1],
+    )
+    stagger_s: float = Field(
+        default=10,
+        ge=0,
+        le=3600,
+        description="Seconds from the last host that was powered on to this one: they all draw most when they start.",
+        examples=[10],
+    )
+
+    @field_validator("bmc")
+    @classmethod
+    def _over_the_network(cls, bmc: BmcOptions) -> BmcOptions:
+        if bmc.kind not in {"redfish", "ipmi-lan"}:
+            msg = f"another host's BMC is reached by kind: redfish or ipmi-lan, not {bmc.kind}"
+            raise ValueError(msg)
+        return bmc
+
+    @model_validator(mode="after")
+    def _enough(self) -> Self:
+        if self.minimum_supplies is not None and self.minimum_supplies > len(self.feeds):
+            msg = f"minimum_supplies is {self.minimum_supplies}, but there are only {len(self.feeds)} feeds"
+            raise ValueError(msg)
+        return self
+
+    @property
+    def rules(self) -> HostRules:
+        """What is decided by."""
+        least = len(self.feeds) if self.minimum_supplies is None else self.minimum_supplies
+        return HostRules(feeds=tuple(self.feeds), minimum_supplies=least, stagger_s=self.stagger_s)
+
+
+class TlsOptions(Options):
+    """How the sentinel proves to hosts that it is the one."""
+
+    certificate: AbsolutePath = Field(
+        description="PEM file of its certificate, and of those that signed it.",
+        examples=["/etc/powerguard/sentinel.pem"],
+    )
+    key: Secret = Field(description="Its private key, in PEM.", examples=[{"credential": "sentinel-tls"}])
+
+
+class SentinelSettings(Options):
+    """Everything that the operator of a sentinel can set."""
+
+    mode: Literal["armed", "dry-run"] = Field(
+        description="armed: hosts are powered on. dry-run: it is only written down. No default.", examples=["dry-run"]
+    )
+    listen: ListenAddress = Field(
+        default="127.0.0.1",
+        description="Address to listen on.",
+        examples=["10.0.0.2"],
+    )
+    port: int = Field(default=PORT, ge=1, le=65535, description="TCP port.", examples=[PORT])
+    tls: TlsOptions | None = Field(
+        default=None,
+        description="Its certificate. Not set: plain HTTP, which plain_http must permit.",
+        examples=[{"certificate": "/etc/powerguard/sentinel.pem", "key": {"credential": "sentinel-tls"}}],
+    )
+    plain_http: bool = Field(
+        default=False,
+        description="Permit plain HTTP: nobody can forge anything, but whoever listens in reads hosts and outages.",
+        examples=[True],
+    )
+    state: AbsolutePath = Field(
+        default="/var/lib/powerguard-sentinel",
+        description="Folder in which intents are kept. It must lie on a local disk.",
+        examples=["/var/lib/powerguard-sentinel"],
+    )
+    ups: dict[Name, SentinelUps] = Field(
+        min_length=1,
+        description="The UPSes, by name.",
+        examples=[{"rack-a": {"sources": [{"kind": "nut", "host": "10.0.0.9", "name": "rack-a"}]}}],
+        json_schema_extra={"x-keys": "a name of small letters, digits, dots and dashes, such as rack-a"},
+    )
+    hosts: dict[HostName, SentinelHost] = Field(
+        min_length=1,
+        max_length=MAX_HOSTS,
+        description="The hosts, by the name that they give themselves; of several that are due the first one is first.",
+        examples=[{"node-1": {"feeds": ["rack-a"]}}],
+        json_schema_extra={"x-keys": "a host's name, such as node-1"},
+    )
+    utility_stable_s: float = Field(
+        default=60, ge=5, le=7200, description="Seconds that utility must hold first.", examples=[60]
+    )
+    charge_pct: float = Field(
+        default=10,
+        ge=0,
+        le=95,  # some batteries never report 100
+        description="Charge that a UPS must have first, so that a host survives its own start. 0: whatever it has.",
+        examples=[10],
+    )
+    log: LogOptions = Field(
+        default_factory=LogOptions, description="How the log is written.", examples=[{"level": "info"}]
+    )
+
+    @model_validator(mode="after")
+    def _hidden_or_said(self) -> Self:
+        if self.tls is None and not self.plain_http and not ipaddress.ip_address(self.listen).is_loopback:
+            msg = (
+                "without tls whoever listens in reads hosts and outages, though nobody can forge them "
+                "(give it a certificate, or write plain_http: true)"
+            )
+            raise ValueError(msg)
+        return self
+
+
+def load(path: Path) -> SentinelSettings:
+    """Read the settings. Raises SettingsError with every problem; secrets are not read here."""
+    try:
+        document = load_file(path)
+    except StrictYamlError as error:
+        raise SettingsError([str(problem) for problem in error.problems]) from None
+    if not isinstance(document.data, dict):
+        msg = f"{document.name}: must be a map of settings (config/sentinel.yaml is the sample)"
+        raise SettingsError([msg])
+    # No conf.d: what lies there is the daemon's.
+    settings = validate(SentinelSettings, Files(document.data, (document,), {}), schema=_schema)
+    unknown: list[tuple[KeyPath, str]] = [
+        (("hosts", host, "feeds", place), feed)
+        for host, its in settings.hosts.items()
+        for place, feed in enumerate(its.feeds)
+        if feed not in settings.ups
+    ]
+    if unknown:
+        names = ", ".join(settings.ups)
+        raise SettingsError(
+            [f"{document.where(at)}: {dotted(at)}: no UPS of this name under ups (known: {names})" for at, _ in unknown]
+        )
+    return settings
+
+
+def read_keys(settings: SentinelSettings) -> dict[str, bytes]:
+    """Return the key of each host. Raises SettingsError: one that is missing, short, or that two hosts share."""
+    problems: list[str] = []
+    keys: dict[str, bytes] = {}
+    owners: dict[bytes, str] = {}
+    for name, host in settings.hosts.items():
+        try:
+            key = host.key.read()
+        except SecretError as error:
+            problems.append(f"hosts.{name}.key: {error}")
+            continue
+        if len(key) < MIN_KEY_BYTES:
+            problems.append(f"hosts.{name}.key: {len(key)} bytes, at least {MIN_KEY_BYTES} (openssl rand -hex 32)")
+        if key in owners:
+            problems.append(
+                f"hosts.{name}.key: is that of {owners[key]}; each host has its own, or one could be the other"
+            )
+        owners[key] = name
+        keys[name] = key
+    if problems:
+        raise SettingsError(problems)
+    return keys
+
+
+def _schema() -> dict[str, Any]:
+    return SentinelSettings.model_json_schema()

@@ -1,0 +1,388 @@
+"""The sentinel: watches UPSes and BMCs, keeps intents, and powers hosts on when `decide` says so."""
+
+import asyncio
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import structlog
+
+from powerguard.clock import Clock, boot_id, boottime_s
+from powerguard.core.model import Feed
+from powerguard.core.readings import Reading, SourceFailed
+from powerguard.daemon.assemble import source_of
+from powerguard.daemon.attempt import keep_running
+from powerguard.effectors.base import EffectorError
+from powerguard.effectors.bmc.power import Power, power_of
+from powerguard.effectors.child import Spawn, run_child
+from powerguard.protocols import sentinel as wire
+from powerguard.sentinel import decide, supply
+from powerguard.sentinel.decide import Decision, End, Ending, HostRules, Intent, Order, Seen, World
+from powerguard.sentinel.keeper import Keeper
+from powerguard.sentinel.options import SentinelHost, SentinelSettings
+from powerguard.sentinel.server import Told, refusal
+from powerguard.sentinel.store import Moment, Table
+from powerguard.sources.base import Source
+
+log = structlog.get_logger()
+
+TICK_S: Final = 1.0
+LOOK_SOON_S: Final = 5.0
+LOOK_INTENT_S: Final = 60.0
+LOOK_IDLE_S: Final = 300.0
+LOOK_LIMIT_S: Final = 5.0
+LOOKS_AT_ONCE: Final = 4
+"""Over IPMI each is a process of its own (34 MB). As many again for hosts that are due: dead BMCs hold nobody up."""
+ORDER_LIMIT_S: Final = 10.0
+DISK_LIMIT_S: Final = 3.0
+GRACE_S: Final = 600.0
+"""An intent stands at least this long past its not-before, whatever it asks for."""
+
+
+@dataclass(kw_only=True)
+class Hands:
+    """Everything by which the sentinel touches the world; tests put their own in their place.
+
+    wall: only for the times in the file, from one boot to the next. pace: how much faster clock runs than the loop.
+    """
+
+    clock: Clock = boottime_s
+    wall: Callable[[], float]
+    boot: Callable[[], str] = boot_id
+    spawn: Spawn = run_child
+    pace: float = 1.0
+    sources: Callable[[SentinelSettings, Clock], list[tuple[str, Source]]] | None = None
+    power: Callable[[str, SentinelHost], Power] | None = None
+
+
+def _sources(settings: SentinelSettings, clock: Clock) -> list[tuple[str, Source]]:
+    return [(ups, source_of(each, ups, clock)) for ups, its in settings.ups.items() for each in its.sources]
+
+
+class Sentinel:
+    """One sentinel. keeper: the intents. seen: what BMCs have said. waits: why each intent waits.
+
+    orders: (host, "ordered", "failed" or "recorded"); ends: (host, `Ending`); turned_s: when it has decided last.
+    """
+
+    def __init__(self, settings: SentinelSettings, keeper: Keeper, hands: Hands) -> None:
+        self.settings = settings
+        self.keeper = keeper
+        self.clock = hands.clock
+        self.hosts: dict[str, HostRules] = {name: host.rules for name, host in settings.hosts.items()}
+        self.seen: dict[str, Seen] = {}
+        self.waits: Mapping[str, str] = {}
+        self.orders: Counter[tuple[str, str]] = Counter()
+        self.ends: Counter[tuple[str, str]] = Counter()
+        self.turned_s = hands.clock()
+        self._hands = hands
+        self._policies = {name: supply.policy_of(name, its.sources) for name, its in settings.ups.items()}
+        self._feeds = dict.fromkeys(settings.ups, Feed())
+        make = hands.power or (lambda _, host: power_of(host.bmc, spawn=hands.spawn, clock=hands.clock))
+        self._power = {name: make(name, host) for name, host in settings.hosts.items()}
+        self._looks: frozenset[str] = frozenset()
+        self._bells = {name: asyncio.Event() for name in settings.hosts}
+        self._news = asyncio.Event()
+        self._gates = {is_due: asyncio.Semaphore(LOOKS_AT_ONCE) for is_due in (False, True)}
+        self._told: dict[tuple[str, str], str] = {}
+        keeper.apply(lambda table: table.only(self.hosts))
+
+    def tasks(self) -> dict[str, Callable[[], Awaitable[object]]]:
+        """Return everything that runs for ever, by name."""
+        found: dict[str, Callable[[], Awaitable[object]]] = {"intents": self.keeper.run, "decisions": self._decide}
+        for number, (ups, source) in enumerate((self._hands.sources or _sources)(self.settings, self.clock)):
+            found[f"source {number} of {ups}"] = partial(source.run, self._publish)
+        return found | {f"looks at {name}": partial(self._look, name) for name in self.settings.hosts}
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for name, each in self.tasks().items():
+                tasks.create_task(keep_running(name, each))
+
+    # --- What comes in ----------------------------------------------------------------------------------------------
+
+    def _publish(self, event: Reading | SourceFailed) -> None:
+        if event.ups in self._feeds:
+            self._feeds[event.ups] = supply.enter(self._policies[event.ups], self._feeds[event.ups], event)
+
+    async def _look(self, name: str) -> None:
+        while True:
+            gate = await self._turn_of(name)
+            try:
+                power_on, why = await self._ask(name)
+            finally:
+                gate.release()
+            before = self.seen.get(name)
+            self.seen[name] = decide.look(before, self.clock(), power_on=power_on, why=why)
+            if power_on is None and (before is None or before.power_on is not None):
+                log.warning("bmc_silent", host=name, because=why)
+            self._news.set()
+            looked_s = self.clock()
+            while (left_s := looked_s + self._look_every_s(name) - self.clock()) > 0.0:
+                self._bells[name].clear()
+                await self._rest(self._bells[name], left_s)
+
+    async def _turn_of(self, name: str) -> asyncio.Semaphore:
+        """Wait for a place among those who look, in the line that is this host's by now. The caller gives it back."""
+        while True:
+            gate = self._gates[name in self._looks]
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SOON_S / self._hands.pace):
+                    await gate.acquire()
+                    return gate
+
+    async def _ask(self, name: str) -> tuple[bool | None, str]:
+        power = self._power[name]
+        try:
+            async with asyncio.timeout(LOOK_LIMIT_S + 1.0):
+                power_on = (await power.status(boottime_s() + LOOK_LIMIT_S)).power_on
+        except EffectorError as error:
+            return None, str(error)
+        except TimeoutError:
+            return None, f"{power.where}: no answer"
+        return power_on, "" if power_on is not None else f"{power.where}: does not say whether the host is on"
+
+    def _look_every_s(self, name: str) -> float:
+        if name in self._looks:
+            return LOOK_SOON_S
+        return LOOK_INTENT_S if name in self.keeper.table.intents else LOOK_IDLE_S
+
+    # --- What is decided --------------------------------------------------------------------------------------------
+
+    async def _decide(self) -> None:
+        while True:
+            await self.turn()
+            self._news.clear()
+            await self._rest(self._news, TICK_S)
+
+    async def turn(self) -> None:
+        """Decide once, and carry it out."""
+        self.turned_s = self.clock()
+        self._note_off()
+        world = self.world()
+        decision = decide.decide(world)
+        for end in decision.ends:
+            self._end(end)
+        self._tell(world, decision)
+        changed = self._looks ^ decision.looks
+        self._looks = decision.looks
+        for name in changed:
+            self._bells[name].set()
+        if decision.order is not None:
+            await self._order(decision.order)
+
+    def world(self) -> World:
+        """Return everything that is decided by, as it is now."""
+        now_s, settings, table = self.clock(), self.settings, self.keeper.table
+        stable_s, charge_pct = settings.utility_stable_s, settings.charge_pct
+        return World(
+            now_s=now_s,
+            hosts=self.hosts,
+            supplies={
+                name: supply.supply(self._policies[name], feed, now_s, stable_s=stable_s, charge_pct=charge_pct)
+                for name, feed in self._feeds.items()
+            },
+            intents=table.intents,
+            seen=dict(self.seen),
+            last_order_s=table.last_order_s,
+        )
+
+    def _note_off(self) -> None:
+        for intent in tuple(self.keeper.table.intents.values()):
+            seen = self.seen.get(intent.host)
+            if not intent.was_off and decide.is_off(seen, intent):
+                off = replace(intent, was_off=True)
+                self.keeper.apply(partial(Table.put, intent=off))
+                log.info("host_off_seen", host=intent.host, outage=intent.outage)
+
+    def _end(self, end: End) -> None:
+        self.keeper.apply(lambda table: table.drop(end.host))
+        self.ends[end.host, end.how.value] += 1
+        tell = log.error if end.how in decide.ALARMS else log.info
+        tell("intent_ended", host=end.host, outage=end.outage, how=end.how.value, because=end.because)
+
+    def _tell(self, world: World, decision: Decision) -> None:
+        """Log what a UPS is good for and why a host waits: when it is another reason, not when its seconds are."""
+        self.waits = decision.waits
+        for name, each in world.supplies.items():
+            if self._is_news("supply", name, each.why):
+                log.info("supply_changed", ups=name, good=each.good, because=each.why or "utility holds")
+        for name in world.intents:
+            why = decision.waits.get(name, "")
+            if self._is_news("wait", name, why) and why:
+                log.info("power_on_waits", host=name, because=why)
+
+    def _is_news(self, kind: str, name: str, why: str) -> bool:
+        said = re.sub(r"\d+", "", why)
+        is_news = self._told.get((kind, name)) != said
+        self._told[kind, name] = said
+        return is_news
+
+    async def _order(self, order: Order) -> None:
+        """Power one host on. The try is on disk before it, as far as there is a disk."""
+        before = self.world()
+        intent, now_s = before.intents[order.host], before.now_s
+        if self.settings.mode == "dry-run":
+            self.orders[order.host, "recorded"] += 1
+            because = "dry-run: it would have been powered on now"
+            self._end(End(host=order.host, outage=order.outage, how=Ending.RECORDED, because=because))
+            return
+        tried = decide.ordered(intent, now_s)
+        self.keeper.apply(partial(_at, tried, now_s))
+        error = await self.keeper.flush(DISK_LIMIT_S)
+        if error:
+            log.error("order_unwritten", host=order.host, outage=order.outage, because=error)
+        # While the disk was at work the host may have come up and taken its word back, or utility have gone again.
+        now = replace(self.world(), intents={order.host: intent}, last_order_s=before.last_order_s)
+        if self.keeper.table.intents.get(order.host) != tried or decide.decide(now).order != order:
+            log.warning("power_on_withheld", host=order.host, outage=order.outage, because="it is not so any more")
+            return
+        # From here the next try and the next host are counted: the disk may have taken its time.
+        now_s = self.clock()
+        self.keeper.apply(partial(_at, replace(tried, tried_s=now_s), now_s))
+        power = self._power[order.host]
+        try:
+            async with asyncio.timeout(ORDER_LIMIT_S + 1.0):
+                await power.power_on(boottime_s() + ORDER_LIMIT_S)
+        except (EffectorError, TimeoutError) as failed:
+            because = str(failed) or f"{power.where}: no answer"
+            self.orders[order.host, "failed"] += 1
+            log.error("power_on_failed", host=order.host, outage=order.outage, number=order.number, because=because)  # noqa: TRY400 - told in full
+        else:
+            self.orders[order.host, "ordered"] += 1
+            because = "utility holds on its feeds, and its BMC says that it is off"
+            log.info("power_on_ordered", host=order.host, outage=order.outage, number=order.number, because=because)
+
+    async def _rest(self, bell: asyncio.Event, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds / self._hands.pace):
+                await bell.wait()
+
+    # --- What hosts ask ---------------------------------------------------------------------------------------------
+
+    async def answer(self, kind: str, asked: wire.Request) -> Told:
+        """Answer a host that has proven who it is."""
+        match kind:
+            case "store":
+                return await self._store(asked)
+            case "withdraw":
+                return await self._withdraw(asked)
+            case _:
+                return 200, self._hello(asked)
+
+    async def _store(self, asked: wire.Request) -> Told:
+        differ = decide.missing(self.hosts[asked.host], asked.feeds)
+        if differ:
+            return 409, refusal(f"{differ} (name the same UPSes on both sides)")
+        now_s = self.clock()
+        not_before_s = now_s + asked.in_s
+        intent = Intent(
+            host=asked.host,
+            outage=asked.outage,
+            boot_id=asked.boot_id,
+            feeds=asked.feeds,
+            stored_s=now_s,
+            not_before_s=not_before_s,
+            expires_s=max(now_s + asked.valid_s, not_before_s + GRACE_S),
+        )
+        old = self.keeper.table.intents.get(asked.host)
+        error = await self.keeper.commit(
+            lambda table: table.put(decide.stored(table.intents.get(asked.host), intent)), DISK_LIMIT_S
+        )
+        if error:
+            log.error("intent_refused", host=asked.host, outage=asked.outage, because=error)
+            return 503, refusal(f"not stored: {error}")
+        if old is not None and old.outage != asked.outage:
+            self.ends[asked.host, Ending.REPLACED.value] += 1
+        log.info("intent_stored", host=asked.host, outage=asked.outage, in_s=asked.in_s, valid_s=asked.valid_s)
+        self._bells[asked.host].set()
+        # What is read back is what stands in the table.
+        held = self.keeper.table.intents.get(asked.host, intent)
+        return 200, {
+            "object": "stored",
+            "outage": held.outage,
+            "in_s": round(held.not_before_s - now_s, 3),
+            "valid_s": round(held.expires_s - now_s, 3),
+            "mode": self.settings.mode,
+        }
+
+    async def _withdraw(self, asked: wire.Request) -> Told:
+        intent = self.keeper.table.intents.get(asked.host)
+        was_there = intent is not None and intent.outage == asked.outage
+        orders = self.keeper.table.orders(asked.host, asked.outage)
+        if was_there:
+            because = "the host is up and has taken it back"
+            self._end(End(host=asked.host, outage=asked.outage, how=Ending.WITHDRAWN, because=because))
+        error = await self.keeper.flush(DISK_LIMIT_S) if was_there or self.keeper.error else ""
+        if error:
+            return 503, refusal(f"withdrawn, and yet it would be back after a restart: {error}")
+        return 200, {"object": "withdrawn", "outage": asked.outage, "was_there": was_there, "orders": orders}
+
+    def _hello(self, asked: wire.Request) -> dict[str, Any]:
+        now_s, rules = self.clock(), self.hosts[asked.host]
+        world, seen = self.world(), self.seen.get(asked.host)
+        intent = world.intents.get(asked.host)
+        return {
+            "object": "hello",
+            "host": asked.host,
+            "mode": self.settings.mode,
+            "blocked": list(self._blocked(asked, rules, seen, now_s)),
+            "feeds": {
+                name: {"good": world.supplies[name].good, "why": world.supplies[name].why}
+                for name in dict.fromkeys(rules.feeds)
+            },
+            "bmc": {
+                "power_on": None if seen is None else seen.power_on,
+                "looked_ago_s": None if seen is None else round(now_s - seen.at_s, 1),
+            },
+            "intent": None
+            if intent is None
+            else {
+                "outage": intent.outage,
+                "in_s": round(intent.not_before_s - now_s, 3),
+                "valid_s": round(intent.expires_s - now_s, 3),
+                "tries": intent.tries,
+                "waits": self.waits.get(asked.host, ""),
+            },
+        }
+
+    def _blocked(self, asked: wire.Request, rules: HostRules, seen: Seen | None, now_s: float) -> list[str]:
+        """Why this host would not be powered on, as far as that can be known on any day."""
+        found = []
+        if self.settings.mode == "dry-run":
+            found.append("it runs in dry-run (mode: armed powers hosts on)")
+        if self.keeper.error:
+            found.append(self.keeper.error)
+        differ = decide.missing(rules, asked.feeds)
+        if differ:
+            found.append(differ)
+        unread = {name: why for name in rules.feeds if (why := self._unread(name, now_s))}
+        if len(rules.feeds) - sum(name in unread for name in rules.feeds) < rules.minimum_supplies:
+            found += [f"UPS {name}: {why}" for name, why in unread.items()]
+        if seen is None or now_s - seen.at_s > 2.0 * LOOK_IDLE_S:
+            found.append("it has not looked at the BMC yet" if seen is None else "it does not get to look at the BMC")
+        elif seen.power_on is None:
+            found.append(seen.why)
+        return found
+
+    def _unread(self, name: str, now_s: float) -> str:
+        feed = self._feeds[name]
+        why = supply.unread(self._policies[name], feed, now_s)
+        if not why and self.settings.charge_pct > 0.0 and feed.reading is not None and feed.reading.charge_pct is None:
+            return "does not tell its charge (charge_pct: 0 asks for none)"
+        return why
+
+
+def _at(tried: Intent, now_s: float, table: Table) -> Table:
+    return replace(table.put(tried), last_order_s=now_s)
+
+
+def moment_of(hands: Hands) -> Callable[[], Moment]:
+    """Return what tells now by every clock."""
+    name = hands.boot()
+    return lambda: Moment(boot_id=name, boottime_s=hands.clock(), wall_s=hands.wall())

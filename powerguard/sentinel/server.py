@@ -1,0 +1,180 @@
+"""What comes in over HTTP: nothing is believed that is not signed, and nothing that is signed twice.
+
+Whoever has no key learns nothing but that he has none: an unknown host, a wrong key and an old challenge are answered
+alike, and at the same cost. A flood costs neither memory nor disk.
+"""
+
+import asyncio
+import contextlib
+import json
+import secrets
+import ssl
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final, Protocol
+
+import structlog
+from aiohttp import web
+
+from powerguard.clock import Clock
+from powerguard.daemon.http import (
+    BACKLOG,
+    JSON_TYPE,
+    Crowd,
+    Handler,
+    application,
+    as_json,
+    error_json,
+    guarded,
+    respond,
+)
+from powerguard.protocols import sentinel as wire
+
+log = structlog.get_logger()
+
+MAX_CONNECTIONS: Final = 256
+MAX_CONNECTIONS_EACH: Final = 32
+HANDSHAKE_S: Final = 3.0
+ADDRESS_RATE: Final = (10.0, 60.0)
+"""Requests a second, and at once, of one address; two go into each order of a host."""
+HOST_RATE: Final = (1.0, 20.0)
+"""The same of one host, whose requests may each cost a write to the disk."""
+MAX_ADDRESSES: Final = 1024
+TELL_REFUSALS_S: Final = 10.0
+
+Told = tuple[int, Mapping[str, Any]]
+"""HTTP status and JSON object."""
+
+
+class Desk(Protocol):
+    """Who answers what was proven to come from a host."""
+
+    async def answer(self, kind: str, asked: wire.Request) -> Told:
+        """Carry it out within a few seconds; kind: of `wire.PATHS`."""
+        ...
+
+
+class Buckets:
+    """Lets each name through so often: rate a second, and burst at once. The names seen longest ago are forgotten."""
+
+    def __init__(self, rate: float, burst: float, most: int = MAX_ADDRESSES) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._most = most
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def take(self, name: str, now_s: float) -> bool:
+        """Say whether this name may pass now."""
+        left, at_s = self._left.pop(name, (self._burst, now_s))
+        left = min(self._burst, left + max(now_s - at_s, 0.0) * self._rate)
+        self._left[name] = (max(left - 1.0, 0.0), now_s)
+        if len(self._left) > self._most:
+            self._left.popitem(last=False)
+        return left >= 1.0
+
+
+class Door:
+    """The requests of hosts. keys: by host. counts: how each was answered, by a word of `ANSWERS`."""
+
+    def __init__(self, keys: Mapping[str, bytes], desk: Desk, clock: Clock) -> None:
+        self.counts: Counter[str] = Counter()
+        self._keys = keys
+        self._desk = desk
+        self._clock = clock
+        self._challenges = wire.Challenges(secrets.token_bytes(32))
+        self._nobody = secrets.token_bytes(32)
+        self._addresses = Buckets(*ADDRESS_RATE)
+        self._hosts = Buckets(*HOST_RATE)
+        self._told_s = -TELL_REFUSALS_S
+        self._untold = 0
+
+    def add(self, app: web.Application) -> None:
+        """Add what hosts may ask."""
+
+        async def challenge(request: web.Request) -> web.Response:
+            if not self._addresses.take(request.remote or "", self._clock()):
+                return self._refuse("limited", 429, "too many requests from this address")
+            told = self._challenges.make(self._clock(), secrets.token_bytes(8))
+            body = {"schema_version": wire.SCHEMA_VERSION, "object": "challenge", "challenge": told}
+            return respond(as_json({**body, "valid_s": wire.CHALLENGE_S}))
+
+        app.router.add_get(wire.CHALLENGE_PATH, challenge)
+        for kind, path in wire.PATHS.items():
+            app.router.add_post(path, self._handler(kind, path))
+
+    def _handler(self, kind: str, path: str) -> Handler:
+        async def handle(request: web.Request) -> web.Response:
+            return await self._answer(kind, path, request)
+
+        return handle
+
+    async def _answer(self, kind: str, path: str, request: web.Request) -> web.Response:
+        now_s = self._clock()
+        if not self._addresses.take(request.remote or "", now_s):
+            return self._refuse("limited", 429, "too many requests from this address")
+        body = await request.read()
+        try:
+            asked = wire.decode(kind, body)
+        except wire.WireError as error:
+            return self._refuse("not_understood", 400, f"the request {error}")
+        key = self._keys.get(asked.host)
+        signature = wire.sign_request(key or self._nobody, path, body)
+        signed = wire.is_signed(signature, request.headers.get(wire.SIGNATURE))
+        fresh = self._challenges.is_good(asked.challenge, now_s)
+        if key is None or not signed or not fresh:
+            self._tell_refusal(request.remote, now_s)
+            return self._refuse("refused", 401, "not accepted")
+        self._challenges.use(asked.challenge, now_s)
+        if self._hosts.take(asked.host, now_s):
+            status, told = await self._desk.answer(kind, asked)
+        else:
+            status, told = 429, refusal("too many requests of this host")
+        self.counts[kind if status == 200 else "limited" if status == 429 else "failed"] += 1
+        return _signed(key, signature, status, told)
+
+    def _refuse(self, word: str, status: int, reason: str) -> web.Response:
+        self.counts[word] += 1
+        return respond(error_json(reason, status))
+
+    def _tell_refusal(self, address: str | None, now_s: float) -> None:
+        """Log that somebody has no key, at most every few seconds: he must not fill the log."""
+        self._untold += 1
+        if now_s - self._told_s >= TELL_REFUSALS_S:
+            because = "no key of ours, or an old question"
+            log.warning("request_refused", address=address, requests=self._untold, because=because)
+            self._told_s, self._untold = now_s, 0
+
+
+ANSWERS: Final = (*wire.PATHS, "refused", "not_understood", "limited", "failed")
+
+
+def refusal(reason: str) -> dict[str, Any]:
+    """Return the object that says no to a host that has proven who it is."""
+    return {"object": "refused", "reason": reason}
+
+
+def _signed(key: bytes, signature: str, status: int, told: Mapping[str, Any]) -> web.Response:
+    body = json.dumps({"schema_version": wire.SCHEMA_VERSION, **told}, allow_nan=False).encode()
+    response = respond((status, body, JSON_TYPE))
+    response.headers[wire.SIGNATURE] = wire.sign_answer(key, signature, status, body)
+    return response
+
+
+@contextlib.asynccontextmanager
+async def server(
+    door: Door, reads: Mapping[str, Handler], *, listen: str, port: int, tls: ssl.SSLContext | None
+) -> AsyncIterator[int]:
+    """Serve; yields the port in use (0 asks for a free one). reads: what everybody may read. Raises OSError."""
+    app = application()
+    door.add(app)
+    for path, handler in reads.items():
+        app.router.add_get(path, handler)
+    crowd = Crowd(MAX_CONNECTIONS, MAX_CONNECTIONS_EACH)
+    async with guarded(app, crowd=crowd) as make:
+        listening = await asyncio.get_running_loop().create_server(
+            make, listen, port, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=None if tls is None else HANDSHAKE_S
+        )
+        try:
+            yield int(listening.sockets[0].getsockname()[1])
+        finally:
+            listening.close()

@@ -1,0 +1,96 @@
+"""powerguard-ipmi under a real systemd: its own units with their whole sandbox, in a container, on a stand-in device.
+
+Here the promise is systemd's as much as ours: our user alone is heard, one process answers many words, each in a child
+of its own, and what ends it, the next word starts it again.
+"""
+
+import json
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from powerguard.effectors.bmc.options import IPMI_SOCKET
+from tests.peers.installed import FILES, PYTHON, binds, install
+from tests.peers.ipmi_device import library
+from tests.peers.nspawn import Container
+
+pytestmark = [pytest.mark.vm, pytest.mark.root, pytest.mark.peer("systemd-nspawn", "mmdebstrap", "nsenter", "cc")]
+
+FAKE = "/run/fake"
+UNIT = "powerguard-ipmi.service"
+DROP_IN = f"""[Service]
+ReadWritePaths={FAKE}
+ExecStart=
+ExecStart=/opt/powerguard/bin/python -I -m powerguard.effectors.bmc.helper --device {FAKE}/ipmi0 serve
+"""
+CLIENT = """import json, socket, sys, time
+took = []
+for word in sys.argv[2:]:
+    began_s = time.monotonic()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(sys.argv[1])
+        client.sendall(word.encode() + b"\\n")
+        answer = client.makefile().readline()
+    took.append(time.monotonic() - began_s)
+print(json.dumps([json.loads(answer), took]))
+"""
+
+
+class Host:
+    """A booted host with a BMC that is a folder, and the socket of the helper."""
+
+    def __init__(self, container: Container) -> None:
+        self.container = container
+
+    def say(self, *words: dict[str, object], user: str = "powerguard") -> Any:  # noqa: ANN401 - JSON
+        """Say words one after the other; the last answer, and the seconds of each."""
+        argv = ["setpriv", f"--reuid={user}", "--regid=nogroup", "--clear-groups", PYTHON, "-I", "-c", CLIENT]
+        ended = self.container.run(*argv, IPMI_SOCKET, *(json.dumps(word) for word in words), limit_s=60.0)
+        return json.loads(ended.stdout) if ended.returncode == 0 else ended.stderr.strip().splitlines()[-1]
+
+    def main_pid(self) -> int:
+        return int(self.container.check("systemctl", "show", UNIT, "--property=MainPID", "--value"))
+
+
+@contextmanager
+def booted() -> Iterator[Host]:
+    preload = f"export FAKE_IPMI={FAKE} LD_PRELOAD=/opt/ipmi.so LD_LIBRARY_PATH="
+    files = {
+        **FILES,
+        PYTHON: FILES[PYTHON].replace("export LD_LIBRARY_PATH=", preload),
+        f"/etc/systemd/system/{UNIT}.d/fake.conf": DROP_IN,
+        "/usr/sbin/modprobe": "#!/bin/sh\nexit 0\n",
+    }
+    with Container(binds={**binds(), "/opt/ipmi.so": library()}, files=files) as container:
+        container.check("sh", "-c", f"mkdir {FAKE}; mkfifo {FAKE}/ipmi0; echo 1 > {FAKE}/policy")
+        install(container, "--with", "ipmi")
+        yield Host(container)
+
+
+def test_one_process_hears_our_user_alone_and_forks_for_each_word() -> None:
+    ensure: dict[str, object] = {"word": "ensure"}
+    with booted() as host:
+        assert host.main_pid() == 0
+        assert "Permission" in host.say(ensure, user="nobody")
+        told, first = host.say(ensure)
+        assert (told["failure"], told["changed"], host.container.check("cat", f"{FAKE}/policy").strip()) == (
+            None, True, "2"
+        )  # fmt: skip
+        pid = host.main_pid()
+        told, took = host.say(*[ensure] * 50)
+        assert told["changed"] is False
+        print(f"\nfirst word {first[0] * 1000:.0f} ms; then median {statistics.median(took) * 1000:.1f} ms, "
+              f"worst {max(took) * 1000:.1f} ms of 50")  # fmt: skip
+        assert host.main_pid() == pid > 0
+        told, _ = host.say({"word": "arm", "in_s": 900})
+        assert told["timer"][:4] == "4403"
+        assert host.say({"word": "disarm"})[0]["changed"] is True
+        host.container.check("systemctl", "kill", "--signal=KILL", UNIT)
+        assert host.say({"word": "status"})[0]["failure"] is None
+        assert host.main_pid() not in (0, pid)
+        log = host.container.check("journalctl", "--identifier=powerguard-ipmi", "--output=cat")
+        assert "power restore policy set to always-on" in log
+        assert "watchdog armed: power cycle in 900 s" in log

@@ -1,0 +1,114 @@
+"""What doctor says before training has to start by itself: nothing would be started, or too early, or half a host."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from powerguard.effectors.child import Ended
+from powerguard.effectors.host_look import Checked
+from powerguard.effectors.host_look_judge import Gpu, Gpus, Look, Memory, Verdict
+from powerguard.effectors.host_options import ResumeOptions
+from powerguard.effectors.resume_findings import host, target
+
+TARGET = "powerguard-resume.target"
+
+
+class Systemctl:
+    """Answers `systemctl show` for units, as systemd 252 prints it: one block for each, properties in any order."""
+
+    def __init__(self, **units: str | None) -> None:
+        self.units = {name.replace("__", ".").replace("_", "-"): told for name, told in units.items()}
+
+    async def __call__(
+        self, argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
+    ) -> Ended:
+        assert list(argv[:2]) == ["systemctl", "show"]
+        assert limit_s <= 2.0
+        asked = argv[list(argv).index("--") + 1 :]
+        blocks = []
+        for unit in asked:
+            told = self.units.get(unit, "LoadState=not-found")
+            if told is None:
+                raise FileNotFoundError(2, "No such file or directory", "systemctl")
+            blocks.append("\n".join([f"Id={unit}", *told.split(";")]))
+        return Ended(returncode=0, stdout="\n\n".join(blocks).encode() + b"\n", stderr=b"")
+
+
+LOADED = "LoadState=loaded"
+
+
+@pytest.mark.parametrize(
+    ("systemctl", "verdicts", "word"),
+    [
+        (Systemctl(powerguard_resume__target=None), ["WARN"], "cannot ask systemd"),
+        (Systemctl(), ["FAIL"], "not-found: nothing starts training"),
+        (Systemctl(powerguard_resume__target="LoadState=masked"), ["FAIL"], "masked"),
+        (Systemctl(powerguard_resume__target=LOADED), ["FAIL"], "wants nothing"),
+        (
+            Systemctl(
+                powerguard_resume__target=f"{LOADED};Wants=llm.service", llm__service=f"{LOADED};WantedBy={TARGET}"
+            ),
+            ["PASS"],
+            f"{TARGET} starts llm.service",
+        ),
+        (
+            Systemctl(powerguard_resume__target=f"{LOADED};Requires=llm.service"),
+            ["FAIL"],
+            "llm.service, which is not-found",
+        ),
+        (
+            Systemctl(
+                powerguard_resume__target=f"{LOADED};Wants=llm.service",
+                llm__service=f"{LOADED};WantedBy={TARGET} multi-user.target",
+            ),
+            ["WARN"],
+            "starts at boot, before the gate",
+        ),
+    ],
+)
+async def test_the_target(systemctl: Systemctl, verdicts: list[str], word: str) -> None:
+    """A target that wants nothing starts nothing; a unit that something else wants, too, does not wait for the gate."""
+    found = await target(ResumeOptions(), spawn=systemctl)
+    assert [finding.verdict for finding in found] == verdicts
+    assert word in found[-1].text
+    assert all(finding.fix for finding in found if finding.verdict != "PASS")
+
+
+async def test_another_unit_needs_a_rule_and_a_command_a_program() -> None:
+    found = await target(ResumeOptions(target="train.service"), spawn=Systemctl(train__service=LOADED))
+    assert ("polkit" in found[0].text, found[0].verdict, len(found)) == (True, "WARN", 1)
+    assert (await target(ResumeOptions(command=["/bin/true"])))[0].verdict == "PASS"
+    assert (await target(ResumeOptions(command=["/nowhere/x"])))[0].verdict == "FAIL"
+
+
+def looked(verdict: Verdict | None = None, before: Memory | None = None, gpus: Gpus | None = None) -> Checked:
+    look = Look(at_s=1.0, gpus=gpus or Gpus(because="no NVML"), places={})
+    return Checked(look=look, verdict=verdict or Verdict(), before=before or Memory())
+
+
+KNOWN = Memory(gpus=(Gpu(uuid="GPU-a", name="H100"),))
+
+
+def test_a_host_as_it_is_remembered(tmp_path: Path) -> None:
+    (found,) = host(looked(before=KNOWN, gpus=Gpus(there=KNOWN.gpus)), tmp_path)
+    assert (found.verdict, found.text) == ("PASS", "as remembered: GPUs 1, folders of checkpoints 0")
+
+
+def test_what_would_keep_training_waiting_is_a_failure_today(tmp_path: Path) -> None:
+    verdict = Verdict(problems=("/nas: lies on /",), notes=("llm: 1 newer passed over",))
+    found = host(looked(verdict, KNOWN), tmp_path)
+    assert [(each.verdict, each.text) for each in found] == [
+        ("FAIL", "/nas: lies on /"),
+        ("WARN", "llm: 1 newer passed over"),
+    ]
+
+
+def test_what_is_not_remembered_cannot_be_missed(tmp_path: Path) -> None:
+    (found,) = host(looked(), tmp_path)
+    assert (found.verdict, "nothing is remembered yet" in found.text) == ("WARN", True)
+    (found,) = host(looked(), tmp_path / "absent")
+    assert "no such folder" in found.text
+    (tmp_path / "closed").write_text("nobody can look into it, root neither")
+    (found,) = host(looked(), tmp_path / "closed")
+    assert "cannot be read" in found.text

@@ -1,0 +1,227 @@
+"""Way B through NUT: the real upsd, with a driver of our own behind it that obeys, refuses, rounds or says nothing."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from powerguard.clock import boottime_s
+from powerguard.core.actions import ArmWay, CheckWay, DisarmWay, Way
+from powerguard.effectors.base import EffectorError
+from powerguard.effectors.ups import by_nut
+from powerguard.effectors.ups.effector import OutputEffector
+from powerguard.effectors.ups.options import OutputOffOptions
+from powerguard.effectors.ups.sent import Notes
+from powerguard.sources.nut_control import opened
+from powerguard.sources.nut_options import NutOptions
+from tests.peers.nut import USERS, Upsd, upsd
+from tests.peers.nut_driver import FAILED, UNKNOWN, Driver, upsd_with
+from tests.sources.nut_helpers import FakeUpsd
+
+
+def effector(
+    tmp_path: Path,
+    port: int,
+    *,
+    user: str = "admin",
+    least_s: float = 100.0,
+    returns: str | None = None,
+    **more: object,
+) -> OutputEffector:
+    """Return who tells the UPS behind this upsd. more: of the source's settings."""
+    secret = tmp_path / f"password-{user}"
+    if not secret.exists():
+        secret.write_text(USERS.get(user, "wrong"), encoding="utf-8")
+        secret.chmod(0o400)
+    login = {"user": user, "password": {"file": str(secret)}}
+    source = NutOptions.model_validate(
+        {"kind": "nut", "host": "127.0.0.1", "port": port, "name": "dsim", **login, **more}
+    )
+    wanted = OutputOffOptions.model_validate({"by": "nut", "returns": returns})
+    output = by_nut.opening(lambda: opened(source), wanted)
+    return OutputEffector({"a": output}, notes=Notes(tmp_path), clock=boottime_s, boot="b", least_s=least_s)
+
+
+async def check(told: OutputEffector) -> dict[str, object]:
+    return dict(await told.carry_out(CheckWay(id="c", by_s=boottime_s() + 5, way=Way.OUTPUT, ups="a")))
+
+
+async def arm(told: OutputEffector, in_s: float = 119.5, limit_s: float = 5.0) -> dict[str, object]:
+    by_s = boottime_s() + limit_s
+    return dict(await told.carry_out(ArmWay(id="a", by_s=by_s, way=Way.OUTPUT, outage="o1", in_s=in_s, ups="a")))
+
+
+async def disarm(told: OutputEffector) -> dict[str, object]:
+    return dict(await told.carry_out(DisarmWay(id="d", by_s=boottime_s() + 5, way=Way.OUTPUT, outage="o1", ups="a")))
+
+
+@asynccontextmanager
+async def behind(driver: Driver) -> AsyncIterator[Upsd]:
+    async with upsd_with(driver) as served:
+        yield served
+
+
+async def test_armed_known_after_a_restart_and_called_off(tmp_path: Path) -> None:
+    """The delays first, the one to on the longer; the command once; the timer is read back."""
+    driver = Driver()
+    async with behind(driver) as served:
+        there = effector(tmp_path, served.port)
+        told = await check(there)
+        assert (told["returns"], told["longest_s"], told["can_cancel"], told["shown"]) == ("unknown", 7200, True, True)
+        assert driver.told == []
+        told = await arm(there)
+        assert driver.told == ["ups.delay.start 150", "ups.delay.shutdown 120", "shutdown.return"]
+        assert isinstance(told["in_s"], float)
+        assert 110 < told["in_s"] <= 121
+        assert (await arm(effector(tmp_path, served.port)))["again"] is True
+        assert driver.told.count("shutdown.return") == 1
+        assert (await disarm(there))["disarmed"] is True
+        assert driver.told[-1] == "shutdown.stop"
+        assert driver.off_at_s is None
+
+
+async def test_drivers_round_up_and_the_site_says_what_it_has_tried(tmp_path: Path) -> None:
+    driver = Driver(step_s=50)
+    async with behind(driver) as served:
+        told = await arm(effector(tmp_path, served.port, returns="cycles"))
+        assert isinstance(told["in_s"], float)
+        assert 140 < told["in_s"] <= 151
+        assert told["returns"] == "cycles"
+
+
+async def test_a_driver_without_timers_is_believed_when_upsd_tells_how_it_ended(tmp_path: Path) -> None:
+    driver = Driver(timers=False)
+    async with behind(driver) as served:
+        there = effector(tmp_path, served.port)
+        assert (await check(there))["shown"] is False
+        assert (await arm(there))["in_s"] == pytest.approx(120, abs=2)
+        with pytest.raises(EffectorError, match=r"was told already .* it is not told twice"):
+            await arm(effector(tmp_path, served.port))
+        assert driver.told.count("shutdown.return") == 1
+
+
+@pytest.mark.parametrize(
+    ("driver", "user", "because"),
+    [
+        (
+            Driver(commands=("load.off", "test.battery.start")),
+            "admin",
+            r"no command shutdown.return \(it has: load.off",
+        ),
+        (Driver(most_s=60), "admin", "waits at most 60 s, and the host needs 100 s"),
+        (Driver(settable=()), "admin", r"is set to wait 20 s, and the host needs 100 s \(offdelay in ups.conf\)"),
+        (Driver(values={"ups.status": "OB"}, settable=()), "admin", "tells no ups.delay.shutdown"),
+        (Driver(), "sec", "user sec may not SET: check the password, and write"),
+        (Driver(), "nobody", "user nobody may not SET: check the password"),
+    ],
+)
+async def test_what_would_keep_it_from_working_is_told_beforehand(
+    tmp_path: Path, driver: Driver, user: str, because: str
+) -> None:
+    """As far as upsd lets one see: user and rights are looked at before it says that there is no such variable."""
+    async with behind(driver) as served:
+        with pytest.raises(EffectorError, match=because):
+            await check(effector(tmp_path, served.port, user=user))
+        assert driver.told == []
+
+
+@pytest.mark.parametrize(
+    ("driver", "user", "because", "left"),
+    [
+        (Driver(), "sec", "refuses ups.delay.start = 150 to sec .ACCESS-DENIED.: check", ""),
+        (Driver(status=FAILED), "admin", "the order is refused: .*the driver refuses shutdown.return .FAILED", "20"),
+        (Driver(status=UNKNOWN), "admin", "the driver refuses shutdown.return .UNKNOWN", "20"),
+        (Driver(set_status=FAILED), "admin", "the driver refuses ups.delay.start = 150 .FAILED", "20"),
+        (Driver(step_s=50, down=True), "admin", "ups.delay.shutdown was set to 120 s and reads 100 s", "0"),
+        (Driver(ignores=True), "admin", "has taken the order, and no countdown runs", "20"),
+    ],
+)
+async def test_a_driver_that_does_not_do_it(tmp_path: Path, driver: Driver, user: str, because: str, left: str) -> None:
+    """Told in words; nothing counts down, and the delays are as they were."""
+    async with behind(driver) as served:
+        with pytest.raises(EffectorError, match=because):
+            await arm(effector(tmp_path, served.port, user=user))
+        assert driver.off_at_s is None
+        if left:
+            await served.shows(left, "ups.delay.shutdown")
+
+
+async def test_an_order_that_never_ends_is_left_in_time(tmp_path: Path) -> None:
+    driver = Driver(status=None)
+    async with behind(driver) as served:
+        began_s = boottime_s()
+        with pytest.raises(EffectorError, match="answers too slowly"):
+            await arm(effector(tmp_path, served.port), limit_s=2.0)
+        assert boottime_s() - began_s < 2.0
+
+
+async def test_a_timer_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    driver = Driver()
+    async with behind(driver) as served:
+        driver.off_at_s = boottime_s() + 40
+        await served.shows("38", "ups.timer.shutdown")
+        for order in (check, arm):
+            with pytest.raises(EffectorError, match="a countdown to output off runs already"):
+                await order(effector(tmp_path, served.port))
+        assert driver.told == []
+
+
+async def test_dummy_ups_takes_no_command(tmp_path: Path) -> None:
+    """NUT's own: it lists none of this name, or refuses it."""
+    async with upsd() as served:
+        with pytest.raises(EffectorError, match=r"its driver has no command shutdown.return"):
+            await check(effector(tmp_path, served.port))
+
+
+async def test_an_old_upsd_that_could_not_confirm_it_is_sent_nothing(tmp_path: Path) -> None:
+    """Before 2.8 upsd told only that it had handed the order on; without a timer nobody would ever know more."""
+
+    def old(peer: FakeUpsd, words: tuple[str, ...], _writer: object) -> bytes:
+        match words:
+            case ("SET", "TRACKING", *_):
+                return b"ERR FEATURE-NOT-SUPPORTED\n"
+            case ("LIST", "CMD", ups):
+                return f"BEGIN LIST CMD {ups}\nCMD {ups} shutdown.return\nEND LIST CMD {ups}\n".encode()
+            case ("LIST", "RW", ups):
+                return f"BEGIN LIST RW {ups}\nEND LIST RW {ups}\n".encode()
+            case _:
+                return peer.honest(words)
+
+    values = {"ups.status": "OB", "ups.delay.shutdown": "180"}
+    async with FakeUpsd(values, old).serving() as peer:
+        for order in (check, arm):
+            with pytest.raises(EffectorError, match=r"does not tell how an order ends .*shows no timer"):
+                await order(effector(tmp_path, peer.port, tls="off"))
+        assert peer.said("INSTCMD") == 0
+        peer.values["ups.timer.shutdown"] = "-1"
+        with pytest.raises(EffectorError, match="has taken the order, and no countdown runs"):
+            await arm(effector(tmp_path, peer.port, tls="off"), limit_s=3.0)
+        assert peer.said("INSTCMD") == 1
+
+
+@pytest.mark.parametrize("answer", [b"\n", b"OK\nOK\n", b"BEGIN LIST CMD x\n", b"\xff" * 5000, b"ERR DATA-STALE\n"])
+async def test_a_upsd_that_answers_rubbish_is_told_nothing(tmp_path: Path, answer: bytes) -> None:
+    def rubbish(peer: FakeUpsd, words: tuple[str, ...], _writer: object) -> bytes:
+        return answer if words[0] == "LIST" else peer.honest(words)
+
+    async with FakeUpsd(answer=rubbish).serving() as peer:
+        with pytest.raises(EffectorError, match=r"^a: upsd at 127"):
+            await arm(effector(tmp_path, peer.port, tls="off", timeout_s=0.5), limit_s=3.0)
+        assert peer.said("INSTCMD") == 0
+
+
+async def test_a_certificate_that_is_not_believed_gets_no_password(tmp_path: Path) -> None:
+    """Also where readings go on without TLS: somebody may stand between."""
+
+    def half(peer: FakeUpsd, words: tuple[str, ...], _writer: object) -> bytes:
+        return b"OK STARTTLS\n" if words[0] == "STARTTLS" else peer.honest(words)
+
+    async with FakeUpsd(answer=half).serving() as peer:
+        with pytest.raises(EffectorError, match=r"STARTTLS failed|closed|broke"):
+            await check(effector(tmp_path, peer.port, timeout_s=0.5))
+        assert peer.said("PASSWORD") == 0
+        peer.answer = lambda upsd, words, _: upsd.honest(words)
+        with pytest.raises(EffectorError, match="offers no TLS"):
+            await check(effector(tmp_path, peer.port, tls="required"))
+        assert peer.said("PASSWORD") == 0

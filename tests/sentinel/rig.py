@@ -1,0 +1,231 @@
+"""A sentinel in this process: its own server, store and decisions; UPSes and, where a test wants it, BMCs are stand-ins
+at our own ports. Its clock runs `pace` times faster than the loop, so that minutes of waiting are seconds."""
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from powerguard.clock import boottime_s
+from powerguard.core.actions import Action, ArmWay, CheckWay, Detail, DisarmWay, Way
+from powerguard.core.readings import OutputSource, Reading, SourceFailed
+from powerguard.effectors.bmc.engine import BmcError
+from powerguard.effectors.bmc.ipmi import ChassisStatus, PowerRestorePolicy
+from powerguard.effectors.bmc.options import BmcOptions
+from powerguard.effectors.sentinel.effector import SentinelEffector
+from powerguard.effectors.sentinel.options import SentinelOptions
+from powerguard.options import Secret
+from powerguard.sentinel.keeper import Keeper
+from powerguard.sentinel.main import reads
+from powerguard.sentinel.options import SentinelHost, SentinelSettings, SentinelUps
+from powerguard.sentinel.run import Hands, Sentinel, moment_of
+from powerguard.sentinel.server import Door, server
+from powerguard.sentinel.store import Store
+from powerguard.sources.base import Publish, Source
+from powerguard.sources.nut_options import NutOptions
+from tests.peers.ipmi import keep_secret
+
+KEYS = {"n1": b"1" * 64, "n2": b"2" * 64}
+NO_BMC = BmcOptions(kind="ipmi-lan", host="127.0.0.1", user="u", password=Secret(file="/nowhere"))
+
+
+@dataclass
+class Chassis:
+    """A BMC at our port, and the host below it.
+
+    power_on None: it does not say; why: it fails with this; stuck: it takes orders and does nothing; hangs_s: real
+    seconds before each answer.
+    """
+
+    power_on: bool | None = True
+    why: str = ""
+    stuck: bool = False
+    hangs_s: float = 0.0
+    orders: int = 0
+    ordered_s: list[float] = field(default_factory=list)
+    where = "BMC of the test"
+
+    async def status(self, by_s: float) -> ChassisStatus:
+        if self.hangs_s:
+            await asyncio.sleep(self.hangs_s)
+        if self.why:
+            raise BmcError(self.why)
+        return ChassisStatus(power_on=self.power_on, policy=PowerRestorePolicy.ALWAYS_ON)
+
+    async def power_on_(self) -> None:
+        self.orders += 1
+        self.ordered_s.append(boottime_s())
+        if not self.stuck:
+            self.power_on = True
+
+
+class Port:
+    """What the sentinel holds of a `Chassis`: attributes and methods of one name would collide."""
+
+    def __init__(self, chassis: Chassis) -> None:
+        self._chassis = chassis
+        self.where = chassis.where
+
+    async def status(self, by_s: float) -> ChassisStatus:
+        return await self._chassis.status(by_s)
+
+    async def power_on(self, by_s: float) -> None:
+        await self._chassis.power_on_()
+
+
+@dataclass
+class Supply:
+    """A UPS: what its source says every few hundredths of a second. None: nothing, as if the card were dead."""
+
+    source: OutputSource | None = OutputSource.UTILITY
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+class Card(Source):
+    def __init__(self, ups: str, supply: Supply, clock: Callable[[], float]) -> None:
+        self._ups, self._supply, self._clock = ups, supply, clock
+
+    async def run(self, publish: Publish) -> None:
+        while True:
+            told = self._supply.source
+            if told is None:
+                publish(SourceFailed(at_s=self._clock(), ups=self._ups, source="card", reason="silence", lost=True))
+            else:
+                input_present = told is OutputSource.UTILITY
+                base = {"charge_pct": 80.0, "input_present": input_present, **self._supply.more}
+                publish(Reading(at_s=self._clock(), ups=self._ups, source="card", output_source=told, **base))
+            await asyncio.sleep(0.01)
+
+    def poll_now(self) -> None:
+        """It is polled all the time."""
+
+
+@dataclass
+class Rig:
+    """One sentinel that runs. chassis: by host; supplies: by UPS."""
+
+    settings: SentinelSettings
+    sentinel: Sentinel
+    door: Door
+    port: int
+    folder: Path
+    chassis: dict[str, Chassis]
+    supplies: dict[str, Supply]
+    scheme: str = "http"
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://127.0.0.1:{self.port}"
+
+    @property
+    def outages(self) -> dict[str, str]:
+        """Which intents stand."""
+        return {name: intent.outage for name, intent in self.sentinel.keeper.table.intents.items()}
+
+    def effector(
+        self,
+        host: str = "n1",
+        *,
+        armed: bool = True,
+        urls: tuple[str, ...] = (),
+        **more: Any,  # noqa: ANN401
+    ) -> SentinelEffector:
+        options = options_of(self.folder, host, (*urls, self.url), **more)
+        return SentinelEffector(options, feeds=self.settings.hosts[host].feeds, armed=armed, boot=lambda: "boot-1")
+
+    async def until(self, is_so: Callable[[], bool], limit_s: float = 20.0) -> None:
+        async with asyncio.timeout(limit_s):
+            while not is_so():  # noqa: ASYNC110 - what is waited for is a stand-in's state
+                await asyncio.sleep(0.01)
+
+
+def options_of(folder: Path, host: str, urls: tuple[str, ...], **more: Any) -> SentinelOptions:  # noqa: ANN401
+    key = more.pop("key", KEYS[host])
+    secret = Secret(file=str(keep_secret(folder / f"key-{host}", key.decode())))
+    return SentinelOptions(kind="http", urls=list(urls), key=secret, name=host, **more)
+
+
+def settings_of(
+    folder: Path,
+    *,
+    hosts: tuple[str, ...] = ("n1",),
+    ups: tuple[str, ...] = ("a",),
+    **more: Any,  # noqa: ANN401
+) -> SentinelSettings:
+    bmc = more.pop("bmc", {})
+    of_host = more.pop("of_host", {})
+    folder.mkdir(exist_ok=True)
+    source = NutOptions(kind="nut", host="127.0.0.1", name="x", poll_s=5.0, timeout_s=5.0)
+    told = {
+        name: SentinelHost(
+            key=Secret(file="/nowhere"), bmc=bmc.get(name, NO_BMC), **{"feeds": list(ups), "stagger_s": 0, **of_host}
+        )
+        for name in hosts
+    }
+    base = {"mode": "armed", "state": str(folder), "utility_stable_s": 5, "port": 13494}
+    return SentinelSettings(ups={name: SentinelUps(sources=[source]) for name in ups}, hosts=told, **(base | more))
+
+
+@contextlib.asynccontextmanager
+async def running(
+    folder: Path,
+    settings: SentinelSettings | None = None,
+    *,
+    pace: float = 20.0,
+    real_bmc: bool = False,
+    tls: ssl.SSLContext | None = None,
+    wall: Callable[[], float] = time.time,
+    chassis: dict[str, Chassis] | None = None,
+    supplies: dict[str, Supply] | None = None,
+    store: Store | None = None,
+) -> AsyncIterator[Rig]:
+    """Run a sentinel until the block ends; it ends as if killed: nothing is written at the end."""
+    told = settings or settings_of(folder / "state")
+    chassis = chassis or {name: Chassis() for name in told.hosts}
+    supplies = supplies or {name: Supply() for name in told.ups}
+    zero_s = boottime_s()
+
+    def clock() -> float:
+        return zero_s + pace * (boottime_s() - zero_s)
+
+    def power(name: str, _: SentinelHost) -> Port:
+        return Port(chassis[name])
+
+    hands = Hands(
+        clock=clock,
+        wall=wall,
+        pace=pace,
+        sources=lambda settings, clock: [(ups, Card(ups, supplies[ups], clock)) for ups in settings.ups],
+        power=None if real_bmc else power,
+    )
+    async with asyncio.TaskGroup() as tasks:
+        keeper = Keeper(store or Store(Path(told.state)), moment_of(hands), tasks)
+        await keeper.load()
+        sentinel = Sentinel(told, keeper, hands)
+        door = Door({name: KEYS[name] for name in told.hosts if name in KEYS}, sentinel, clock)
+        task = tasks.create_task(sentinel.run())
+        async with server(door, reads(sentinel, door), listen="127.0.0.1", port=0, tls=tls) as port:
+            scheme = "http" if tls is None else "https"
+            yield Rig(told, sentinel, door, port, folder, chassis, supplies, scheme)
+        task.cancel()
+
+
+def arm(outage: str = "o1", in_s: float = 0.0, limit_s: float = 5.0) -> ArmWay:
+    return ArmWay(id=f"arm-{outage}", by_s=boottime_s() + limit_s, way=Way.SENTINEL, outage=outage, in_s=in_s)
+
+
+def disarm(outage: str = "o1", limit_s: float = 5.0) -> DisarmWay:
+    return DisarmWay(id=f"disarm-{outage}", by_s=boottime_s() + limit_s, way=Way.SENTINEL, outage=outage)
+
+
+def check(limit_s: float = 5.0) -> CheckWay:
+    return CheckWay(id="check", by_s=boottime_s() + limit_s, way=Way.SENTINEL)
+
+
+async def told(effector: SentinelEffector, action: Action) -> dict[str, Any]:
+    detail: Detail = await effector.carry_out(action)
+    return dict(detail)

@@ -1,0 +1,104 @@
+"""Powering a host on through its BMC: ipmi_sim and sushy-emulator, which share no code with us, and our own Redfish."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerguard.clock import boottime_s
+from powerguard.effectors.bmc.device import ALLOWED
+from powerguard.effectors.bmc.engine import BmcError
+from powerguard.effectors.bmc.ipmi import POWER_ON, Failure
+from powerguard.effectors.bmc.options import BmcOptions
+from powerguard.effectors.bmc.power import power_of
+from tests.peers.ipmi import IpmiSim, options
+from tests.peers.redfish import Certificate, Faults, OwnRedfish, SushyEmulator, make_certificate, redfish_options
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return make_certificate(tmp_path_factory.mktemp("tls"))
+
+
+async def on(told: BmcOptions, limit_s: float = 8.0) -> None:
+    await power_of(told).power_on(boottime_s() + limit_s)
+
+
+async def is_on(told: BmcOptions) -> bool | None:
+    return (await power_of(told).status(boottime_s() + 8.0)).power_on
+
+
+@pytest.mark.peer("ipmi_sim")
+async def test_ipmi_powers_on_and_does_nothing_to_what_is_on(tmp_path: Path) -> None:
+    async with IpmiSim(plugin=False) as bmc:
+        told = options(tmp_path, bmc.port, bmc.user, bmc.password)
+        bmc.switch(on=False)
+        assert await is_on(told) is False
+        await on(told)
+        assert (bmc.orders, await is_on(told)) == (["power 1"], True)
+        await on(told)
+        assert set(bmc.orders) == {"power 1"}
+        wrong = options(tmp_path, bmc.port, bmc.user, "another password")
+        with pytest.raises(BmcError, match="login refused") as caught:
+            await on(wrong)
+        assert caught.value.failure is Failure.AUTH
+
+
+async def test_ipmi_that_is_dead_ends_in_time(tmp_path: Path) -> None:
+    began_s = boottime_s()
+    with pytest.raises(BmcError, match="nothing listens"):
+        await on(options(tmp_path, 1, "sentinel", "secret"), 5.0)
+    assert boottime_s() - began_s < 6.0
+
+
+async def test_sushy_emulator_powers_on(tmp_path: Path, certificate: Certificate) -> None:
+    """Not ours: the action is found, and takes what we say. Its fake driver obeys 1 to 11 s later, as boards do."""
+    async with SushyEmulator(tmp_path, certificate, systems=1, power="Off") as bmc:
+        told = redfish_options(tmp_path, bmc.port, certificate)
+        assert await is_on(told) is False
+        await on(told)
+
+
+async def test_redfish_powers_on(tmp_path: Path, certificate: Certificate) -> None:
+    async with OwnRedfish(certificate) as bmc:
+        bmc.system["PowerState"] = "Off"
+        told = redfish_options(tmp_path, bmc.port, certificate)
+        assert await is_on(told) is False
+        await on(told)
+        assert (bmc.resets, await is_on(told)) == (["On"], True)
+        bmc.reset["ResetType@Redfish.AllowableValues"] = ["ForceOn", "ForceOff"]
+        await on(told)
+        del bmc.reset["ResetType@Redfish.AllowableValues"]
+        await on(told)
+        assert bmc.resets == ["On", "ForceOn", "On"]
+
+
+@pytest.mark.parametrize(
+    ("reset", "always", "told"),
+    [
+        ({"ResetType@Redfish.AllowableValues": ["ForceOff"]}, {}, "allows neither of On, ForceOn"),
+        ({"target": "https://elsewhere.example/"}, {}, "links to no path"),
+        ({}, {"POST": 403}, "not permitted to this account"),
+        ({}, {"POST": 400}, "refused"),
+        ({}, {"POST": 302}, "redirects, and is not followed"),
+    ],
+)
+async def test_redfish_that_refuses_says_so(
+    tmp_path: Path, certificate: Certificate, reset: dict[str, Any], always: dict[str, int], told: str
+) -> None:
+    async with OwnRedfish(certificate, faults=Faults(always=always)) as bmc:
+        bmc.reset.update(reset)
+        with pytest.raises(BmcError, match=told):
+            await on(redfish_options(tmp_path, bmc.port, certificate))
+        assert bmc.resets == []
+        bmc.system["Actions"] = {}
+        with pytest.raises(BmcError, match=r"has no action #ComputerSystem\.Reset"):
+            await on(redfish_options(tmp_path, bmc.port, certificate))
+
+
+def test_nobodys_own_bmc_is_reached_this_way() -> None:
+    """Not by its kinds, and the host's own root helper has no way to say it."""
+    assert (POWER_ON.netfn, POWER_ON.number) not in ALLOWED
+    for kind in ("in-band", "none", "auto"):
+        with pytest.raises(ValueError, match="another host's BMC"):
+            power_of(BmcOptions(kind=kind))  # type: ignore[arg-type]

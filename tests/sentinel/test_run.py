@@ -1,0 +1,292 @@
+"""The whole sentinel: a host's word, stored, and a host that comes back; and everything that must keep it off."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from powerguard.core.readings import OutputSource
+from powerguard.effectors.base import EffectorError
+from powerguard.sentinel.store import Moment, Store, Table
+from tests.peers.ipmi import IpmiSim, options
+from tests.peers.redfish import OwnRedfish, make_certificate, redfish_options
+from tests.sentinel.rig import Chassis, Rig, Supply, arm, check, disarm, running, settings_of, told
+
+
+async def test_a_host_is_powered_on_again(tmp_path: Path) -> None:
+    """It says so, goes off, and is powered on once; its word is used up with that."""
+    async with running(tmp_path, pace=60.0) as rig:
+        host = rig.chassis["n1"]
+        assert await told(rig.effector(), arm(in_s=40.0)) == {"in_s": 40.0, "sentinels": rig.url}
+        host.power_on = False
+        await rig.until(lambda: host.power_on is True)
+        await rig.until(lambda: rig.outages == {})
+        assert (host.orders, rig.sentinel.ends["n1", "powered_on"]) == (1, 1)
+        up_again = await told(rig.effector(), disarm())
+        ordered = {"orders": 1, "ordered_by": rig.url, "because": f"{rig.url} has powered this host on"}
+        assert up_again == {"sentinels": rig.url, "disarmed": False, **ordered}, "the host is told for its report"
+        assert await told(rig.effector(), disarm("another")) == {"sentinels": rig.url, "disarmed": False}
+        host.power_on = False  # a person presses the button later
+        await asyncio.sleep(0.5)
+        assert host.orders == 1
+
+
+@pytest.mark.peer("ipmi_sim")
+async def test_over_ipmi(tmp_path: Path) -> None:
+    async with IpmiSim(plugin=False) as bmc:
+        its = options(tmp_path, bmc.port, bmc.user, bmc.password)
+        settings = settings_of(tmp_path / "state", bmc={"n1": its})
+        async with running(tmp_path, settings, pace=10.0, real_bmc=True) as rig:
+            await told(rig.effector(), arm(in_s=8.0))
+            bmc.switch(on=False)
+            await rig.until(lambda: rig.outages == {}, 60.0)
+            assert set(bmc.orders) == {"power 1"}
+            assert rig.sentinel.ends["n1", "powered_on"] == 1
+
+
+class Kept(Store):
+    """Remembers each moment of an order that was ever on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.orders: set[float] = set()
+
+    def save(self, table: Table, now: Moment) -> None:
+        self.orders |= {table.last_order_s} - {None}  # type: ignore[arg-type]
+        super().save(table, now)
+
+
+async def test_over_redfish_two_hosts_one_after_the_other(tmp_path: Path) -> None:
+    """Both are due at once; the second one waits for the inrush of the first one."""
+    certificate = make_certificate(tmp_path)
+    async with OwnRedfish(certificate) as one, OwnRedfish(certificate) as two:
+        its = {
+            "n1": redfish_options(tmp_path, one.port, certificate),
+            "n2": redfish_options(tmp_path, two.port, certificate),
+        }
+        settings = settings_of(tmp_path / "state", hosts=("n1", "n2"), bmc=its, of_host={"stagger_s": 30})
+        kept = Kept(tmp_path / "state")
+        async with running(tmp_path, settings, pace=20.0, real_bmc=True, store=kept) as rig:
+            async with asyncio.TaskGroup() as tasks:
+                for host in its:
+                    tasks.create_task(told(rig.effector(host), arm(in_s=10.0)))
+            one.system["PowerState"] = two.system["PowerState"] = "Off"
+            await rig.until(lambda: rig.outages == {})
+            assert (one.resets, two.resets) == (["On"], ["On"])
+        first_s, *_, last_s = sorted(kept.orders)
+        assert last_s - first_s >= 30.0
+
+
+def on_battery(rig: Rig) -> None:
+    rig.supplies["a"].source = OutputSource.BATTERY
+
+
+def silent(rig: Rig) -> None:
+    rig.supplies["a"].source = None
+
+
+def empty(rig: Rig) -> None:
+    rig.supplies["a"].more["charge_pct"] = 3.0
+
+
+def forced_shutdown(rig: Rig) -> None:
+    rig.supplies["a"].more["forced_shutdown"] = True
+
+
+def bmc_dead(rig: Rig) -> None:
+    rig.chassis["n1"].why = "BMC 10.0.0.1 port 623: no answer to the login"
+
+
+def bmc_does_not_say(rig: Rig) -> None:
+    rig.chassis["n1"].power_on = None
+
+
+def still_on(rig: Rig) -> None:
+    rig.chassis["n1"].power_on = True
+
+
+def nothing_said(rig: Rig) -> None:
+    rig.sentinel.keeper.apply(lambda table: table.drop("n1"))
+
+
+def nothing(rig: Rig) -> None:
+    assert rig.outages
+
+
+@pytest.mark.parametrize(
+    "keep_off",
+    [on_battery, silent, empty, forced_shutdown, bmc_dead, bmc_does_not_say, still_on, nothing_said, nothing],
+)
+async def test_what_keeps_a_host_off(tmp_path: Path, keep_off: Callable[[Rig], None]) -> None:
+    async with running(tmp_path, pace=200.0) as rig:
+        await told(rig.effector(), arm(in_s=50.0))
+        rig.chassis["n1"].power_on = False
+        keep_off(rig)
+        if keep_off is nothing:
+            await rig.until(lambda: rig.chassis["n1"].orders > 0)
+            return
+        await asyncio.sleep(0.6)  # 120 s of its own
+        assert rig.chassis["n1"].orders == 0
+        assert rig.outages == ({} if keep_off is nothing_said else {"n1": "o1"})
+
+
+async def test_once_the_reason_is_gone_it_comes_back(tmp_path: Path) -> None:
+    async with running(tmp_path, pace=50.0) as rig:
+        on_battery(rig)
+        await told(rig.effector(), arm())
+        rig.chassis["n1"].power_on = False
+        await rig.until(lambda: "on battery" in rig.sentinel.waits.get("n1", ""))
+        rig.supplies["a"].source = OutputSource.UTILITY
+        await rig.until(lambda: rig.chassis["n1"].power_on is True)
+
+
+async def test_what_the_host_takes_back_has_ended(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        await told(rig.effector(), arm(in_s=30.0))
+        assert await told(rig.effector(), disarm("another")) == {"sentinels": rig.url, "disarmed": False}
+        assert rig.outages == {"n1": "o1"}, "another outage's word is not taken back"
+        for disarmed in (True, False):
+            assert await told(rig.effector(), disarm()) == {"sentinels": rig.url, "disarmed": disarmed}
+            assert rig.outages == {}
+        assert (rig.chassis["n1"].orders, rig.sentinel.ends["n1", "withdrawn"]) == (0, 1)
+
+
+async def test_a_host_that_comes_up_by_itself_ends_it(tmp_path: Path) -> None:
+    async with running(tmp_path, pace=200.0) as rig:
+        silent(rig)
+        await told(rig.effector(), arm())
+        host = rig.chassis["n1"]
+        host.power_on = False
+        await rig.until(lambda: rig.sentinel.keeper.table.intents["n1"].was_off)
+        host.power_on = True
+        await rig.until(lambda: rig.outages == {})
+        assert (host.orders, rig.sentinel.ends["n1", "came_back"]) == (0, 1)
+
+
+async def test_what_its_bmc_said_before_does_not_count(tmp_path: Path) -> None:
+    """Off for repairs, on again, and minutes later its commit: it is not "back" only because it was off once."""
+    async with running(tmp_path, pace=600.0) as rig:
+        host = rig.chassis["n1"]
+        host.power_on = False
+        await rig.until(lambda: rig.sentinel.seen["n1"].twice(power_on=False) if rig.sentinel.seen else False)
+        host.power_on = True  # nobody has looked since
+        silent(rig)
+        await told(rig.effector(), arm(in_s=80_000.0))
+        await rig.until(lambda: rig.sentinel.seen["n1"].twice(power_on=True) if rig.sentinel.seen else False)
+        await asyncio.sleep(0.1)
+        assert (rig.outages, rig.sentinel.keeper.table.intents["n1"].was_off) == ({"n1": "o1"}, False)
+
+
+async def test_dead_bmcs_hold_nobody_up(tmp_path: Path) -> None:
+    """Twenty of them hang in every look; the one host that is due is looked at all the same."""
+    hosts = ("n1", *(f"dead-{number}" for number in range(20)))
+    chassis = {name: Chassis(hangs_s=0.0 if name == "n1" else 5.0) for name in hosts}
+    settings = settings_of(tmp_path / "state", hosts=hosts)
+    async with running(tmp_path, settings, chassis=chassis, pace=50.0) as rig:
+        await told(rig.effector(), arm(in_s=10.0))
+        chassis["n1"].power_on = False
+        await rig.until(lambda: chassis["n1"].orders == 1, 15.0)
+
+
+async def test_after_three_tries_it_gives_up(tmp_path: Path) -> None:
+    """Each is later than the one before, and the last one is followed by an alarm, not by a fourth."""
+    async with running(tmp_path, pace=400.0) as rig:
+        host = rig.chassis["n1"]
+        await told(rig.effector(), arm(in_s=50.0))
+        host.stuck, host.power_on = True, False
+        await rig.until(lambda: rig.outages == {})
+        assert (host.orders, rig.sentinel.ends["n1", "gave_up"]) == (3, 1)
+        first, second, third = host.ordered_s
+        assert second - first >= 60.0 / 400.0
+        assert third - second >= 300.0 / 400.0
+
+
+async def test_the_try_is_on_disk_before_the_order(tmp_path: Path) -> None:
+    """So that a sentinel that is killed in the middle of one counts it."""
+    found: list[int] = []
+
+    class Watched(Chassis):
+        async def power_on_(self) -> None:
+            table, _ = Store(tmp_path / "state").load(Moment(boot_id="", boottime_s=0.0, wall_s=0.0))
+            found.append(table.intents["n1"].tries)
+            await super().power_on_()
+
+    async with running(tmp_path, chassis={"n1": Watched(power_on=False)}) as rig:
+        await told(rig.effector(), arm())
+        await rig.until(lambda: found != [])
+        assert found == [1]
+
+
+async def test_what_changes_while_the_disk_is_at_work_counts(tmp_path: Path) -> None:
+    """Utility goes again between the decision and the order: the try is spent, and the host stays off."""
+    supplies = {"a": Supply()}
+
+    class Slow(Store):
+        def save(self, table: Table, now: Moment) -> None:
+            if any(intent.tries for intent in table.intents.values()):
+                supplies["a"].source = OutputSource.BATTERY
+                time.sleep(0.2)
+            super().save(table, now)
+
+    settings = settings_of(tmp_path / "state")
+    disk = Slow(tmp_path / "state")
+    chassis = {"n1": Chassis(power_on=False)}
+    async with running(tmp_path, settings, chassis=chassis, supplies=supplies, store=disk) as rig:
+        await told(rig.effector(), arm())
+        await rig.until(lambda: "on battery" in rig.sentinel.waits.get("n1", ""))
+        assert (chassis["n1"].orders, rig.sentinel.keeper.table.intents["n1"].tries) == (0, 1)
+
+
+async def test_killed_between_store_and_power_on(tmp_path: Path) -> None:
+    """What was stored stands, with its time and its tries; what was not stored does not."""
+    chassis, supplies = {"n1": Chassis(power_on=False, stuck=True)}, {"a": Supply()}
+    async with running(tmp_path, chassis=chassis, supplies=supplies, pace=200.0) as rig:
+        await told(rig.effector(), arm())
+        await rig.until(lambda: chassis["n1"].orders == 1)
+    async with running(tmp_path, chassis=chassis, supplies=supplies, pace=200.0) as rig:
+        intent = rig.sentinel.keeper.table.intents["n1"]
+        assert (intent.outage, intent.tries, chassis["n1"].orders) == ("o1", 1, 1)
+        await rig.until(lambda: chassis["n1"].orders == 2)
+        assert rig.sentinel.keeper.table.intents["n1"].tries == 2
+
+
+async def test_a_wall_clock_that_steps_changes_nothing(tmp_path: Path) -> None:
+    """Nobody's wall clock is in what is said, and the sentinel's own counts from boot to boot alone."""
+    wall_s = [1_800_000_000.0]
+    async with running(tmp_path, pace=60.0, wall=lambda: wall_s[0]) as rig:
+        await told(rig.effector(), arm(in_s=60.0))
+        for step_s in (-1e8, 3e8):
+            wall_s[0] += step_s
+            await asyncio.sleep(0.1)
+            assert rig.outages == {"n1": "o1"}
+            assert (await told(rig.effector(), arm(in_s=60.0)))["in_s"] == 60.0
+        rig.chassis["n1"].power_on = False
+        await rig.until(lambda: rig.chassis["n1"].power_on is True)
+
+
+async def test_dry_run_powers_nothing_on(tmp_path: Path) -> None:
+    """It stores, decides and writes down; hosts are told beforehand and at their commit."""
+    async with running(tmp_path, settings_of(tmp_path / "state", mode="dry-run")) as rig:
+        with pytest.raises(EffectorError, match="runs in dry-run"):
+            await told(rig.effector(), check())
+        with pytest.raises(EffectorError, match="runs in dry-run"):
+            await told(rig.effector(), arm(in_s=10.0))
+        rig.chassis["n1"].power_on = False
+        await rig.until(lambda: rig.outages == {})
+        assert rig.chassis["n1"].orders == 0
+        assert (rig.sentinel.orders["n1", "recorded"], rig.sentinel.ends["n1", "recorded"]) == (1, 1)
+
+
+async def test_the_other_feed_counts_where_it_must(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path / "state", ups=("a", "b"))
+    async with running(tmp_path, settings) as rig:
+        rig.supplies["b"].source = OutputSource.BATTERY
+        await told(rig.effector(), arm())
+        rig.chassis["n1"].power_on = False
+        await rig.until(lambda: "1 of 2 supplies" in rig.sentinel.waits.get("n1", ""))
+        assert rig.chassis["n1"].orders == 0
+    settings = settings_of(tmp_path / "state", ups=("a", "b"), of_host={"minimum_supplies": 1})
+    async with running(tmp_path, settings, chassis=rig.chassis, supplies=rig.supplies) as rig:
+        await rig.until(lambda: rig.chassis["n1"].power_on is True)

@@ -1,0 +1,284 @@
+"""What strangers, old words and floods can do to a sentinel: nothing; and they learn nothing."""
+
+import asyncio
+import contextlib
+import json
+import re
+import secrets
+import ssl
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from powerguard.protocols import sentinel as wire
+from powerguard.sentinel.decide import Intent
+from powerguard.sentinel.keeper import Keeper
+from powerguard.sentinel.server import MAX_ADDRESSES, MAX_CONNECTIONS_EACH, Buckets
+from powerguard.sentinel.store import Moment, Store, Table
+from tests.peers.redfish import make_certificate
+from tests.sentinel.rig import KEYS, Rig, arm, disarm, running, settings_of, told
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+STORE = {"feeds": ("a",), "outage": "o1", "boot_id": "b1", "in_s": 30.0, "valid_s": 3600.0}
+
+
+class Client:
+    """Says what a host says, and what one should not say. Without limits or patience of its own."""
+
+    def __init__(self, rig: Rig, session: aiohttp.ClientSession) -> None:
+        self.url = rig.url
+        self.session = session
+
+    async def challenge(self) -> str:
+        async with self.session.get(f"{self.url}{wire.CHALLENGE_PATH}") as answer:
+            return str((await answer.json())["challenge"])
+
+    async def post(self, path: str, body: bytes, signature: str = "") -> tuple[int, dict[str, Any], dict[str, str]]:
+        headers = {wire.SIGNATURE: signature} if signature else {}
+        async with self.session.post(f"{self.url}{path}", data=body, headers=headers) as answer:
+            return answer.status, await answer.json(), dict(answer.headers)
+
+    async def say(self, kind: str, *, host: str = "n1", key: bytes = KEYS["n1"], **asked: Any) -> int:  # noqa: ANN401
+        body = await self.body(kind, host=host, **asked)
+        return (await self.post(wire.PATHS[kind], body, wire.sign_request(key, wire.PATHS[kind], body)))[0]
+
+    async def body(self, kind: str, *, host: str = "n1", **asked: Any) -> bytes:  # noqa: ANN401
+        challenge = asked.pop("challenge", None) or await self.challenge()
+        told = {**STORE, **asked}
+        return wire.encode(kind, wire.Request(challenge=challenge, nonce=secrets.token_hex(16), host=host, **told))
+
+
+async def test_a_word_counts_once(tmp_path: Path) -> None:
+    """Replayed as it was, with another path, after a restart of the sentinel: never again."""
+    path = wire.PATHS["store"]
+    async with aiohttp.ClientSession() as session:
+        async with running(tmp_path) as rig:
+            client = Client(rig, session)
+            body = await client.body("store")
+            signature = wire.sign_request(KEYS["n1"], path, body)
+            status, answer, headers = await client.post(path, body, signature)
+            assert (status, answer["object"], answer["outage"]) == (200, "stored", "o1")
+            raw = json.dumps(answer).encode()
+            assert wire.is_signed(wire.sign_answer(KEYS["n1"], signature, 200, raw), headers[wire.SIGNATURE])
+            await told(rig.effector(), disarm())
+            assert rig.outages == {}
+            assert (await client.post(path, body, signature))[0] == 401
+            assert (await client.post(wire.PATHS["withdraw"], body, signature))[0] == 400
+            kept = await client.body("store")
+        async with running(tmp_path) as rig:
+            client = Client(rig, session)
+            assert (await client.post(path, kept, wire.sign_request(KEYS["n1"], path, kept)))[0] == 401
+            assert rig.outages == {}
+
+
+async def test_who_has_no_key_learns_nothing(tmp_path: Path) -> None:
+    """Wrong key, no key, unknown host, old or made-up question: the same status, the same bytes."""
+    settings = settings_of(tmp_path / "state", hosts=("n1", "n2"))
+    async with running(tmp_path, settings) as rig, aiohttp.ClientSession() as session:
+        client = Client(rig, session)
+        path = wire.PATHS["store"]
+        answers = []
+        for host, key, challenge in (
+            ("n1", b"x" * 64, None),
+            ("n1", KEYS["n2"], None),
+            ("n9", KEYS["n1"], None),
+            ("n1", KEYS["n1"], "A" * 43),
+            ("n1", KEYS["n1"], wire.Challenges(b"z" * 32).make(0.0, b"saltsalt")),
+        ):
+            body = await client.body("store", host=host, challenge=challenge)
+            status, answer, headers = await client.post(path, body, wire.sign_request(key, path, body))
+            answers.append((status, answer, wire.SIGNATURE in headers))
+        answers.append((*(await client.post(path, await client.body("store")))[:2], False))
+        assert answers == [(401, {"schema_version": 1, "object": "error", "error": "not accepted"}, False)] * 6
+        assert (rig.outages, rig.door.counts["refused"]) == ({}, 6)
+
+
+async def test_each_host_speaks_for_itself(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path / "state", hosts=("n1", "n2"))
+    async with running(tmp_path, settings) as rig, aiohttp.ClientSession() as session:
+        client = Client(rig, session)
+        await told(rig.effector("n2"), arm("o2", in_s=60.0))
+        assert await client.say("withdraw", host="n2", key=KEYS["n1"], outage="o2") == 401
+        assert await client.say("withdraw", host="n1", key=KEYS["n1"], outage="o2") == 200
+        assert rig.outages == {"n2": "o2"}
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"\xff" * 100, b"[" * 4000, b'{"schema_version": 1}', b"x" * 4097, b"\x00" * 50_000]
+)
+async def test_garbage_is_refused(tmp_path: Path, body: bytes) -> None:
+    async with running(tmp_path) as rig, aiohttp.ClientSession() as session:
+        client = Client(rig, session)
+        for path in wire.PATHS.values():
+            status, answer, _ = await client.post(path, body, "0" * 64)
+            assert (status, answer["object"]) == (413 if len(body) > 4096 else 400, "error")
+        async with session.post(f"{rig.url}/v1/challenge") as answer, session.get(f"{rig.url}/v1/store") as other:
+            assert (answer.status, other.status) == (405, 405)
+
+
+async def test_a_flood_is_cut_off_and_costs_nothing(tmp_path: Path) -> None:
+    """A thousand strangers' questions: most are told to go away, nothing is kept, the disk is left alone."""
+    async with running(tmp_path, pace=1.0) as rig, aiohttp.ClientSession() as session:
+        client = Client(rig, session)
+        await told(rig.effector(), arm(in_s=600.0))
+        written_s = (Path(rig.settings.state) / "intents.json").stat().st_mtime_ns
+        statuses = [(await client.post(wire.PATHS["store"], b"{}"))[0] for _ in range(200)]
+        assert {400, 429} == set(statuses)
+        assert statuses.count(429) > 100
+        assert rig.door._challenges._used.keys().__len__() <= 1
+        assert (Path(rig.settings.state) / "intents.json").stat().st_mtime_ns == written_s
+        assert rig.outages == {"n1": "o1"}
+
+
+async def test_one_address_keeps_nobody_out(tmp_path: Path) -> None:
+    """As many connections as it likes, each silent: it gets its share, and another address is served."""
+    async with running(tmp_path) as rig, aiohttp.ClientSession() as session:
+        held = [
+            await asyncio.open_connection("127.0.0.1", rig.port, local_addr=("127.0.0.2", 0))
+            for _ in range(MAX_CONNECTIONS_EACH + 10)
+        ]
+        try:
+            async with asyncio.timeout(5):
+                assert await held[-1][0].read() == b"", "one too many is closed"
+            assert await Client(rig, session).say("hello") == 200
+        finally:
+            for _, writer in held:
+                writer.transport.abort()
+
+
+async def test_who_never_shakes_hands_keeps_nobody_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """TLS: two hundred that say nothing, or rubbish: a host is served beside them, and soon they are gone."""
+    certificate = make_certificate(tmp_path)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate.cert, certificate.key)
+    async with running(tmp_path, tls=tls) as rig:
+        held = [await asyncio.open_connection("127.0.0.1", rig.port) for _ in range(200)]
+        try:
+            for _, writer in held[::2]:
+                writer.write(b"GET / HTTP/1.1\r\n\r\n" * 50)
+            detail = await told(rig.effector(fingerprint=certificate.sha256), arm(in_s=600.0))
+            assert detail["sentinels"] == rig.url
+            async with asyncio.timeout(15):
+                for reader, _ in held:
+                    with contextlib.suppress(ConnectionResetError):
+                        while await reader.read(4096):
+                            pass
+        finally:
+            for _, writer in held:
+                writer.transport.abort()
+    assert "Traceback" not in caplog.text
+
+
+async def test_a_host_that_runs_wild_is_slowed_down(tmp_path: Path) -> None:
+    async with running(tmp_path, pace=1.0) as rig, aiohttp.ClientSession() as session:
+        client = Client(rig, session)
+        statuses = [await client.say("hello") for _ in range(25)]
+        assert (statuses[0], statuses[-1]) == (200, 429)
+
+
+def test_buckets_are_bounded() -> None:
+    buckets = Buckets(1.0, 2.0)
+    assert [buckets.take("a", 0.0) for _ in range(3)] == [True, True, False]
+    assert buckets.take("a", 1.5)
+    for number in range(3 * MAX_ADDRESSES):
+        buckets.take(str(number), 2.0)
+    assert len(buckets._left) == MAX_ADDRESSES
+
+
+async def test_metrics_and_health_are_everybodys(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig, aiohttp.ClientSession() as session:
+        await told(rig.effector(), arm(in_s=600.0))
+        async with session.get(f"{rig.url}/metrics") as answer:
+            text = await answer.text()
+        assert 'powerguard_sentinel_intent{host="n1"} 1.0' in text
+        assert 'powerguard_sentinel_requests_total{answer="store"} 1.0' in text
+        assert "o1" not in text, "no outage in any label"
+        named = set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
+        page = (REFERENCE / "sentinel.md").read_text(encoding="utf-8")
+        assert named == set(re.findall(r"^\| `(powerguard_sentinel_\w+)`", page, re.MULTILINE))
+        async with session.get(f"{rig.url}/healthz") as answer:
+            told_alive = await answer.json()
+            assert (answer.status, told_alive["alive"]) == (200, True)
+            assert list(told_alive) == list(json.loads((REFERENCE / "sentinel-healthz.json").read_text()))
+        rig.sentinel.turned_s -= 10_000.0
+        async with session.get(f"{rig.url}/healthz") as answer:
+            assert answer.status == 503
+
+
+# --- The disk ------------------------------------------------------------------------------------------------------
+
+
+class Slow(Store):
+    """A disk that takes its time. limit_s None: as a disk does."""
+
+    wait_s = 0.0
+
+    def save(self, table: Table, now: Moment) -> None:
+        time.sleep(self.wait_s)
+        super().save(table, now)
+
+
+class Full(Store):
+    full = True
+
+    def save(self, table: Table, now: Moment) -> None:
+        if self.full:
+            raise OSError(28, "No space left on device")
+        super().save(table, now)
+
+
+async def test_what_is_not_on_disk_is_not_stored(tmp_path: Path) -> None:
+    """The host is told so, now and beforehand; once there is room again it is taken."""
+    settings = settings_of(tmp_path / "state")
+    disk = Full(Path(settings.state))
+    async with running(tmp_path, settings, store=disk) as rig, aiohttp.ClientSession() as session:
+        client = Client(rig, session)
+        assert await client.say("store") == 503
+        assert rig.outages == {}
+        body = await client.body("hello")
+        _, hello, _ = await client.post(
+            wire.PATHS["hello"], body, wire.sign_request(KEYS["n1"], wire.PATHS["hello"], body)
+        )
+        assert any("No space left on device" in why for why in hello["blocked"])
+        disk.full = False
+        assert await client.say("store") == 200
+        assert rig.outages == {"n1": "o1"}
+
+
+async def test_a_full_disk_keeps_nobody_off_who_is_stored(tmp_path: Path) -> None:
+    """What stands is carried out from memory, with an alarm; what is taken back stays so."""
+    settings = settings_of(tmp_path / "state")
+    disk = Full(Path(settings.state))
+    disk.full = False
+    async with running(tmp_path, settings, store=disk) as rig, aiohttp.ClientSession() as session:
+        await told(rig.effector(), arm(in_s=20.0))
+        disk.full = True
+        rig.chassis["n1"].power_on = False
+        await rig.until(lambda: rig.chassis["n1"].orders == 1)
+        await rig.until(lambda: rig.outages == {})
+        disk.full = False
+        await told(rig.effector(), arm("o2", in_s=600.0))
+        disk.full = True
+        assert await Client(rig, session).say("withdraw", outage="o2") == 503
+        assert rig.outages == {}
+
+
+async def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
+    """The caller is told in time; what the disk takes later counts later, and what came meanwhile is not lost."""
+    disk = Slow(tmp_path)
+    now = Moment(boot_id="b", boottime_s=10.0, wall_s=20.0)
+    intent = Intent(host="n1", outage="o1", boot_id="b1", feeds=("a",), stored_s=0.0, not_before_s=0.0, expires_s=1e6)
+    async with asyncio.TaskGroup() as tasks:
+        keeper = Keeper(disk, lambda: now, tasks)
+        await keeper.load()
+        disk.wait_s = 0.4
+        assert "has not taken it within 0.05 s" in await keeper.commit(lambda table: table.put(intent), 0.05)
+        assert keeper.table.intents == {}
+        keeper.apply(lambda table: Table(intents=table.intents, last_order_s=5.0))
+        disk.wait_s = 0.0
+        assert await keeper.flush(5.0) == ""
+        assert (keeper.table.last_order_s, set(keeper.table.intents)) == (5.0, {"n1"})
+    assert disk.load(now) == (keeper.table, "")

@@ -1,0 +1,145 @@
+"""What is kept is kept whole, means the same after a restart and a reboot, and is not believed when it is damaged."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from powerguard.sentinel.decide import Intent
+from powerguard.sentinel.store import MAX_ASIDE, MAX_BYTES, Given, Moment, Store, StoreError, Table, decode, encode
+
+NOW = Moment(boot_id="boot-1", boottime_s=5000.0, wall_s=1_800_000_000.0)
+INTENT = Intent(
+    host="n1",
+    outage="o1",
+    boot_id="b1",
+    feeds=("a", "b"),
+    stored_s=4800.0,
+    not_before_s=5100.0,
+    expires_s=9000.0,
+    tries=2,
+    tried_s=4900.0,
+)
+TABLE = Table(
+    intents={"n1": INTENT, "n2": replace(INTENT, host="n2", tries=0, tried_s=None)},
+    last_order_s=4990.0,
+    given={"n3": Given(outage="o0", orders=1)},
+)
+
+
+def test_inside_a_boot_nothing_moves() -> None:
+    later = replace(NOW, boottime_s=5600.0, wall_s=NOW.wall_s - 86_400.0)  # the wall clock is not asked
+    assert decode(encode(TABLE, NOW), later) == (TABLE, 0)
+
+
+@pytest.mark.parametrize(("wall_step_s", "gone_s"), [(300.0, 300.0), (0.0, 0.0), (-50_000.0, 0.0)])
+def test_over_a_reboot_the_wall_clock_counts_unless_it_goes_back(wall_step_s: float, gone_s: float) -> None:
+    """A clock that is behind makes a host wait once more; it never takes an intent's time away twice."""
+    after = Moment(boot_id="boot-2", boottime_s=40.0, wall_s=NOW.wall_s + wall_step_s)
+    told = decode(encode(TABLE, NOW), after)[0].intents["n1"]
+    assert told.not_before_s - 40.0 == pytest.approx(100.0 - gone_s)
+    assert 40.0 - told.stored_s == pytest.approx(200.0 + gone_s)
+    assert told.expires_s - 40.0 == pytest.approx(4000.0 - gone_s)
+    assert told.tried_s is not None
+    assert 40.0 - told.tried_s == pytest.approx(100.0 + gone_s)
+    assert (told.tries, told.feeds) == (2, ("a", "b"))
+
+
+def test_a_file_is_replaced_as_a_whole_and_is_nobody_elses(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert store.load(NOW) == (Table(), "")
+    store.save(TABLE, NOW)
+    store.save(TABLE.drop("n2"), NOW)
+    assert store.load(NOW) == (TABLE.drop("n2"), "")
+    assert store.path.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["intents.json"]
+    (tmp_path / "intents.json.new").write_bytes(b"half of a")  # killed in the middle of the next one
+    assert store.load(NOW) == (TABLE.drop("n2"), "")
+    store.save(TABLE, NOW)
+    assert store.load(NOW) == (TABLE, "")
+
+
+def line(first: bytes, body: bytes) -> bytes:
+    """A line as it is written, digest and all, by somebody who does not ask the program."""
+    return hashlib.sha256(first + b"\n" + body).hexdigest().encode() + b" " + body + b"\n"
+
+
+@pytest.mark.parametrize("kind", ["cut", "flipped", "empty", "zeros", "huge", "other version"])
+def test_a_file_whose_first_line_is_damaged_is_set_aside_and_told(tmp_path: Path, kind: str) -> None:
+    """Times count from what stands there, so nothing of it is believed."""
+    raw = encode(TABLE, NOW)
+    first = raw.partition(b"\n")[0].partition(b" ")[2]
+    damaged = {
+        "cut": raw[:50],
+        "flipped": raw.replace(b'"boottime_s": 5000.0', b'"boottime_s": 9000.0'),
+        "empty": b"",
+        "zeros": bytes(len(raw)),
+        "huge": b"x" * (MAX_BYTES + 10),
+        "other version": line(b"", first.replace(b'"schema_version": 1', b'"schema_version": 2')),
+    }[kind]
+    store = Store(tmp_path)
+    store.path.write_bytes(damaged)
+    table, why = store.load(NOW)
+    assert table == Table()
+    assert "its intents do not count; it was set aside as intents.json.damaged-1800000000" in why
+    assert (tmp_path / "intents.json.damaged-1800000000").read_bytes() == damaged
+    assert store.load(NOW) == (Table(), "")
+
+
+@pytest.mark.parametrize("kind", ["cut", "flipped", "gone", "not a record", "of another file"])
+def test_what_is_whole_of_a_damaged_file_counts(tmp_path: Path, kind: str) -> None:
+    """One host's record is spoilt: the others come back by theirs, and the file is kept beside for people."""
+    raw = encode(TABLE, NOW)
+    head, mine, *rest = raw.splitlines(keepends=True)
+    first = head.partition(b" ")[2].rstrip(b"\n")
+    spoilt = {
+        "cut": mine[:40] + b"\n",
+        "flipped": mine.replace(b'"tries": 2', b'"tries": 0'),
+        "gone": b"",
+        "not a record": line(first, b'{"host": "n1"}'),
+        "of another file": encode(TABLE, replace(NOW, boottime_s=4000.0)).splitlines(keepends=True)[1],
+    }[kind]
+    store = Store(tmp_path)
+    store.path.write_bytes(b"".join((head, spoilt, *rest)))
+    for _ in range(2):  # and again, where it was killed before it has written a new one
+        table, why = store.load(NOW)
+        assert table == replace(TABLE, intents={"n2": TABLE.intents["n2"]})
+        assert "1 records are cut off or changed; 1 intents are whole and count; it was set aside" in why
+    store.save(table, NOW)
+    assert store.load(NOW) == (table, "")
+
+
+def test_damaged_files_do_not_pile_up(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for number in range(2 * MAX_ASIDE):
+        store.path.write_bytes(b"x")
+        store.load(replace(NOW, wall_s=NOW.wall_s + number))
+    assert len(list(tmp_path.iterdir())) == MAX_ASIDE
+
+
+@given(st.binary(max_size=400), st.integers(0, 2000))
+def test_no_damage_is_taken_for_good(noise: bytes, at: int) -> None:
+    """Whatever is changed is told, and what is believed for all that is as it was written."""
+    raw = encode(TABLE, NOW)
+    at %= len(raw)
+    damaged = raw[:at] + noise + raw[at + len(noise) :]
+    try:
+        table, lost = decode(damaged, NOW)
+    except StoreError:
+        return
+    assert lost or table == TABLE
+    assert table.intents.items() <= TABLE.intents.items()
+    assert table.given.items() <= TABLE.given.items()
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(encode(TABLE, NOW))
+    folder = tmp_path / "state"
+    folder.mkdir()
+    (folder / "intents.json").symlink_to(other)
+    table, why = Store(folder).load(NOW)
+    assert (table, "cannot be read" in why) == (Table(), True)

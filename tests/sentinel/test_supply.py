@@ -1,0 +1,97 @@
+"""Which UPS is good to power a host on from: read, on utility that holds, with no countdown, charged."""
+
+from dataclasses import replace
+
+import pytest
+
+from powerguard.core.model import Feed
+from powerguard.core.readings import OutputSource, Reading, SourceFailed
+from powerguard.sentinel.supply import enter, policy_of, supply, unread
+from powerguard.sources.nut_options import NutOptions
+
+POLICY = policy_of("a", [NutOptions(kind="nut", host="127.0.0.1", name="a", poll_s=1.0)])
+BATTERY = OutputSource.BATTERY
+
+
+def reading(at_s: float, source: OutputSource = OutputSource.UTILITY, **more: object) -> Reading:
+    told = Reading(at_s=at_s, ups="a", source="nut", output_source=source, charge_pct=80.0, input_present=True)
+    if source is BATTERY:
+        told = replace(told, input_present=False)
+    return replace(told, **more)  # type: ignore[arg-type]
+
+
+def fed(*events: Reading | SourceFailed) -> Feed:
+    feed = Feed()
+    for event in events:
+        feed = enter(POLICY, feed, event)
+    return feed
+
+
+def why(feed: Feed, now_s: float, charge_pct: float = 10.0) -> str:
+    told = supply(POLICY, feed, now_s, stable_s=10.0, charge_pct=charge_pct)
+    assert told.good == (not told.why)
+    return told.why
+
+
+def steady(begin_s: float, end_s: float, **more: object) -> list[Reading]:
+    return [reading(float(at_s), **more) for at_s in range(int(begin_s), int(end_s) + 1)]  # type: ignore[arg-type]
+
+
+def test_utility_that_holds_is_good() -> None:
+    assert why(fed(*steady(0, 9)), 9.0) == "on utility for 9 of 10 s"
+    assert why(fed(*steady(0, 10)), 10.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("events", "now_s", "told"),
+    [
+        ([], 5.0, "not read"),
+        (steady(0, 20), 40.0, "not read for 20 s"),
+        ([*steady(0, 20), reading(21, BATTERY), reading(22, BATTERY)], 22.0, "on battery"),
+        ([*steady(0, 20), reading(21, BATTERY, input_present=None)], 21.0, "on battery"),
+        ([*steady(0, 20), reading(21, BATTERY), reading(22, BATTERY), *steady(23, 28)], 28.0, "on utility for 5 of 10"),
+        ([reading(0, BATTERY, input_present=None)], 0.0, "on battery"),
+        ([reading(float(at), OutputSource.OFF) for at in range(12)], 11.0, "on off"),
+        ([reading(float(at), OutputSource.UNKNOWN) for at in range(12)], 11.0, "on unknown"),
+        ([*steady(0, 20), reading(21, output_off_in_s=60.0)], 21.0, "a countdown to output off runs"),
+        ([*steady(0, 20), reading(21, output_off_in_s=60.0), reading(22, output_off_in_s=59.0)], 22.0, "a countdown"),
+        (
+            [*steady(0, 20), *(reading(21.0 + n, output_off_in_s=60.0 - n) for n in range(3)), reading(24)],
+            24.0,
+            "a countd",
+        ),
+        (steady(0, 20, forced_shutdown=True), 20.0, "a forced shutdown stands"),
+        (steady(0, 20, charge_pct=9.0), 20.0, "charge 9 of 10 %"),
+        (steady(0, 20, charge_pct=None), 20.0, "does not tell its charge"),
+        (
+            [*steady(0, 20), SourceFailed(at_s=21, ups="a", source="nut", reason="x", lost=True)],
+            25.0,
+            "not read for 4 s",
+        ),
+    ],
+)
+def test_what_is_wrong_with_it(events: list[Reading | SourceFailed], now_s: float, told: str) -> None:
+    assert why(fed(*events), now_s).startswith(told)
+
+
+def test_a_delay_that_is_only_set_is_no_countdown() -> None:
+    assert why(fed(*steady(0, 20, output_off_in_s=20.0)), 20.0) == ""
+
+
+def test_whatever_charge_there_is_where_none_is_asked_for() -> None:
+    assert why(fed(*steady(0, 20, charge_pct=None)), 20.0, charge_pct=0.0) == ""
+
+
+def test_after_a_silence_utility_holds_anew() -> None:
+    """Nobody knows what it did meanwhile."""
+    feed = fed(*steady(0, 20), reading(60.0))
+    assert why(feed, 60.0) == "on utility for 0 of 10 s"
+    lost = SourceFailed(at_s=21.0, ups="a", source="nut", reason="x", lost=True)
+    feed = fed(*steady(0, 20), lost, reading(23.0))
+    assert why(feed, 23.0) == "on utility for 0 of 10 s"
+    assert unread(POLICY, feed, 23.0) == ""
+
+
+def test_one_poll_that_fails_is_not_news() -> None:
+    missed = SourceFailed(at_s=21.0, ups="a", source="nut", reason="x")
+    assert why(fed(*steady(0, 20), missed, reading(22.0)), 22.0) == ""
