@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 Clock = Callable[[], float]
 """Seconds since this boot, suspend included; never set back."""
@@ -15,6 +14,8 @@ def boottime_s() -> float:
 
 def boot_id() -> str:
     """Name of this boot, as the kernel tells it (random(4)); "unknown" where there is no /proc."""
+    from pathlib import Path  # noqa: PLC0415 - 4 ms, which a root helper's first word would wait for
+
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

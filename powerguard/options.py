@@ -1,11 +1,12 @@
 """What every settings class is made of: strict, closed, frozen models, and secrets that never show."""
 
+import ipaddress
 import os
 import stat
 from pathlib import Path
-from typing import Final, Self
+from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 MAX_SECRET_BYTES: Final = 16384
 """Longer is no password, token or key, but a file that was named by mistake."""
@@ -15,6 +16,35 @@ class Options(BaseModel):
     """Base of every settings class: nothing is coerced, nothing unknown passes, nothing changes later."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+def _ip_address(text: str) -> str:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        msg = "must be an IP address of this host, such as 127.0.0.1 or 10.0.0.20 (a name may resolve to anything)"
+        raise ValueError(msg) from None
+    return text
+
+
+ListenAddress = Annotated[
+    str,
+    AfterValidator(_ip_address),
+    Field(json_schema_extra={"x-wanted": "an IP address of this host, such as 127.0.0.1 or 10.0.0.20"}),
+]
+AbsolutePath = Annotated[
+    str,
+    # the length not in the pattern: a counted repetition of 4095 costs 8 MB in pydantic's regex engine
+    Field(pattern=r"^/[^\x00]+$", max_length=4096, json_schema_extra={"x-wanted": "an absolute path"}),
+]
+Fingerprint = Annotated[
+    str,
+    Field(
+        pattern=r"^([0-9A-Fa-f]{2}:?){31}[0-9A-Fa-f]{2}$",
+        json_schema_extra={"x-wanted": "64 hexadecimal digits, with or without colons"},
+    ),
+]
+"""SHA-256 of a certificate, as `openssl x509 -fingerprint -sha256` prints it."""
 
 
 class SecretError(Exception):
@@ -32,13 +62,10 @@ class Secret(Options):
         examples=["snmp-auth"],
         json_schema_extra={"x-wanted": "a name of letters, digits, dots and dashes"},
     )
-    file: str | None = Field(
+    file: AbsolutePath | None = Field(
         default=None,
-        pattern=r"^/[^\x00]+$",
-        max_length=4096,  # not in the pattern: a counted repetition of 4095 costs 8 MB in pydantic's regex engine
         description="Absolute path of a file that only its owner can read (chmod 0400).",
         examples=["/etc/powerguard/secrets/snmp-auth"],
-        json_schema_extra={"x-wanted": "an absolute path"},
     )
 
     @model_validator(mode="after")

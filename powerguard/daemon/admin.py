@@ -15,7 +15,7 @@ import re
 import socket
 import stat
 import struct
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,7 +24,15 @@ import structlog
 from aiohttp import web
 
 from powerguard.core.drill_checks import SCOPES, refusal
-from powerguard.core.events import Abort, BatteryReplaced, CheckpointNow, SetMaintenance, StartDrill, StopDrill
+from powerguard.core.events import (
+    Abort,
+    BatteryReplaced,
+    CheckpointNow,
+    RecoverNow,
+    SetMaintenance,
+    StartDrill,
+    StopDrill,
+)
 from powerguard.core.model import Online, Recovery, Supply
 from powerguard.core.table import phase_name
 from powerguard.daemon.drills import drill_plan
@@ -41,7 +49,10 @@ from powerguard.daemon.http import (
 )
 from powerguard.daemon.port import Daemon
 from powerguard.daemon.readiness import HUNG_AFTER_S
+from powerguard.daemon.returning import refusal as refusal_to_recover
 from powerguard.daemon.status import SCHEMA_VERSION, Json, can_abort
+from powerguard.daemon.watchdog_drill import WatchdogDrill
+from powerguard.effectors.base import EffectorError
 from powerguard.wire import clean_text
 
 log = structlog.get_logger()
@@ -136,9 +147,10 @@ class _BadRequestError(Exception):
 class Admin:
     """The verbs that change something."""
 
-    def __init__(self, daemon: Daemon, *, group: str) -> None:
+    def __init__(self, daemon: Daemon, *, group: str, watchdog: WatchdogDrill | None = None) -> None:
         """Speak for this daemon. group: who may change things beside root and us; a name that need not exist."""
         self._daemon = daemon
+        self._watchdog = watchdog
         self._group = group
 
     def abort(self, who: Peer, body: Mapping[str, object]) -> Answer:
@@ -201,10 +213,11 @@ class Admin:
         """Begin a drill; refused, with the reason, where that would not be safe."""
         scopes, witness = _drill_words(body)
         now_s = self._daemon.clock()
-        refused = refusal(self._daemon.policy, self._daemon.state, now_s, scopes, witness)
+        recorded = not self._daemon.armed
+        refused = refusal(self._daemon.policy, self._daemon.state, now_s, scopes, witness, recorded=recorded)
         if refused:
             return error_json(refused, 409)
-        self._daemon.submit(StartDrill(at_s=now_s, who=who.name, scopes=scopes, witness=witness))
+        self._daemon.submit(StartDrill(at_s=now_s, who=who.name, scopes=scopes, witness=witness, recorded=recorded))
         return self._accepted("drill", who, scopes=list(scopes), witness=witness)
 
     def drill_stop(self, who: Peer, body: Mapping[str, object]) -> Answer:
@@ -222,6 +235,37 @@ class Admin:
         """Say what a drill would do, and whether it may begin now; changes nothing."""
         scopes, witness = _drill_words(body)
         return as_json(drill_plan(self._daemon, scopes, witness))
+
+    def recover(self, who: Peer, body: Mapping[str, object]) -> Answer:
+        """Start training now, though the gate waits; refused on battery, and where the host is not what it was."""
+        unchecked = body.get("unchecked", False)
+        if not isinstance(unchecked, bool):
+            msg = "unchecked: must be true or false"
+            raise _BadRequestError(msg)
+        refused = refusal_to_recover(self._daemon, unchecked=unchecked)
+        if refused:
+            return error_json(refused, 409)
+        self._daemon.submit(RecoverNow(at_s=self._daemon.clock(), who=who.name))
+        return self._accepted("recover", who, unchecked=unchecked)
+
+    async def watchdog_drill(self, who: Peer, body: Mapping[str, object]) -> Answer:
+        """Arm the BMC's watchdog and power this host off (`WatchdogDrill`). host: its name, as a person typed it."""
+        if self._watchdog is None:
+            return error_json("this daemon has no BMC", 409)
+        host = _text(body, "host")
+        try:
+            in_s = await self._watchdog.begin(who.name, host)
+        except EffectorError as error:
+            return error_json(str(error), 409)
+        return self._accepted("watchdog-drill", who, host=host, in_s=in_s)
+
+    async def watchdog_drill_plan(self, _: Peer, __: Mapping[str, object]) -> Answer:
+        """Say what that would do, and whether it may begin now; changes nothing."""
+        return (
+            error_json("this daemon has no BMC", 409)
+            if self._watchdog is None
+            else as_json(await self._watchdog.plan())
+        )
 
     def event(self, who: Peer, body: Mapping[str, object]) -> Answer:
         """Take a hint from a hook: poll at once. `owned`: this daemon will see to the shutdown itself."""
@@ -251,14 +295,17 @@ class Admin:
 
     def add(self, app: web.Application) -> None:
         """Add the verbs to the application."""
-        verbs = {
+        verbs: dict[str, tuple[Verb, bool]] = {
             "abort": (self.abort, True),
             "maintenance": (self.maintenance, True),
             "checkpoint": (self.checkpoint, True),
             "drill": (self.drill, True),
             "drill-stop": (self.drill_stop, True),
             "drill-plan": (self.drill_plan, False),
+            "watchdog-drill": (self.watchdog_drill, True),
+            "watchdog-drill-plan": (self.watchdog_drill_plan, True),
             "battery-replaced": (self.battery_replaced, True),
+            "recover": (self.recover, True),
             "event": (self.event, False),
         }
         for name, (verb, changes) in verbs.items():
@@ -277,14 +324,15 @@ class Admin:
                 log.warning("operator_refused", who=peer.name, pid=peer.pid, path=request.path)
                 return respond(error_json(f"{peer.name} is neither root nor in group {self._group}", 403))
             try:
-                return respond(verb(peer, _parsed(await request.read())))
+                answer = verb(peer, _parsed(await request.read()))
+                return respond(await answer if isinstance(answer, Awaitable) else answer)
             except _BadRequestError as error:
                 return respond(error_json(str(error), 400))
 
         return handle
 
 
-Verb = Callable[[Peer, Mapping[str, object]], Answer]
+Verb = Callable[[Peer, Mapping[str, object]], Answer | Awaitable[Answer]]
 
 
 def _parsed(raw: bytes) -> Mapping[str, object]:
@@ -356,12 +404,17 @@ def unbind(path: Path) -> None:
 
 @contextlib.asynccontextmanager
 async def admin_server(
-    daemon: Daemon, *, path: str = SOCKET, mode: int = MODE, group: str = GROUP
+    daemon: Daemon,
+    *,
+    path: str = SOCKET,
+    mode: int = MODE,
+    group: str = GROUP,
+    watchdog: WatchdogDrill | None = None,
 ) -> AsyncIterator[str]:
     """Serve the admin socket; yields its path. Raises OSError when it cannot be made."""
     app = application()
     add_reads(app, daemon)
-    Admin(daemon, group=group).add(app)
+    Admin(daemon, group=group, watchdog=watchdog).add(app)
     async with guarded(app) as make:
         sock = bind_unix(Path(path), mode, group_id(group))
         server = await asyncio.get_running_loop().create_unix_server(make, sock=sock, backlog=BACKLOG)
@@ -372,8 +425,15 @@ async def admin_server(
             unbind(Path(path))
 
 
-async def serve_admin(daemon: Daemon, *, path: str = SOCKET, mode: int = MODE, group: str = GROUP) -> None:
+async def serve_admin(
+    daemon: Daemon,
+    *,
+    path: str = SOCKET,
+    mode: int = MODE,
+    group: str = GROUP,
+    watchdog: WatchdogDrill | None = None,
+) -> None:
     """Serve until cancelled."""
-    async with admin_server(daemon, path=path, mode=mode, group=group):
+    async with admin_server(daemon, path=path, mode=mode, group=group, watchdog=watchdog):
         log.info("admin_listening", path=path)
         await asyncio.Event().wait()

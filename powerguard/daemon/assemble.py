@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -16,15 +16,20 @@ from typing import Final
 import structlog
 
 from powerguard.clock import Clock, boot_id, boottime_s
-from powerguard.core.events import (
+from powerguard.core.actions import (
     Action,
+    ArmWay,
     CapPower,
+    CheckHost,
+    CheckWay,
     ContinueTrainer,
     Detail,
+    DisarmWay,
     EnsurePolicy,
-    Event,
     PauseTrainer,
     PowerOff,
+    Reboot,
+    RestorePolicy,
     RestorePower,
     ResumeTrainer,
     ResumeTraining,
@@ -32,9 +37,11 @@ from powerguard.core.events import (
     SyncFilesystems,
     TerminateTrainer,
     TriggerCheckpoint,
+    Way,
 )
-from powerguard.core.model import OnBattery, Online, Policy, Recovery, State
-from powerguard.daemon import admin, http, stops
+from powerguard.core.events import Event
+from powerguard.core.model import OnBattery, Online, Policy, Recovery, Shutdown, State, Supply
+from powerguard.daemon import admin, http, power_on, stops
 from powerguard.daemon.alone import TakenError, alone
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.hints import hint_path, serve_hints
@@ -45,14 +52,19 @@ from powerguard.daemon.network import network_watch
 from powerguard.daemon.parts import Parts, Runnable
 from powerguard.daemon.systemd import Notifier, is_host_stopping
 from powerguard.daemon.traps import trap_listener
+from powerguard.daemon.watchdog_drill import WatchdogDrill
+from powerguard.daemon.ways import ways_of, with_ways
 from powerguard.effectors.base import Effector
 from powerguard.effectors.bmc.effector import BmcEffector
+from powerguard.effectors.bmc.options import BmcOptions
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.filesystems import SyncEffector
 from powerguard.effectors.gpu.effector import GpuEffector
 from powerguard.effectors.host import HostEffector
+from powerguard.effectors.host_check import HostCheckEffector
 from powerguard.effectors.signals.effector import TRAINER_SOCKETS, SignalEffector, SignalHelper
 from powerguard.effectors.trainer.effector import TrainerEffector
+from powerguard.effectors.ways import Turns, WaysEffector
 from powerguard.settings.caution import warnings
 from powerguard.settings.explain import dotted
 from powerguard.settings.load import SettingsError, load
@@ -88,7 +100,8 @@ class Recorder:
 class Hands:
     """Everything by which the daemon touches the world; the simulator puts its own in their place.
 
-    sources: makes the pollers. effectors: what replaces, by kind of action, the effectors of the settings.
+    sources: makes the pollers. effectors: what replaces, by kind of action, the effectors of the settings. ways: makes
+    the effectors of the ways back; told whether they may arm anything. bmc: makes who keeps the BMC's policy.
     """
 
     clock: Clock = boottime_s
@@ -97,6 +110,8 @@ class Hands:
     spawn: Spawn = run_child
     sources: Callable[[Settings, Clock], list[tuple[str, str, Source]]] | None = None
     effectors: dict[type[Action], Effector] = field(default_factory=dict)
+    ways: Callable[[bool], dict[Way, Effector]] | None = None
+    bmc: Callable[[BmcOptions], Effector] | None = None
 
 
 def _sources(settings: Settings, clock: Clock) -> list[tuple[str, str, Source]]:
@@ -104,13 +119,13 @@ def _sources(settings: Settings, clock: Clock) -> list[tuple[str, str, Source]]:
     made: list[tuple[str, str, Source]] = []
     for ups in settings.feeding:
         for options in settings.ups[ups].sources:
-            source = _source(options, ups, clock)
+            source = source_of(options, ups, clock)
             made.append((ups, source.name, source))
     return made
 
 
-def _source(options: SourceOptions, ups: str, clock: Clock) -> NamedSource:
-    """Make one poller. What a kind needs is loaded here, so that a host without it pays nothing (pysnmp: 28 MB)."""
+def source_of(options: SourceOptions, ups: str, clock: Clock) -> NamedSource:
+    """Make one poller. What a kind needs is loaded here, so that a host without it pays nothing (ciphers: 6 MB)."""
     match options:
         case SnmpOptions():
             from powerguard.sources.snmp import SnmpSource  # noqa: PLC0415 - see above
@@ -132,19 +147,22 @@ def build(
     publish: Callable[[Event], None],
     *,
     dry_run: bool = False,
-    is_capped: Callable[[], bool] = lambda: False,
-    is_stopped: Callable[[], bool] = lambda: False,
-    spares_uploads: Callable[[], bool] = lambda: False,
+    state: Callable[[], State] = State,
+    turns: Turns | None = None,
 ) -> Parts:
     """Make the parts of a daemon. Touches nothing yet.
 
-    publish: takes what trainers say of themselves. is_capped, is_stopped: whether GPU power is capped, and
-    anybody stopped by a signal, as the core remembers. spares_uploads: whether copies to slower storage are to wait.
+    publish: takes what trainers say of themselves. state: what the core remembers at the moment. turns: those of the
+    parts that these replace, whose orders may still be under way.
     """
     armed = settings.mode == "armed" and not dry_run
     today = datetime.fromtimestamp(hands.wall()).astimezone().date()
     policy = make_policy(settings, boot_id=hands.boot(), today=today)
     policy = replace(policy, powers_off=armed and settings.host.kind != "dry-run")
+    # A host that is never powered off must not lose its UPS's output, nor be cycled by its BMC.
+    ways = _ways(settings, hands, armed=policy.powers_off)
+    checks_host = CheckHost in hands.effectors or hands.sources is None
+    policy = with_ways(policy, settings, ways, checks_host=checks_host)
     trainers = TrainerEffector(
         settings.trainers,
         clock=hands.clock,
@@ -154,31 +172,27 @@ def build(
         spawn=hands.spawn,
         helper=SignalHelper(settings.signals.socket),
     )
-    folders = [t.checkpoint_dir for t in settings.trainers if t.checkpoint_dir is not None]
-    # In dry-run the BMC may be read: that the policy is wrong is worth knowing on any day.
-    bmc = settings.bmc if armed else settings.bmc.model_copy(update={"policy": "observe"})
+    bmc_effector, keeper = _bmc(settings, hands, armed=armed, limit_s=policy.bmc_limit_s)
     host = HostEffector(settings.host, armed=armed, resume=settings.resume, spawn=hands.spawn, clock=hands.clock)
     hold: Effector = trainers if armed else Recorder()
-    told = [*settings.checkpoint_dirs, *folders]
-    disks = SyncEffector(told, told=lambda: trainers.folders, spawn=hands.spawn, clock=hands.clock)
-    relief, watchers = _relief(settings, hands, armed=armed, is_capped=is_capped, is_stopped=is_stopped)
+    disks = SyncEffector(checkpoint_dirs(settings), told=lambda: trainers.folders, spawn=hands.spawn, clock=hands.clock)
+    check = _host_check(settings, hands, told=lambda: trainers.folders)
+    relief, watchers = _relief(settings, hands, armed=armed, state=state)
     effectors: dict[type[Action], Effector] = {
         TriggerCheckpoint: hold,
         PauseTrainer: hold,
         ResumeTrainer: hold,
-        EnsurePolicy: BmcEffector(bmc, spawn=hands.spawn, clock=hands.clock, limit_s=policy.bmc_limit_s),
+        EnsurePolicy: keeper,
+        RestorePolicy: keeper if armed else Recorder(),
         SyncFilesystems: disks if armed else Recorder(),
         PowerOff: host,
         ResumeTraining: host,
+        CheckHost: check,
+        Reboot: host,
+        **dict.fromkeys((CheckWay, ArmWay, DisarmWay), WaysEffector(ways, turns)),
         **relief,
     }
-    if TriggerCheckpoint not in hands.effectors:
-        watchers["trainers"] = trainers.watch
-        if armed:
-            watchers["uploads"] = lambda: trainers.uploads.keep(spares_uploads, rest)
-    network = None if hands.sources else network_watch(settings, publish=publish, clock=hands.clock)
-    if network is not None:
-        watchers["network"] = network.run
+    watchers |= _watchers(settings, hands, trainers, check, policy=policy, armed=armed, publish=publish, state=state)
     sources = (hands.sources or _sources)(settings, hands.clock)
     traps = trap_listener(settings, sources, clock=hands.clock, wall=hands.wall)
     if traps is not None:
@@ -193,10 +207,80 @@ def build(
         traps=None if traps is None else traps.counts,
         effectors={**effectors, **hands.effectors},
         close=trainers.close,
+        resume=settings.resume,
+        check=check,
+        why_on=None if settings.bmc.kind == "none" else bmc_effector.why_on,
     )
 
 
+def _watchers(
+    settings: Settings,
+    hands: Hands,
+    trainers: TrainerEffector,
+    check: HostCheckEffector,
+    *,
+    policy: Policy,
+    armed: bool,
+    publish: Callable[[Event], None],
+    state: Callable[[], State],
+) -> dict[str, Runnable]:
+    """Return the tasks that look at trainers, at the host and its network, by their names."""
+    watchers: dict[str, Runnable] = {}
+    if TriggerCheckpoint not in hands.effectors:
+        watchers["trainers"] = trainers.watch
+        if armed:
+            watchers["uploads"] = lambda: trainers.uploads.keep(
+                lambda: is_past_dwell(policy, state(), hands.clock()), rest
+            )
+    if hands.sources is not None:
+        return watchers
+    if CheckHost not in hands.effectors:
+        watchers["host"] = lambda: check.keep(
+            lambda: is_calm(state()), lambda: isinstance(state().phase, Recovery), rest
+        )
+    network = network_watch(settings, publish=publish, clock=hands.clock)
+    if network is not None:
+        watchers["network"] = network.run
+    return watchers
+
+
+def _host_check(settings: Settings, hands: Hands, *, told: Callable[[], Iterable[str]]) -> HostCheckEffector:
+    """Return who compares the host with what it was. told: where trainers say that they save."""
+    return HostCheckEffector(
+        settings.resume,
+        folder=Path(settings.journal.path).parent,
+        dirs=checkpoint_dirs(settings),
+        wall=hands.wall,
+        told=told,
+        gpu_socket=settings.gpu.socket,
+        spawn=hands.spawn,
+        clock=hands.clock,
+    )
+
+
+def checkpoint_dirs(settings: Settings) -> list[str]:
+    """Return the folders of checkpoints that the settings name."""
+    named = (each.checkpoint_dir for each in settings.trainers)
+    return [*settings.checkpoint_dirs, *(each for each in named if each is not None)]
+
+
 _TRAPS_RIGHT: Final = "another program listens there, or this host has no such address: see traps.listen and traps.port"
+
+
+def _ways(settings: Settings, hands: Hands, *, armed: bool) -> dict[Way, Effector]:
+    """Return who arms each way back."""
+    if hands.ways is not None:
+        return hands.ways(armed)
+    return ways_of(settings, clock=hands.clock, wall=hands.wall, boot=hands.boot(), armed=armed)
+
+
+def _bmc(settings: Settings, hands: Hands, *, armed: bool, limit_s: float) -> tuple[BmcEffector, Effector]:
+    """Return who asks the BMC, and who keeps its policy. In dry-run it is read: that it is wrong is worth knowing."""
+    options = settings.bmc if armed else settings.bmc.model_copy(update={"policy": "observe"})
+    folder = Path(settings.journal.path).parent
+    observes = not armed and settings.bmc.policy != "observe"
+    asks = BmcEffector(options, spawn=hands.spawn, clock=hands.clock, limit_s=limit_s, folder=folder, dry_run=observes)
+    return asks, asks if hands.bmc is None else hands.bmc(options)
 
 
 def _relief(
@@ -204,8 +288,7 @@ def _relief(
     hands: Hands,
     *,
     armed: bool,
-    is_capped: Callable[[], bool],
-    is_stopped: Callable[[], bool],
+    state: Callable[[], State],
 ) -> tuple[dict[type[Action], Effector], dict[str, Runnable]]:
     """Return who relieves the battery of load (GPU limits, signals), and what renews the leases of that."""
     gpu = GpuEffector(settings.gpu)
@@ -213,9 +296,9 @@ def _relief(
     signals = SignalEffector(settings.signals, sockets=sockets, folder=settings.trainer_sockets or TRAINER_SOCKETS)
     watchers: dict[str, Runnable] = {}
     if CapPower not in hands.effectors and armed and settings.gpu.kind != "none":
-        watchers["gpu"] = lambda: gpu.hold(is_capped, rest)
+        watchers["gpu"] = lambda: gpu.hold(lambda: state().cap is not None, rest)
     if StopTrainer not in hands.effectors and armed and settings.signals.kind != "none":
-        watchers["signals"] = lambda: signals.hold(is_stopped, rest)
+        watchers["signals"] = lambda: signals.hold(lambda: bool(state().signalled), rest)
     power: Effector = gpu if armed else Recorder()
     ladder: Effector = signals if armed else Recorder()
     caps = dict.fromkeys((CapPower, RestorePower), power)
@@ -234,31 +317,18 @@ def assemble(
     """Make a daemon that is ready to run. Must be called inside the event loop that will run it."""
     hands = hands or Hands()
     made: list[Loop] = []
+    turns: Turns = {}
     accepted = [settings]
 
     def publish(event: Event) -> None:
         if made:
             made[0].submit(event)
 
-    def is_capped() -> bool:
-        return bool(made) and made[0].state.cap is not None
-
-    def is_stopped() -> bool:
-        return bool(made) and bool(made[0].state.signalled)
-
-    def spares_uploads() -> bool:
-        return bool(made) and is_past_dwell(made[0].parts.policy, made[0].state, hands.clock())
+    def state() -> State:
+        return made[0].state if made else State()
 
     def make(accepted: Settings) -> Parts:
-        return build(
-            accepted,
-            hands,
-            publish,
-            dry_run=dry_run,
-            is_capped=is_capped,
-            is_stopped=is_stopped,
-            spares_uploads=spares_uploads,
-        )
+        return build(accepted, hands, publish, dry_run=dry_run, state=state, turns=turns)
 
     def reload() -> Parts:
         try:
@@ -300,10 +370,16 @@ def is_past_dwell(policy: Policy, state: State, now_s: float) -> bool:
     return not isinstance(state.phase, Online | Recovery)
 
 
+def is_calm(state: State) -> bool:
+    """Say whether this is a good day: utility, and no outage, return or drill."""
+    return isinstance(state.phase, Online) and state.feed.supply is Supply.UTILITY and state.drill is None
+
+
 def services(loop: Loop, settings: Settings, spawn: Spawn = run_child) -> dict[str, Runnable]:
     """Return the tasks that let others look in, and the one that finds out how long the last stop took."""
     web, control = settings.http, settings.control
     where = f"http {web.listen} port {web.port}"
+    watchdog = WatchdogDrill(loop, lambda: loop.parts.effectors, spawn=spawn)
     return {
         "http": lambda: _served(
             where,
@@ -312,7 +388,7 @@ def services(loop: Loop, settings: Settings, spawn: Spawn = run_child) -> dict[s
         ),
         "admin socket": lambda: _served(
             f"control.socket {control.socket}",
-            lambda: admin.serve_admin(loop, path=control.socket, group=control.group),
+            lambda: admin.serve_admin(loop, path=control.socket, group=control.group, watchdog=watchdog),
             right="its folder must exist, and the daemon's user must be able to write it",
         ),
         "hint socket": lambda: _served(
@@ -321,6 +397,8 @@ def services(loop: Loop, settings: Settings, spawn: Spawn = run_child) -> dict[s
             right="it lies beside control.socket, whose folder the daemon's user must be able to write",
         ),
         "stops": lambda: stops.measure(loop, spawn),
+        "power-on": lambda: power_on.tell(loop, lambda: loop.parts.why_on, spawn),
+        "watchdog drill": watchdog.run,
     }
 
 
@@ -367,8 +445,9 @@ async def run(
         stopping: list[asyncio.Task[None]] = []
 
         async def stop() -> None:
-            # A foreign shutdown matters on battery only; on utility there is nothing to ask and nothing to wait for.
-            host = not isinstance(daemon.state.phase, Online) and await is_host_stopping(spawn)
+            # A foreign shutdown matters on battery only; on utility there is nothing to ask, and in our own shutdown
+            # there is no time: what a reboot is decided by is read at once.
+            host = not isinstance(daemon.state.phase, Online | Shutdown) and await is_host_stopping(spawn)
             daemon.stop_for_signal(host_stopping=host)
 
         def on_stop() -> None:

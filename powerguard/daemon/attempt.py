@@ -3,12 +3,13 @@
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
 from powerguard.clock import Clock
-from powerguard.core.events import Action, Detail, Done, Failed
+from powerguard.core.actions import Action, Detail
+from powerguard.core.events import Done, Failed
 from powerguard.daemon.log import describe
 from powerguard.effectors.base import Effector, EffectorError
 
@@ -105,7 +106,8 @@ def _outcome(task: asyncio.Task[_Result], action: Action, clock: Clock, began_s:
         now_s = clock()
         return Done(at_s=now_s, action=action, took_s=now_s - began_s, detail=result.detail or ())
     if isinstance(error, EffectorError):
-        return _failed(action, clock, began_s, describe(error).removeprefix(f"{type(error).__name__}: "))
+        reason = describe(error, 600).removeprefix(f"{type(error).__name__}: ")  # it may name several peers
+        return replace(_failed(action, clock, began_s, reason), harmless=error.harmless, detail=error.detail)
     log.error("action_failed", action_id=action.id, action=type(action).__name__, exc_info=error)
     return _failed(action, clock, began_s, describe(error))
 

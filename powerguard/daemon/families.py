@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from powerguard.core import plan
-from powerguard.core.events import OutputSource, Reading
 from powerguard.core.model import Online, Supply
+from powerguard.core.readings import OutputSource, Reading
 from powerguard.core.table import TABLE, phase_name
 from powerguard.daemon.drill_families import DRILLS
+from powerguard.daemon.layers import covers, layers
 from powerguard.daemon.learned_families import LEARNED
 from powerguard.daemon.port import ACTION_WORDS
 from powerguard.daemon.readiness import ERRORS, WARNINGS, is_ready
@@ -317,6 +318,27 @@ _RETURN: Final = (
         "bmc_last_check_timestamp_seconds",
         "When the policy was last read back.",
         of_bmc(lambda v, b: v.times.at(b.checked_at_s)),
+    ),
+    gauge(
+        "bmc_power_watts",
+        "What the host drew at the last hourly check; absent where the BMC does not measure it.",
+        of_bmc(lambda _, b: b.power_watts),
+    ),
+    gauge(
+        "way_back_armed",
+        "1 when this way back could be armed when it was last asked for; 0 when it is blocked, off or not asked yet.",
+        lambda v: (
+            ((each.letter, each.name, each.ups), float(each.stands == "armed"))
+            for each in layers(v.daemon.policy, v.daemon.bmc, v.daemon.ways)
+        ),
+        "layer",
+        "name",
+        "ups",
+    ),
+    gauge(
+        "race_covered",
+        "1 when a way back is armed that covers utility returning between the commit and the UPS's cut.",
+        lambda v: [((), float(covers(layers(v.daemon.policy, v.daemon.bmc, v.daemon.ways))))],
     ),
 )
 

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from powerguard.clock import Clock
-from powerguard.core.events import Detail, Event, Measured, Note, Scalar
+from powerguard.core.actions import Detail, Note, Scalar
+from powerguard.core.events import Event, Measured
 from powerguard.core.model import Online, Recovery, State, Step, Supply
 from powerguard.daemon.journal import Journal, OutageRecord
 from powerguard.daemon.port import LastOutage

@@ -20,6 +20,7 @@ from powerguard.daemon.learned import battery_view
 from powerguard.daemon.metrics import registry, scrape
 from powerguard.daemon.port import Daemon
 from powerguard.daemon.readiness import HUNG_AFTER_S, is_ready, readiness
+from powerguard.daemon.returning import returning
 from powerguard.daemon.status import SCHEMA_VERSION, Json, Times, plan_view, status
 
 log = structlog.get_logger()
@@ -68,13 +69,15 @@ class Guard(asyncio.Protocol):
         self._crowd = crowd
         self._transport: asyncio.Transport | None = None
         self._end: asyncio.TimerHandle | None = None
+        self.address = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        if self._crowd.closed or len(self._crowd.members) >= MAX_CONNECTIONS:
+        peer = transport.get_extra_info("peername")
+        self.address = str(peer[0]) if isinstance(peer, tuple) else ""
+        if not self._crowd.admit(self):
             self._transport.abort()
             return
-        self._crowd.members.add(self)
         self._end = asyncio.get_running_loop().call_later(self._limit_s, self._transport.abort)
         self._inner.connection_made(transport)
 
@@ -104,13 +107,24 @@ class Guard(asyncio.Protocol):
 
 
 class Crowd:
-    """The connections of one server."""
+    """The connections of one server. most: of all; most_each: of one address, where none may keep the others out."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_CONNECTIONS, most_each: int | None = None) -> None:
         """Begin empty and open."""
         self.members: set[Guard] = set()
         self.closed = False
+        self._most = most
+        self._most_each = most if most_each is None else most_each
         self._empty = asyncio.Event()
+
+    def admit(self, member: Guard) -> bool:
+        """Take a connection in, and say whether there was room for it."""
+        if self.closed or len(self.members) >= self._most:
+            return False
+        if sum(each.address == member.address for each in self.members) >= self._most_each:
+            return False
+        self.members.add(member)
+        return True
 
     def leave(self, member: Guard) -> None:
         """A connection has ended."""
@@ -235,6 +249,7 @@ def add_reads(app: web.Application, daemon: Daemon) -> None:
     app.router.add_get("/api/v1/plan", handler(views.plan))
     app.router.add_get("/api/v1/drill", handler(views.drill))
     app.router.add_get("/api/v1/battery", handler(views.battery))
+    app.router.add_get("/api/v1/recovery", handler(lambda: as_json(returning(daemon))))
 
 
 def application() -> web.Application:
@@ -256,7 +271,7 @@ def application() -> web.Application:
 
 @contextlib.asynccontextmanager
 async def guarded(
-    app: web.Application, connection_limit_s: float = CONNECTION_LIMIT_S
+    app: web.Application, connection_limit_s: float = CONNECTION_LIMIT_S, crowd: Crowd | None = None
 ) -> AsyncIterator[Callable[[], asyncio.Protocol]]:
     """Run an application; yields the factory of guarded connections for a server to use."""
     runner = web.AppRunner(
@@ -273,11 +288,11 @@ async def guarded(
     )
     await runner.setup()
     make = cast("Callable[[], asyncio.Protocol]", runner.server)
-    crowd = Crowd()
+    members = Crowd() if crowd is None else crowd
     try:
-        yield lambda: Guard(make(), crowd, connection_limit_s)
+        yield lambda: Guard(make(), members, connection_limit_s)
     finally:
-        await crowd.disperse(0.1)
+        await members.disperse(0.1)
         await runner.cleanup()
 
 

@@ -12,30 +12,18 @@ A daemon that is killed between any two of these lines repeats at most actions t
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 import structlog
 
 from powerguard.clock import Clock
-from powerguard.core.events import (
-    Action,
-    CheckpointProgress,
-    Done,
-    EnsurePolicy,
-    Event,
-    Failed,
-    ForeignStop,
-    PollNow,
-    Reading,
-    SourceFailed,
-    Tick,
-    TrainerSeen,
-)
+from powerguard.core.actions import Action, ArmWay, EnsurePolicy, Note, PollNow, Reboot
+from powerguard.core.events import CheckpointProgress, Done, Event, Failed, ForeignStop, Tick, TrainerSeen
 from powerguard.core.learned import Learned
 from powerguard.core.machine import step
 from powerguard.core.model import Online, Policy, State, Step
 from powerguard.core.needs import fold
+from powerguard.core.readings import Reading, SourceFailed
 from powerguard.core.recovery import Stored, reloaded, restore
 from powerguard.core.table import phase_name
 from powerguard.daemon.attempt import Strays, attempt, keep_running, rest
@@ -43,9 +31,10 @@ from powerguard.daemon.figures import Figures
 from powerguard.daemon.journal import Entry, Journal
 from powerguard.daemon.log import bind_outage
 from powerguard.daemon.parts import CLOSE_LIMIT_S, Parts, Runnable, close, log_note
-from powerguard.daemon.policy_watch import PolicyWatch
-from powerguard.daemon.port import ActionFigures, BmcView, LastOutage, SourceView
+from powerguard.daemon.port import ActionFigures, BmcView, LastOutage, ReturnView, SourceView, WayView
 from powerguard.daemon.recorder import Recorder
+from powerguard.daemon.return_watch import ReturnWatch
+from powerguard.daemon.source_views import SourceViews
 from powerguard.daemon.systemd import Notifier
 from powerguard.sources.trap_counts import TrapCounts
 
@@ -62,6 +51,8 @@ SOURCE_SILENT_S = 60.0
 card's first look-around with timeout_s: 5 takes 55 s at most, a broken source rests for 30 s before its next start."""
 QUEUE_LIMIT = 1000
 STOP_LIMIT_S = 8.0
+RETURNS = (EnsurePolicy, ArmWay, Reboot)
+"""What the host comes back by: we do not end while that is being armed."""
 
 
 class Loop:
@@ -95,7 +86,7 @@ class Loop:
         self.state = State()
         self._notifier = notifier
         self._reload = reload
-        self._queue: asyncio.Queue[Event] = asyncio.Queue()
+        self._queue: asyncio.Queue[Event | Note] = asyncio.Queue()
         self._tasks: asyncio.TaskGroup | None = None
         self._stopping = False
         self._changed = asyncio.Event()
@@ -103,9 +94,8 @@ class Loop:
         self._settled = asyncio.Event()
         self._answering = False
         self._restored = Step(self.state)
-        self._views: dict[str, SourceView] = {}
-        self._told_at_s: dict[str, float] = {}
-        self._policy_watch = PolicyWatch(clock)
+        self._sources = SourceViews(clock)
+        self._return_watch = ReturnWatch(clock)
         self._recorder = Recorder()
         self._folded: tuple[Policy, Learned, Policy] | None = None
         self._written_at_s = 0.0
@@ -139,6 +129,13 @@ class Loop:
         return self.parts.host_kind
 
     @property
+    def returning(self) -> ReturnView:
+        """How the host is, and what starts training."""
+        resume, check = self.parts.resume, self.parts.check
+        seen = None if check is None else check.last
+        return ReturnView(target=resume.target, command=tuple(resume.command), seen=seen)
+
+    @property
     def journal_ok(self) -> bool:
         """The journal is on disk."""
         return self.journal.health.durable
@@ -156,12 +153,17 @@ class Loop:
     @property
     def sources(self) -> Sequence[SourceView]:
         """Every source, as last heard of."""
-        return tuple(self._views.values())
+        return self._sources.all()
 
     @property
     def bmc(self) -> BmcView | None:
         """The BMC as last read back; None when the settings have none."""
-        return self._policy_watch.view
+        return self._return_watch.bmc
+
+    @property
+    def ways(self) -> Sequence[WayView]:
+        """The ways back that the settings name, as last asked for."""
+        return self._return_watch.ways
 
     @property
     def traps(self) -> TrapCounts | None:
@@ -181,6 +183,14 @@ class Loop:
             return
         self._queue.put_nowait(event)
 
+    def note(self, note: Note) -> None:
+        """Log and journal, in its turn among the steps, what happened beside the machine."""
+        self._queue.put_nowait(note)
+
+    def check_soon(self) -> None:
+        """Ask the BMC and the ways back again at once, and not at the next hour."""
+        self._return_watch.check_soon()
+
     def poll_now(self) -> None:
         """Poll every source at once: the only thing that a hint may cause."""
         for _, _, source in self.parts.sources:
@@ -188,22 +198,7 @@ class Loop:
 
     def publish(self, event: Reading | SourceFailed) -> None:
         """Take what a source tells."""
-        key = f"{event.ups}/{event.source}"
-        view = self._views.get(key) or SourceView(ups=event.ups, source=event.source, up=False)
-        self._told_at_s[key] = self.clock()
-        if isinstance(event, Reading):
-            self._views[key] = replace(
-                view,
-                up=True,
-                last_reading_at_s=event.at_s,
-                polls=view.polls + 1,
-                last_error="",
-                authenticated=event.authenticated,
-            )
-        else:
-            self._views[key] = replace(
-                view, up=False, polls=view.polls + 1, failures=view.failures + 1, last_error=event.reason
-            )
+        self._sources.take(event)
         self.submit(event)
 
     def stop(self) -> None:
@@ -226,7 +221,7 @@ class Loop:
             await self._apply(None, self._restored)
             loops = [tasks.create_task(self._events()), tasks.create_task(self._ticks())]
             loops += [tasks.create_task(keep_running(name, run)) for name, run in (services or {}).items()]
-            loops.append(tasks.create_task(self._watch_policy()))
+            loops.append(tasks.create_task(self._watch_return()))
             self._notifier.ready(self._status_line())
             await self._serve_parts()
             await self._settle()
@@ -272,12 +267,8 @@ class Loop:
                 for ups, name, source in self.parts.sources
             ]
             running += [create_task(keep_running(name, run), name=name) for name, run in self.parts.watchers.items()]
-            self._views = {
-                f"{ups}/{name}": self._views.get(f"{ups}/{name}") or SourceView(ups=ups, source=name, up=False)
-                for ups, name, _ in self.parts.sources
-            }
-            self._told_at_s = {key: self.clock() for key in self._views}
-            self._policy_watch.set_kind(self.parts.bmc_kind)
+            self._sources.begin(self.parts.sources)
+            self._return_watch.set_parts(self.parts)
             try:
                 await self._wait_for_change()
             finally:
@@ -335,7 +326,7 @@ class Loop:
             self.state = reloaded(old, self.policy, self.state, self.clock())
             self.settings_ok = True
             self.settings_at_s = self.clock()
-            self._policy_watch.check_soon()
+            self.check_soon()
             log.info("settings_reloaded", mode="armed" if self.armed else "dry-run")
         self._notifier.ready(self._status_line())
 
@@ -343,8 +334,10 @@ class Loop:
         while True:
             event = await self._queue.get()
             self._answering = True
-            answer = step(self.policy, self.state, event)
-            await self._apply(event, answer)
+            if isinstance(event, Note):
+                await self._apply(None, Step(self.state, notes=(event,)))
+            else:
+                await self._apply(event, step(self.policy, self.state, event))
             self._answering = False
             self.progressed_at_s = self.clock()
             self._feed_watchdog()
@@ -357,7 +350,7 @@ class Loop:
         if isinstance(event, Done | Failed):
             self._in_flight.pop(event.action.id, None)
             self.actions.count(event)
-            self._policy_watch.enter(event)
+            self._return_watch.enter(event)
         actions = tuple(action for action in answer.actions if not isinstance(action, PollNow))
         at_s = self.clock() if event is None else event.at_s
         self._recorder.hear(event, at_s, old, answer.state, self.parts.policy)
@@ -438,22 +431,22 @@ class Loop:
         now_s = self.clock()
         if every_s is None or now_s - self._fed_at_s < every_s:
             return
-        silent = [key for key, at_s in self._told_at_s.items() if now_s - at_s > SOURCE_SILENT_S]
-        if silent:
-            log.error("poller_hung", source=silent[0], because=f"nothing told for {SOURCE_SILENT_S:.0f} s")
+        if silent := self._sources.silent(SOURCE_SILENT_S):
+            log.error("poller_hung", source=silent, because=f"nothing told for {SOURCE_SILENT_S:.0f} s")
             return
         self._fed_at_s = now_s
         self._notifier.watchdog()
 
-    async def _watch_policy(self) -> None:
-        async def ask(action: EnsurePolicy) -> Done | Failed:
+    async def _watch_return(self) -> None:
+        async def ask(action: Action) -> Done | Failed:
             outcome = await self._attempt(action)
             self.actions.count(outcome)
             return outcome
 
-        await self._policy_watch.run(
+        await self._return_watch.run(
             ask,
-            is_wanted=lambda: EnsurePolicy in self.parts.effectors and isinstance(self.state.phase, Online),
+            can=lambda kind: kind in self.parts.effectors,
+            is_quiet=lambda: isinstance(self.state.phase, Online),
             boot_id=self.boot_id,
             limit_s=2 * self.policy.bmc_limit_s,
         )
@@ -467,7 +460,7 @@ class Loop:
         """Let the last events be answered and short actions end: the return may just be being armed."""
         by_s = self.clock() + (0.5 if self._is_quiet() else STOP_LIMIT_S)
         while self.clock() < by_s:
-            waiting = [action for _, action in self._in_flight.values() if isinstance(action, EnsurePolicy)]
+            waiting = [action for _, action in self._in_flight.values() if isinstance(action, RETURNS)]
             undoing = self.state.drill is not None and isinstance(self.state.phase, Online)
             if self._queue.empty() and not self._answering and not waiting and not undoing:
                 break

@@ -4,7 +4,7 @@ import ipaddress
 from collections.abc import Callable
 
 from powerguard.clock import Clock
-from powerguard.core.events import NetworkSeen
+from powerguard.core.readings import NetworkSeen
 from powerguard.settings.schema import Settings
 from powerguard.sources.network import NetworkWatch
 

@@ -7,8 +7,8 @@ from typing import Final
 
 from powerguard.core import battery as learning
 from powerguard.core import needs
+from powerguard.core.actions import Conduct, Grade
 from powerguard.core.budget import Budget
-from powerguard.core.events import Conduct, Grade
 from powerguard.core.learned import Health, Learned
 from powerguard.core.model import Policy, State, Trainer
 

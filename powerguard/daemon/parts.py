@@ -2,14 +2,17 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
-from powerguard.core.events import Action, Level, Note
+from powerguard.core.actions import Action, Level, Note
 from powerguard.core.model import Policy
 from powerguard.daemon.attempt import keep_running
 from powerguard.effectors.base import Effector
+from powerguard.effectors.bmc.engine import Probe
+from powerguard.effectors.host_check import HostCheckEffector
+from powerguard.effectors.host_options import ResumeOptions
 from powerguard.sources.base import Source
 from powerguard.sources.trap_counts import TrapCounts
 
@@ -27,7 +30,8 @@ class Parts:
 
     sources: (ups, source name, poller). watchers: tasks that publish events by themselves, such as the trainers'.
     effectors: who carries out which kind of action. close: gives back what they hold. traps: what came to the trap
-    port; None where there is none.
+    port; None where there is none. resume: what starts training. check: who looks at the host after a return.
+    why_on: asks the BMC, within so many seconds, what powered the host on; None without a BMC.
     """
 
     policy: Policy
@@ -39,6 +43,9 @@ class Parts:
     effectors: Mapping[type[Action], Effector]
     close: Runnable | None = None
     traps: TrapCounts | None = None
+    resume: ResumeOptions = field(default_factory=ResumeOptions)
+    check: HostCheckEffector | None = None
+    why_on: Callable[[float], Awaitable[Probe]] | None = None
 
 
 async def close(parts: Parts) -> None:

@@ -6,16 +6,19 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from powerguard.clock import Clock
-from powerguard.core.events import (
+from powerguard.core.actions import (
     Action,
+    ArmWay,
     CapPower,
+    CheckHost,
+    CheckWay,
     ContinueTrainer,
-    Done,
+    DisarmWay,
     EnsurePolicy,
-    Event,
-    Outcome,
     PauseTrainer,
     PowerOff,
+    Reboot,
+    RestorePolicy,
     RestorePower,
     ResumeTrainer,
     ResumeTraining,
@@ -23,8 +26,11 @@ from powerguard.core.events import (
     SyncFilesystems,
     TerminateTrainer,
     TriggerCheckpoint,
+    Way,
 )
+from powerguard.core.events import Done, Event, Outcome
 from powerguard.core.model import Policy, State
+from powerguard.effectors.host_check import HostSeen
 from powerguard.sources.trap_counts import TrapCounts
 
 ACTION_WORDS: Final[Mapping[type[Action], str]] = {
@@ -38,7 +44,13 @@ ACTION_WORDS: Final[Mapping[type[Action], str]] = {
     TerminateTrainer: "terminate_trainer",
     ContinueTrainer: "continue_trainer",
     SyncFilesystems: "sync",
+    RestorePolicy: "restore_policy",
+    CheckWay: "check_way",
+    ArmWay: "arm_way",
+    DisarmWay: "disarm_way",
     PowerOff: "power_off",
+    Reboot: "reboot",
+    CheckHost: "check_host",
     ResumeTraining: "resume_training",
 }
 """The kinds of action that are counted, by their word in metrics. Polls are counted for each source instead."""
@@ -76,7 +88,8 @@ class SourceView:
 
     up: its newest poll brought a reading. last_reading_at_s: seconds of CLOCK_BOOTTIME; None before the first.
     polls, failures: since the daemon started; failures are part of polls. last_error: "" when there was none.
-    authenticated: its answers cannot be forged.
+    authenticated: its answers cannot be forged. trouble: what a person must put right although it brings readings, such
+    as a login that upsd refuses; "" while nothing.
     """
 
     ups: str
@@ -87,6 +100,7 @@ class SourceView:
     failures: int = 0
     last_error: str = ""
     authenticated: bool = False
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +108,7 @@ class BmcView:
     """The BMC's power restore policy as last read back. policy: None when it could not be read.
 
     verified: it is what the settings want. checked_at_s: when that was read; None when never. error: "" when none.
+    power_watts: what the host drew then, as the BMC measures it; None where it does not, or was not asked (an outage).
     """
 
     kind: str
@@ -101,6 +116,34 @@ class BmcView:
     verified: bool = False
     checked_at_s: float | None = None
     error: str = ""
+    power_watts: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReturnView:
+    """What is known for a return from power-off. seen: the newest look at the host; None before the first.
+
+    target: the unit that training starts by; command: what is run in its place, empty for none.
+    """
+
+    target: str
+    command: tuple[str, ...] = ()
+    seen: HostSeen | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayView:
+    """A way back as last asked for. ups: of way OUTPUT, else "". ready: it could be armed; None: not asked yet.
+
+    why: what blocks it, "" for nothing. returns: of way OUTPUT, as in `armed.Armed`. checked_at_s: when it was asked.
+    """
+
+    way: Way
+    ups: str = ""
+    ready: bool | None = None
+    why: str = ""
+    returns: str = ""
+    checked_at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +241,11 @@ class Daemon(Protocol):
         ...
 
     @property
+    def ways(self) -> Sequence[WayView]:
+        """The ways back that the settings name."""
+        ...
+
+    @property
     def bmc(self) -> BmcView | None:
         """The BMC; None when the settings have none."""
         ...
@@ -205,6 +253,11 @@ class Daemon(Protocol):
     @property
     def host_kind(self) -> str:
         """How the host is powered off: `kind` of the host's settings."""
+        ...
+
+    @property
+    def returning(self) -> ReturnView:
+        """How the host is, and what starts training."""
         ...
 
     @property

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from powerguard.core import budget as sums
+from powerguard.core.actions import Grade
 from powerguard.core.battery import charge_of
-from powerguard.core.events import Grade, OutputSource
 from powerguard.core.model import Online, Policy, State, Supply
+from powerguard.core.readings import OutputSource
 from powerguard.daemon.port import Daemon
 
 HUNG_AFTER_S: Final = 5.0
@@ -37,6 +38,7 @@ WARNINGS: Final = {
     "supply_contradicted": "the UPS calls its output something else, but its input is gone: it counts as on battery",
     "redundancy_lost": "a feed does not carry the host; the others do",
     "source_down": "a source does not answer",
+    "source_troubled": "a source answers, and something about it must be put right",
     "policy_unverified": "the BMC's power restore policy is not verified: the host may stay off when power returns",
     "no_bmc": "no BMC is set: nobody makes sure that the host powers on when power returns",
     "journal_in_memory": "the journal cannot be written: a restart of the daemon would forget an outage",
@@ -138,6 +140,8 @@ def _of_supply(daemon: Daemon) -> list[Reason]:
             age_s = None if source.last_reading_at_s is None else now_s - source.last_reading_at_s
             detail = f"{source.source}: {source.last_error}" if source.last_error else source.source
             found.append(_reason("source_down", detail, ups=source.ups, age_s=age_s))
+        elif source.trouble:
+            found.append(_reason("source_troubled", f"{source.source}: {source.trouble}", ups=source.ups))
     return found
 
 

@@ -13,10 +13,11 @@ from typing import Final
 from powerguard.core import budget as sums
 from powerguard.core import ladder, plan
 from powerguard.core.budget import Budget
-from powerguard.core.events import Reading
 from powerguard.core.feeds import each_alone
 from powerguard.core.model import Online, Policy, Shutdown, State, Supply, Trainer
+from powerguard.core.readings import Reading
 from powerguard.core.table import phase_name
+from powerguard.daemon.layers import covers, layers
 from powerguard.daemon.origins import health_view
 from powerguard.daemon.port import Daemon, SourceView
 from powerguard.daemon.readiness import Reason, is_ready, readiness
@@ -96,6 +97,7 @@ def status(daemon: Daemon) -> Json:
         "sources": [_source(source, daemon, times) for source in daemon.sources],
         "traps": _traps(daemon, times),
         "bmc": _bmc(daemon, times),
+        "way_back": _way_back(daemon, times),
         "host": {"kind": daemon.host_kind},
         "last_outage": None if daemon.last_outage is None else asdict(daemon.last_outage),
         "daemon": {
@@ -337,6 +339,7 @@ def _source(source: SourceView, daemon: Daemon, times: Times) -> Json:
         "failures": source.failures,
         "last_error": source.last_error,
         "authenticated": source.authenticated,
+        "trouble": source.trouble,
         "says": None if heard is None or heard.reading is None else heard.reading.output_source.value,
         "doubted": heard is not None and heard.doubted,
     }
@@ -352,6 +355,29 @@ def _bmc(daemon: Daemon, times: Times) -> Json | None:
         "verified": bmc.verified,
         "age_s": times.ago_s(bmc.checked_at_s),
         "error": bmc.error,
+        "power_watts": bmc.power_watts,
+    }
+
+
+def _way_back(daemon: Daemon, times: Times) -> Json:
+    known = layers(daemon.policy, daemon.bmc, daemon.ways)
+    return {
+        "covers_race": covers(known),
+        "layers": [
+            {
+                "layer": each.letter,
+                "name": each.name,
+                "ups": each.ups,
+                "stands": each.stands,
+                "why": each.why,
+                "age_s": times.ago_s(each.checked_at_s),
+            }
+            for each in known
+        ],
+        "armed": [
+            {"name": each.way.value, "ups": each.ups, "confirmed": each.confirmed, "acts_at": times.at(each.acts_at_s)}
+            for each in daemon.state.armed
+        ],
     }
 
 

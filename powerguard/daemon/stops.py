@@ -17,7 +17,8 @@ from typing import Final, Protocol
 import structlog
 
 from powerguard.clock import Clock
-from powerguard.core.events import Event, Grade, Measured, PowerOff
+from powerguard.core.actions import Grade, PowerOff
+from powerguard.core.events import Event, Measured
 from powerguard.core.model import Policy
 from powerguard.core.plain import PlainError, from_plain
 from powerguard.daemon.journal import Journal, Line
@@ -114,8 +115,8 @@ async def measure(host: Host, spawn: Spawn, mark_of: MarkOf | None = None) -> No
     mark_of: how the mark of a boot is read; None reads MARK.
     """
     mark_of = mark_of or (lambda boot: read_mark(MARK, boot))
-    story = await _story(host)
-    returned = next((line for line in reversed(story) if _is_return(line, host)), None)
+    story = await story_of_return(host)
+    returned = next((line for line in reversed(story) if is_return(line, host)), None)
     if returned is None:
         _not_measured("this daemon has not brought the host back from an outage")
     else:
@@ -146,16 +147,16 @@ def _not_measured(because: str) -> None:
 # --- Our own journal --------------------------------------------------------------------------------------------------
 
 
-async def _story(host: Host) -> tuple[Line, ...]:
+async def story_of_return(host: Host) -> tuple[Line, ...]:
     """Return the lines of the outage that this daemon has come back from; nothing where there was none."""
     for record in await host.journal.history(_OUTAGES):
         found = await host.journal.outage(record.id)
-        if found is not None and any(_is_return(line, host) for line in found[1]):
+        if found is not None and any(is_return(line, host) for line in found[1]):
             return found[1]
     return ()
 
 
-def _is_return(line: Line, host: Host) -> bool:
+def is_return(line: Line, host: Host) -> bool:
     """The note of this daemon's own start, and not of an earlier one in the same boot: each stop counts once."""
     return line.event == "host_returned" and line.boot_id == host.boot_id and line.at_s >= host.started_at_s
 

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 from powerguard.core import battery as learning
 from powerguard.core import budget as sums
+from powerguard.core.actions import Grade
 from powerguard.core.budget import Budget
-from powerguard.core.events import Grade, Reading
 from powerguard.core.learned import Learned
 from powerguard.core.model import Policy, State
+from powerguard.core.readings import Reading
 from powerguard.daemon.origins import (
     Wall,
     checkpoint_from,

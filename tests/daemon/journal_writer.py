@@ -4,7 +4,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from powerguard.core.events import EnsurePolicy, Grade
+from powerguard.core.actions import EnsurePolicy, Grade
 from powerguard.core.model import OnBattery, Outage, State
 from powerguard.daemon.journal import Entry, Journal
 

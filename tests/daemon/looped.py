@@ -13,19 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from powerguard.clock import Clock
-from powerguard.core.events import (
+from powerguard.core.actions import (
     Action,
     Detail,
     EnsurePolicy,
-    OutputSource,
     PowerOff,
-    Reading,
     ResumeTrainer,
     ResumeTraining,
     SyncFilesystems,
     TriggerCheckpoint,
 )
 from powerguard.core.model import Policy, TrainerPolicy
+from powerguard.core.readings import OutputSource, Reading
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Executor, Inline, Journal, Limits, Line, OutageRecord, history, read_only, recent
 from powerguard.daemon.journal.store import Store

@@ -12,13 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.clock import Clock
-from powerguard.core.events import (
+from powerguard.clock import Clock, boottime_s
+from powerguard.core.actions import (
+    Action,
+    ArmWay,
     CapPower,
+    CheckHost,
+    CheckWay,
     ContinueTrainer,
+    Detail,
+    DisarmWay,
     EnsurePolicy,
     PauseTrainer,
     PowerOff,
+    Reboot,
+    RestorePolicy,
     RestorePower,
     ResumeTrainer,
     ResumeTraining,
@@ -26,16 +34,19 @@ from powerguard.core.events import (
     SyncFilesystems,
     TerminateTrainer,
     TriggerCheckpoint,
+    Way,
 )
 from powerguard.core.model import Cap, Online, Shutdown, State
 from powerguard.daemon.assemble import Hands, Recorder, assemble, build, main
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Inline, Journal
 from powerguard.daemon.loop import Loop
+from powerguard.effectors.base import EffectorError
 from powerguard.effectors.bmc.effector import BmcEffector
 from powerguard.effectors.gpu.effector import GpuEffector
 from powerguard.effectors.host import HostEffector
 from powerguard.effectors.signals.effector import SignalEffector
+from powerguard.effectors.ways import Turns, WaysEffector
 from powerguard.settings.load import load
 from powerguard.settings.schema import Settings
 from powerguard.sim.ups import Battery, SimUps
@@ -95,7 +106,7 @@ def test_dry_run_touches_nothing(folder: Path) -> None:
             assert isinstance(parts.effectors[kind], Recorder)
         bmc, host = parts.effectors[EnsurePolicy], parts.effectors[PowerOff]
         assert isinstance(bmc, BmcEffector)
-        assert bmc._options.policy == "observe"
+        assert (bmc._options.policy, bmc._dry_run) == ("observe", True)
         assert isinstance(host, HostEffector)
         assert not host._armed
         assert parts.effectors[ResumeTraining] is host
@@ -123,10 +134,63 @@ def test_armed_is_armed(folder: Path) -> None:
         SyncFilesystems,
         PowerOff,
         ResumeTraining,
+        CheckHost,
+        CheckWay,
+        ArmWay,
+        DisarmWay,
+        Reboot,
+        RestorePolicy,
     }
     recorded = build(load(write(folder, mode="armed", host="dry-run")), Hands(), lambda _: None)
     assert recorded.armed
     assert not recorded.policy.powers_off, "armed, but nobody dies: utility ends such an outage"
+
+
+@pytest.mark.parametrize(("mode", "host", "is_armed"), [("armed", "systemd", True), ("armed", "dry-run", False)])
+async def test_no_way_back_is_armed_for_a_host_that_stays_on(
+    folder: Path, mode: str, host: str, *, is_armed: bool
+) -> None:
+    """A rehearsal's watchdog would cycle a host that nobody has powered off, and its UPS would cut the output."""
+    settings = load(write(folder, mode=mode, host=host, more="rtc: {kind: device, device: /dev/null}\n"))
+    parts = build(settings, Hands(), lambda _: None)
+    assert parts.policy.ways == (Way.RTC,)
+    order = ArmWay(id="a-1", by_s=boottime_s() + 5.0, way=Way.RTC, outage="o-1", in_s=600.0)
+    if is_armed:
+        with pytest.raises(EffectorError, match="refused under test"):
+            await parts.effectors[ArmWay].carry_out(order)
+    else:
+        assert await parts.effectors[ArmWay].carry_out(order) == (("dry_run", True),)
+    gone = DisarmWay(id="d-1", by_s=order.by_s, way=Way.WATCHDOG, outage="o-1")
+    with pytest.raises(EffectorError, match=r"no way back watchdog any more, .* put it back into the settings until"):
+        await parts.effectors[DisarmWay].carry_out(gone)
+
+
+async def test_a_way_has_one_order_at_a_time_over_a_reload_too() -> None:
+    """A slow order to disarm, of the settings before, must not undo one to arm that came after it; others go on."""
+    told: list[str] = []
+    let_go = asyncio.Event()
+
+    class Slow:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        async def carry_out(self, action: Action) -> Detail:
+            if isinstance(action, DisarmWay):
+                await let_go.wait()
+            told.append(f"{self.name} {type(action).__name__}")
+            return ()
+
+    turns: Turns = {}
+    old, new = (WaysEffector({Way.RTC: Slow(name), Way.SENTINEL: Slow(name)}, turns) for name in ("old", "new"))
+    orders = {way: ArmWay(id="a-1", by_s=1e9, way=way, outage="o", in_s=60.0) for way in (Way.RTC, Way.SENTINEL)}
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(old.carry_out(DisarmWay(id="d-1", by_s=1e9, way=Way.RTC, outage="o")))
+        await asyncio.sleep(0)
+        tasks.create_task(new.carry_out(orders[Way.RTC]))
+        await new.carry_out(orders[Way.SENTINEL])
+        assert told == ["new ArmWay"]
+        let_go.set()
+    assert told == ["new ArmWay", "old DisarmWay", "new ArmWay"]
 
 
 @pytest.mark.parametrize(
@@ -233,8 +297,14 @@ def test_a_reload_reads_the_file_again(folder: Path, capsys: pytest.CaptureFixtu
             await rest(3.0)
             return capsys.readouterr().out
 
+        before = daemon.parts.effectors[ArmWay]
         write(folder, reserve_s=90)
         told = await reloaded()
+        after = daemon.parts.effectors[ArmWay]
+        assert isinstance(before, WaysEffector)
+        assert isinstance(after, WaysEffector)
+        assert after is not before
+        assert after._turns is before._turns, "an order to disarm may still be under way"
         assert "setting_changed" in told
         assert "budget.reserve_s" in told
         assert daemon.policy.reserve_s == 90
@@ -278,7 +348,7 @@ def test_wrong_settings_are_78_and_no_traceback(folder: Path, capsys: pytest.Cap
 DEAF = """
 import asyncio, contextlib, sys
 from pathlib import Path
-from powerguard.core.events import TriggerCheckpoint
+from powerguard.core.actions import TriggerCheckpoint
 from powerguard.daemon import assemble
 from powerguard.daemon.log import configure
 from powerguard.settings.load import load

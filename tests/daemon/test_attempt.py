@@ -8,7 +8,8 @@ from typing import cast
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.events import Action, Detail, Done, EnsurePolicy, Failed
+from powerguard.core.actions import Action, Detail, EnsurePolicy
+from powerguard.core.events import Done, Failed
 from powerguard.core.plain import from_plain, to_plain
 from powerguard.daemon.attempt import Strays, attempt
 from powerguard.effectors.base import EffectorError
@@ -52,6 +53,14 @@ async def test_done() -> None:
     assert found.detail == (("policy", "always-on"), ("verified", True))
     assert 0.015 < found.took_s < 4
     assert found.action.id == "o-1-7"
+
+
+@pytest.mark.parametrize("harmless", [True, False])
+async def test_an_effector_that_is_certain_that_it_did_nothing(*, harmless: bool) -> None:
+    detail: Detail = (("restore", "last-state"),)
+    found = await outcome(lambda: raising(EffectorError("refused", harmless=harmless, detail=detail)))
+    assert isinstance(found, Failed)
+    assert (found.harmless, found.reason, found.detail) == (harmless, "refused", detail)
 
 
 @pytest.mark.parametrize(

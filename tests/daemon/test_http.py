@@ -19,7 +19,7 @@ from powerguard.daemon.http import CONNECTION_LIMIT_S, MAX_CONNECTIONS, http_ser
 from tests.daemon.watched import NOW_S, PHASES, Watched, scene
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
-PATHS = ("/metrics", "/healthz", "/readyz", "/api/v1/status", "/api/v1/plan")
+PATHS = ("/metrics", "/healthz", "/readyz", "/api/v1/status", "/api/v1/plan", "/api/v1/recovery")
 
 
 async def get(port: int, path: str, **headers: str) -> tuple[int, bytes, dict[str, str]]:

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import math
+import os
 import random
 import signal
 import sqlite3
@@ -18,22 +20,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from powerguard.core.events import (
-    Action,
-    Done,
-    EnsurePolicy,
-    Failed,
-    Grade,
-    Level,
-    Note,
-    OutputSource,
-    PowerOff,
-    Reading,
-    ResumeTrainer,
-    Tick,
-)
+from powerguard.core.actions import Action, EnsurePolicy, Grade, Level, Note, PowerOff, ResumeTrainer
+from powerguard.core.events import Done, Failed, Tick
 from powerguard.core.learned import BatteryModel, Learned, Need
 from powerguard.core.model import Battery, Feed, Holding, OnBattery, Outage, Shutdown, State, Supplied
+from powerguard.core.readings import OutputSource, Reading
 from powerguard.daemon.journal import (
     Entry,
     Journal,
@@ -41,6 +32,7 @@ from powerguard.daemon.journal import (
     Limits,
     Loaded,
     Retention,
+    counters,
     read_all,
     read_only,
     recent,
@@ -259,6 +251,10 @@ def test_reading_says_what_is_wrong(tmp_path: Path) -> None:
     sqlite3.connect(other).execute("CREATE TABLE t (x)").connection.close()
     with pytest.raises(JournalError, match="not a powerguard journal"), read_only(other):
         pass
+    pipe = tmp_path / "pipe.db"
+    os.mkfifo(pipe)
+    with pytest.raises(JournalError, match=r"pipe\.db: is not a file"), read_only(pipe):
+        pass
 
 
 # --- Versions ------------------------------------------------------------------------------------------------------
@@ -298,8 +294,9 @@ def test_a_migration_is_all_or_nothing(tmp_path: Path) -> None:
     db = sqlite3.connect(path)
     broken = (SECOND[0], "INSERT INTO snapshot (one) VALUES (2)")  # breaks a constraint
     store = Store(path, migrations=(*MIGRATIONS, broken))
-    with pytest.raises(JournalError, match="constraint failed"):
-        store.load()
+    loaded, _ = store.load()
+    assert not loaded.durable
+    assert "constraint failed" in loaded.trouble
     assert db.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS),)
     db.close()
     Store(path, migrations=(*MIGRATIONS, SECOND)).load()
@@ -423,6 +420,42 @@ async def test_a_state_that_is_no_state_is_lost_and_told(tmp_path: Path, text: s
     async with opened(path) as (_, loaded):
         assert (loaded.state, loaded.lost) == (None, LOST_ALL)
         assert loaded.outage is not None
+
+
+@pytest.mark.parametrize(
+    ("damage", "kept"),
+    [
+        ("UPDATE snapshot SET at_s = 'x'", (False, True, True)),
+        ("UPDATE snapshot SET wall = 9e999", (False, True, True)),
+        ("UPDATE outages SET started_wall = 'x'", (True, False, True)),
+        ("UPDATE outages SET ended_wall = ''", (True, False, True)),
+        ("UPDATE entries SET at_s = 'x'", (True, True, False)),
+        ("UPDATE entries SET wall = -9e999", (True, True, False)),
+        ("UPDATE entries SET event = x'00'", (True, True, False)),
+        ("UPDATE counters SET value = 'x'", (True, True, True)),
+    ],
+)
+async def test_a_row_without_its_moment_costs_only_itself(
+    tmp_path: Path, damage: str, kept: tuple[bool, bool, bool]
+) -> None:
+    """SQLite finds nothing wrong with text in a column of numbers; the daemon starts, counts on, and can tell."""
+    path = tmp_path / "journal.sqlite"
+    async with opened(path) as (journal, _):
+        journal.count("starts")
+        assert await journal.append(Entry(at_s=104.0, state=on_battery(7), actions=(policy(7),)))
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute(damage)
+        db.commit()
+    with read_only(path) as db:
+        assert (query_outage(db, "o-1") is not None) is kept[1]
+    async with opened(path) as (journal, loaded):
+        assert (loaded.state is not None, loaded.outage is not None, bool(await journal.recent())) == kept
+        assert bool(loaded.lost) is not kept[0]
+        assert math.isfinite(loaded.at_s + loaded.wall)
+        journal.count("starts")
+        assert await journal.append(Entry(at_s=105.0, state=on_battery(8)))
+    with read_only(path) as db:
+        assert counters(db)["starts"] >= 1.0
 
 
 # --- What a hostile peer can put into a step -------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.core.events import EnsurePolicy, Grade
+from powerguard.core.actions import EnsurePolicy, Grade
 from powerguard.core.model import OnBattery, Outage, State
 from powerguard.daemon.journal import Entry, Health, Inline, Journal, JournalError, Limits, Loaded, read_all, read_only
 from powerguard.daemon.journal import recent as query_recent
@@ -313,6 +313,10 @@ async def test_a_full_disk(tmp_path: Path) -> None:
         assert told.durable == [False]
         assert "full" in told.all[0].reason
         assert "free some space" in told.all[0].reason
+        again = Journal(path, boot_id="b", limits=QUICK)  # as after a kill
+        loaded = await again.load()
+        assert (loaded.state, loaded.lost) == (step(1 + answers.count(True)).state, "")
+        await again.close()
         ballast.unlink()
         await until(lambda: journal.health.durable)
         assert serials(path) == list(range(1, 40))
@@ -335,6 +339,7 @@ async def test_a_disk_that_becomes_read_only(tmp_path: Path) -> None:
         loaded = await journal.load()
         assert not loaded.durable
         assert "must be able to write the file and its folder" in loaded.trouble
+        assert (loaded.state, loaded.lost) == (step(1).state, ""), "a latch that stands there still counts"
         assert not await journal.append(step(2))
         assert [each.id for each in await journal.history()] == ["o-1"], "reading works"
         subprocess.run([*remount, "remount,rw", str(disk)], check=True)  # noqa: ASYNC221 - set-up

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from powerguard.core.events import EnsurePolicy, Grade
+from powerguard.core.actions import EnsurePolicy, Grade
 from powerguard.daemon.log import JournalSink, Log, StreamSink, Style, bind_outage, configure, is_secret, open_scope
 
 PASSWORD = "correct horse battery staple"

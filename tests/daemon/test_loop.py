@@ -8,21 +8,10 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
-from powerguard.core.events import (
-    Abort,
-    Action,
-    CheckpointNow,
-    CheckpointProgress,
-    Done,
-    EnsurePolicy,
-    Failed,
-    Note,
-    PollNow,
-    Reading,
-    ResumeTrainer,
-    TriggerCheckpoint,
-)
+from powerguard.core.actions import Action, EnsurePolicy, Note, PollNow, ResumeTrainer, TriggerCheckpoint
+from powerguard.core.events import Abort, CheckpointNow, CheckpointProgress, Done, Failed
 from powerguard.core.model import OnBattery, Online
+from powerguard.core.readings import Reading
 from powerguard.daemon.attempt import RESTART_MAX_S, keep_running, rest
 from powerguard.daemon.journal import Inline, JournalError, Limits, read_all, read_only
 from powerguard.daemon.journal.store import Batch, Store

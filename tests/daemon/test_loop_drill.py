@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from powerguard.core.events import (
+from powerguard.core.actions import (
     Action,
     CapPower,
     Conduct,
@@ -17,12 +17,10 @@ from powerguard.core.events import (
     PauseTrainer,
     RestorePower,
     ResumeTrainer,
-    StartDrill,
-    StopDrill,
     SyncFilesystems,
-    TrainerSeen,
     TriggerCheckpoint,
 )
+from powerguard.core.events import StartDrill, StopDrill, TrainerSeen
 from powerguard.core.learned import DrillReport
 from powerguard.core.model import Holding, OnBattery, Online
 from powerguard.daemon.attempt import rest

@@ -4,11 +4,23 @@ import contextlib
 import json
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from powerguard.core.events import Action, EnsurePolicy, PowerOff, ResumeTraining, SyncFilesystems, TriggerCheckpoint
+from powerguard.core.actions import (
+    Action,
+    ArmWay,
+    CheckWay,
+    DisarmWay,
+    EnsurePolicy,
+    PowerOff,
+    ResumeTraining,
+    SyncFilesystems,
+    TriggerCheckpoint,
+    Way,
+)
 from powerguard.core.model import Holding, OnBattery, Online, Outage, Recovery, Shutdown
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Inline
@@ -171,7 +183,7 @@ async def test_training_is_not_started_twice(tmp_path: Path) -> None:
         await until(lambda: world.host.asked, 8 * 3600.0)
         await rest(1.0)
     async with world.running() as daemon:
-        await until(lambda: isinstance(daemon.state.phase, Online), 60.0)
+        await until(lambda: isinstance(daemon.state.phase, Online), 100.0)
     first, second = world.host.actions
     assert first == second
 
@@ -192,14 +204,28 @@ async def test_a_second_daemon_does_not_wait_for_readings_to_go_on(tmp_path: Pat
 
 @in_virtual_time
 async def test_a_journal_that_is_lost_means_a_new_outage(tmp_path: Path) -> None:
-    """The disk was replaced while the power was out: the battery is believed after two looks, under another id."""
+    """The disk was replaced while the power was out: the battery is believed after two looks, under another id.
+
+    What may be armed is taken back once, which the new journal tells; with a history it is known that nothing is.
+    """
     world = World(tmp_path / "journal.sqlite")
-    async with world.running(kill=True) as daemon:
+    world.policy = replace(world.policy, ways=(Way.RTC,))
+    parts = world.parts()
+    hands = dict.fromkeys((CheckWay, ArmWay, DisarmWay), world.host)
+    parts = replace(parts, effectors={**parts.effectors, **hands})
+    async with world.running(parts, kill=True) as daemon:
         before = await dark_until(world, daemon, lambda: isinstance(daemon.state.phase, OnBattery))
-    world.path = tmp_path / "another-disk.sqlite"
-    async with world.running(kill=True) as daemon:
-        await until(lambda: isinstance(daemon.state.phase, OnBattery), 10.0)
-        assert outage_of(daemon).id != before.id
+    for lives, orders in ((1, 1), (2, 0)):
+        world.started.clear()
+        world.path = tmp_path / "another-disk.sqlite"
+        async with world.running(parts, kill=True) as daemon:
+            await until(lambda: isinstance(daemon.state.phase, OnBattery), 10.0)
+            await rest(2.0)
+            assert outage_of(daemon).id != before.id
+            assert daemon.state.armed == ()
+        taken_back = [(each.way, each.outage) for each in world.started if isinstance(each, DisarmWay)]
+        assert taken_back == [(Way.RTC, "")] * orders, lives
+        assert world.notes().count("ways_unknown") == 1
 
 
 @in_virtual_time

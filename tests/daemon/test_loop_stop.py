@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.core.events import CheckpointNow, EnsurePolicy
+from powerguard.core.actions import EnsurePolicy, Note
+from powerguard.core.events import CheckpointNow
 from powerguard.core.model import Holding, OnBattery, Online
 from powerguard.daemon.attempt import GRACE_S, rest
 from powerguard.daemon.journal import Inline, Limits
 from powerguard.daemon.loop import SOURCE_SILENT_S, STOP_LIMIT_S
 from powerguard.daemon.parts import CLOSE_LIMIT_S, Parts
-from powerguard.daemon.policy_watch import POLICY_CHECK_S
+from powerguard.daemon.return_watch import CHECK_S
 from powerguard.daemon.systemd import Notifier
 from tests.daemon.looped import World, in_virtual_time, now_s, until
 
@@ -160,6 +161,46 @@ async def test_a_reload_replaces_the_pollers(tmp_path: Path) -> None:
         assert len(world.bmc.asked) == checks + 1
         assert isinstance(daemon.state.phase, Online)
     assert world.closed == 2
+
+
+@in_virtual_time
+async def test_what_happens_beside_the_machine_is_written_down_and_the_return_checked_again(tmp_path: Path) -> None:
+    """A line of the story in its turn among the steps; a check that was asked for during another one follows it."""
+    world = World(tmp_path / "journal.sqlite")
+    world.bmc.takes_s = 3.0
+    async with world.running() as daemon:
+        daemon.note(Note(event="watchdog_drill_judged", because="restart cause watchdog", numbers=(("passed", True),)))
+        await until(lambda: len(world.bmc.asked) == 1, 5.0)
+        daemon.check_soon()
+        await until(lambda: len(world.bmc.asked) == 2, 10.0)
+        await rest(60.0)
+        assert len(world.bmc.asked) == 2
+        state = daemon.state
+    (line,) = [line for line in world.lines() if line.event == "watchdog_drill_judged"]
+    assert (line.kind, line.because, line.outage) == ("note", "restart cause watchdog", None)
+    assert state.feed.reading is not None
+
+
+@in_virtual_time
+async def test_a_bmc_that_did_not_answer_is_asked_again_before_the_hour_is_over(tmp_path: Path) -> None:
+    """At the boot it is often busy: after a minute, then ever less often; once it has answered, hourly."""
+    world = World(tmp_path / "journal.sqlite")
+    world.bmc.error = "no answer"
+    world.bmc.takes_s = 0.0
+    async with world.running():
+        await rest(30.0)
+        (first_s,) = [at_s for at_s, _ in world.bmc.asked]
+        await rest(70 * 60.0)
+        after_s = [round(at_s - first_s, -1) for at_s, _ in world.bmc.asked]
+        minutes = [0, 1, 3, 7, 15, 31, 63]
+        assert after_s == [60.0 * minute for minute in minutes]
+        world.bmc.error = ""
+        await until(lambda: world.bmc.done, 3700.0)
+        asked = len(world.bmc.asked)
+        await rest(3590.0)
+        assert len(world.bmc.asked) == asked
+        await rest(20.0)
+        assert len(world.bmc.asked) == asked + 1
 
 
 @in_virtual_time
@@ -334,13 +375,13 @@ async def test_the_policy_is_checked_at_start_and_every_hour(tmp_path: Path) -> 
         assert (daemon.bmc.verified, daemon.bmc.policy, daemon.bmc.error) == (True, "always-on", "")
         assert len(world.bmc.asked) == 1
         world.bmc.error = "BMC 10.0.0.7: reads last-state where always-on was asked for"
-        await rest(POLICY_CHECK_S + 2.0)
+        await rest(CHECK_S + 2.0)
         assert len(world.bmc.asked) == 2
         assert not daemon.bmc.verified
         assert daemon.bmc.error == world.bmc.error
         assert daemon.actions.counts["bmc_policy", "failed"] == 1
         world.bmc.error = ""
-        await rest(POLICY_CHECK_S)
+        await rest(CHECK_S)
         assert len(world.bmc.asked) == 3
         assert (daemon.bmc.verified, daemon.bmc.error) == (True, "")
     assert not any(line.event == "EnsurePolicy" for line in world.lines()), "an ordinary day is no story"

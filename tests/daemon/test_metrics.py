@@ -9,8 +9,9 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from powerguard.core.actions import SyncFilesystems
 from powerguard.core.drill import RESULTS
-from powerguard.core.events import Done, SyncFilesystems
+from powerguard.core.events import Done
 from powerguard.core.model import Battery, Cap, Feed, State
 from powerguard.daemon.families import LIFETIME, SECTIONS
 from powerguard.daemon.metrics import OPENMETRICS, TEXT, reference, registry, scrape

@@ -10,22 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerguard.core.events import (
-    Abort,
-    CheckpointProgress,
-    Conduct,
-    Done,
-    EnsurePolicy,
-    Event,
-    Grade,
-    OutputSource,
-    Reading,
-    SourceFailed,
-    Tick,
-    TrainerSeen,
-)
+from powerguard.core.actions import Conduct, EnsurePolicy, Grade
+from powerguard.core.events import Abort, CheckpointProgress, Done, Event, Tick, TrainerSeen
 from powerguard.core.model import OnBattery, Online, Outage, State
 from powerguard.core.plain import to_plain
+from powerguard.core.readings import OutputSource, Reading, SourceFailed
 from powerguard.daemon.journal import Entry, Heard, Journal, Limits, Recorded, Retention, Start, read_only, recording
 from powerguard.daemon.journal.recording import joined, pack, unpack
 from powerguard.daemon.journal.store import MIGRATIONS, Store

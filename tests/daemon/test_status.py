@@ -11,9 +11,11 @@ import pytest
 
 from powerguard.core import budget as sums
 from powerguard.core import plan
-from powerguard.core.events import Done, Failed, Grade, Outcome, OutputSource, PollNow, SyncFilesystems
+from powerguard.core.actions import Grade, PollNow, SyncFilesystems
+from powerguard.core.events import Done, Failed, Outcome
 from powerguard.core.learned import Drop, Learned
 from powerguard.core.model import Battery, Feed, Maintenance, Policy
+from powerguard.core.readings import OutputSource
 from powerguard.daemon.port import ActionFigures, BmcView, Daemon, SourceView
 from powerguard.daemon.readiness import ERRORS, WARNINGS, is_ready, readiness
 from powerguard.daemon.status import plan_view, required_steps, status
@@ -199,6 +201,9 @@ def test_source_down_is_named_with_its_error() -> None:
     (reason,) = readiness(daemon)
     assert (reason.name, reason.severity) == ("source_down", "warning")
     assert "nut:10.0.0.9: refused" in reason.text
+    daemon.sources = (replace(down, up=True, last_error="", trouble="the login is refused"),)
+    (reason,) = readiness(daemon)
+    assert (reason.name, "nut:10.0.0.9: the login is refused" in reason.text) == ("source_troubled", True)
 
 
 def test_terms_add_up() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from powerguard.core import needs
-from powerguard.core.events import Action, Detail, Grade
+from powerguard.core.actions import Action, Detail, Grade
 from powerguard.core.model import Online, Recovery, Shutdown
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Line

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from powerguard.core.events import Conduct
+from powerguard.core.actions import Conduct
 from powerguard.core.learned import BatteryModel, Learned, Need
 from powerguard.core.model import TrainerPolicy
 from powerguard.core.needs import fold

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from powerguard.clock import Clock
-from powerguard.core.events import Conduct, Event, Grade, OutputSource, Reading
+from powerguard.core.actions import Conduct, Grade, Note, Way
+from powerguard.core.events import Event
 from powerguard.core.learned import BatteryModel, Discharge, DrillReport, Drop, Health, Learned, Need, TauPoint
 from powerguard.core.model import (
     Battery,
@@ -25,7 +26,8 @@ from powerguard.core.model import (
     TrainerPolicy,
 )
 from powerguard.core.needs import fold
-from powerguard.daemon.port import ActionFigures, BmcView, LastOutage, SourceView
+from powerguard.core.readings import OutputSource, Reading
+from powerguard.daemon.port import ActionFigures, BmcView, LastOutage, ReturnView, SourceView, WayView
 from powerguard.sources.trap_counts import TrapCounts
 
 NOW_S = 5000.0
@@ -59,13 +61,17 @@ class Watched:
     sources: Sequence[SourceView] = ()
     traps: TrapCounts | None = None
     bmc: BmcView | None = None
+    ways: Sequence[WayView] = ()
     host_kind: str = "systemd"
+    returning: ReturnView = field(default_factory=lambda: ReturnView(target="powerguard-resume.target"))
     actions: ActionFigures = field(default_factory=ActionFigures)
     last_outage: LastOutage | None = None
     loop_lag_s: float = 0.004
     now_s: float = NOW_S
     events: list[Event] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     polls: int = 0
+    checks: int = 0
 
     @property
     def clock(self) -> Clock:
@@ -73,6 +79,12 @@ class Watched:
 
     def submit(self, event: Event) -> None:
         self.events.append(event)
+
+    def note(self, note: Note) -> None:
+        self.notes.append(note)
+
+    def check_soon(self) -> None:
+        self.checks += 1
 
     def poll_now(self) -> None:
         self.polls += 1
@@ -192,7 +204,8 @@ def scene(name: str = "online") -> Watched:
             trainers=(trainer,),
         ),
         sources=(source,),
-        bmc=BmcView(kind="ipmi", policy="always-on", verified=True, checked_at_s=NOW_S - 600.0),
+        bmc=BmcView(kind="ipmi", policy="always-on", verified=True, checked_at_s=NOW_S - 600.0, power_watts=2860.0),
+        ways=(WayView(way=Way.RTC, ready=True, checked_at_s=NOW_S - 600.0),),
         last_outage=LastOutage(
             id="6f1d2c3b-1",
             outcome="resumed_in_place",

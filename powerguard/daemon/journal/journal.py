@@ -129,7 +129,7 @@ class Journal:
         self._lost = loaded.lost
         if loaded.lost:
             log.error("history_lost", path=str(self.path), lost=loaded.lost, because=loaded.trouble)
-        elif loaded.trouble:
+        elif loaded.trouble and loaded.durable:  # else its health has told it
             log.error("journal_unreadable", path=str(self.path), because=loaded.trouble)
         return loaded
 
@@ -306,7 +306,9 @@ class Journal:
         self._outages = {each.id: each for each in reversed(outages)} | self._outages
         for name, value in loaded.counters.items():
             self._counters[name] = self._counters.get(name, 0.0) + value
-        if self._pending:
+        if not loaded.durable:
+            self._failed(JournalError(loaded.trouble))
+        elif self._pending:
             self._submit()
         else:
             self._set_health(durable=True, reason="")

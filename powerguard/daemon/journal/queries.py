@@ -1,11 +1,12 @@
 """What the journal is asked: by the daemon's start, by its HTTP interface, and by the command line beside it."""
 
 import json
+import math
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from powerguard.core.events import Action, Scalar
+from powerguard.core.actions import Action, Scalar
 from powerguard.core.model import State
 from powerguard.core.plain import PlainError, from_plain
 from powerguard.daemon.journal.recording import Recorded, joined, unpack
@@ -28,6 +29,9 @@ def read_all(db: sqlite3.Connection) -> tuple[Loaded, tuple[OutageRecord, ...]]:
     lost = ""
     row = db.execute("SELECT boot_id, at_s, wall, state FROM snapshot").fetchone() or ("", 0.0, 0.0, "")
     boot_id, at_s, wall, text = row
+    if not _are_numbers(at_s, wall):
+        at_s, wall, text, lost = 0.0, 0.0, "", LOST_ALL
+        trouble.append("the last state cannot be read: its moment is no number")
     if text:
         state, lost, why = state_of(text)
         if lost:
@@ -103,28 +107,28 @@ def history(db: sqlite3.Connection, limit: int) -> tuple[OutageRecord, ...]:
     """Return the newest outages, the newest first."""
     # By row, not by wall time: the clock of a host that was off may step.
     rows = db.execute(f"SELECT {_OUTAGE} FROM outages ORDER BY rowid DESC LIMIT ?", (limit,))  # noqa: S608 - our words
-    return tuple(_outage(row) for row in rows)
+    return tuple(_outage(row) for row in rows if _is_outage(row))
 
 
 def outage(db: sqlite3.Connection, name: str) -> tuple[OutageRecord, tuple[Line, ...]] | None:
     """Return one outage with its story, or None when there is none of this name."""
     row = db.execute(f"SELECT {_OUTAGE} FROM outages WHERE id = ?", (name,)).fetchone()  # noqa: S608 - our words
-    if row is None:
+    if row is None or not _is_outage(row):
         return None
     lines = db.execute(f"SELECT {_COLUMNS} FROM entries WHERE outage = ? ORDER BY seq", (name,))  # noqa: S608
-    return _outage(row), tuple(_line(line) for line in lines)
+    return _outage(row), _lines(lines)
 
 
 def recent(db: sqlite3.Connection, limit: int) -> tuple[Line, ...]:
     """Return the newest lines, the oldest of them first."""
     rows = db.execute(f"SELECT {_COLUMNS} FROM entries ORDER BY seq DESC LIMIT ?", (limit,)).fetchall()  # noqa: S608
-    return tuple(_line(row) for row in reversed(rows))
+    return _lines(reversed(rows))
 
 
 def following(db: sqlite3.Connection, last: Line, limit: int) -> tuple[Line, ...]:
     """Return what followed a line in its boot outside of any outage, the oldest first."""
     query = f"SELECT {_COLUMNS} FROM entries WHERE seq > ? AND boot_id = ? AND outage IS NULL ORDER BY seq LIMIT ?"  # noqa: S608
-    return tuple(_line(line) for line in db.execute(query, (last.seq, last.boot_id, limit)))
+    return _lines(db.execute(query, (last.seq, last.boot_id, limit)))
 
 
 def recording(db: sqlite3.Connection, name: str) -> tuple[Recorded, ...]:
@@ -136,23 +140,40 @@ def recording(db: sqlite3.Connection, name: str) -> tuple[Recorded, ...]:
         [
             Recorded(boot_id=str(boot_id), at_s=at_s, wall=wall, heard=unpack(name, str(payload)))
             for boot_id, at_s, wall, payload in rows
+            if _are_numbers(at_s, wall)
         ]
     )
 
 
 def counters(db: sqlite3.Connection) -> dict[str, float]:
     """Return the lifetime counters."""
-    return dict(db.execute("SELECT name, value FROM counters"))
+    return {name: value for name, value in db.execute("SELECT name, value FROM counters") if _are_numbers(value)}
 
 
 _OUTAGE = "id, boot_id, started_at_s, started_wall, ended_at_s, ended_wall, outcome, figures"
 _COLUMNS = "seq, boot_id, at_s, wall, outage, kind, event, because, payload, action"
 
 
-def _line(row: tuple[object, ...]) -> Line:
+def _are_numbers(*values: object) -> bool:
+    """Say whether these are finite numbers. SQLite keeps text in a column of numbers as well."""
+    return all(isinstance(value, int | float) and math.isfinite(value) for value in values)
+
+
+def _is_outage(row: tuple[object, ...]) -> bool:
+    """Say whether an outage has its moments; of one that runs the last two are NULL. A damaged one is left out."""
+    return _are_numbers(*row[2:4], *(each for each in row[4:6] if each is not None))
+
+
+def _lines(rows: Iterable[tuple[object, ...]]) -> tuple[Line, ...]:
+    """Return the rows as lines. One without its moment or its name is damaged, and left out."""
     names = _COLUMNS.split(", ")
-    values = dict(zip(names, row, strict=True))
-    return Line(**{**values, "payload": _object(values["payload"])})  # type: ignore[arg-type]  # columns are typed above
+    found = (dict(zip(names, row, strict=True)) for row in rows)
+    return tuple(
+        Line(**{**each, "payload": _object(each["payload"])})  # type: ignore[arg-type]  # columns are typed above
+        for each in found
+        if _are_numbers(each["at_s"], each["wall"])
+        and all(isinstance(each[name], str) for name in ("boot_id", "kind", "event", "because"))
+    )
 
 
 def _outage(row: tuple[object, ...]) -> OutageRecord:
@@ -171,6 +192,6 @@ def _outage(row: tuple[object, ...]) -> OutageRecord:
 def _object(text: object) -> dict[str, object]:
     try:
         found = json.loads(str(text))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from powerguard.core.events import Event, Reading
+from powerguard.core.events import Event
 from powerguard.core.fusion import plausible
 from powerguard.core.model import Policy, State
 from powerguard.core.plain import KIND, PlainError, from_plain, to_plain
+from powerguard.core.readings import Reading
 
 SKIPPED = frozenset({"provenance"})
 """Nothing is decided by it, it never changes, and it is the longest; readings among the `entries` have it."""

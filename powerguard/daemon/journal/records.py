@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from powerguard.core.events import Action, Detail, Done, Event, Failed, Note, Scalar
+from powerguard.core.actions import Action, Detail, Note, Scalar
+from powerguard.core.events import Done, Event, Failed
 from powerguard.core.model import Online, State
 from powerguard.core.plain import PlainError, to_plain
 from powerguard.daemon.journal.recording import Heard, Recorded, dump

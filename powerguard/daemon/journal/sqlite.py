@@ -114,8 +114,9 @@ def sync_folder(folder: Path) -> None:
 def read_only(path: Path) -> Iterator[sqlite3.Connection]:
     """Open the journal beside a daemon that may be writing it, or that is down. Raises JournalError."""
     with translated(path):
-        if not path.exists():
-            message = f"{path}: no journal here (has the daemon run with this state folder?)"
+        if not path.is_file():  # a pipe would be waited for
+            what = "is not a file" if path.exists() else "no journal here (has the daemon run with this state folder?)"
+            message = f"{path}: {what}"
             raise JournalError(message)
         uri = path.absolute().as_uri()
         db = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=BUSY_S, isolation_level=None)

@@ -8,7 +8,7 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from powerguard.core.plain import to_plain
@@ -18,12 +18,14 @@ from powerguard.daemon.journal.records import Line, Loaded, OutageRecord, Record
 from powerguard.daemon.journal.sqlite import (
     APPLICATION_ID,
     BUSY_S,
+    JournalError,
     NotOursError,
     inode,
     is_corrupt,
     is_full_or_busy,
     pragma,
     quick_check,
+    read_only,
     sync_folder,
     transaction,
     translated,
@@ -135,7 +137,8 @@ class Store:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
         db.execute("PRAGMA journal_size_limit = 4194304")
-        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        if known != APPLICATION_ID:  # writes, and a disk that is full must not keep us from reading
+            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         for number in range(version, len(self._migrations)):
             with transaction(db):
                 for statement in self._migrations[number]:
@@ -167,7 +170,20 @@ class Store:
     # --- Reading at start ------------------------------------------------------------------------------------------
 
     def load(self) -> tuple[Loaded, tuple[OutageRecord, ...]]:
-        """Return what was known, and the newest outages. Raises JournalError when there can be no file at all."""
+        """Return what was known, and the newest outages. Raises JournalError when there can be no file at all.
+
+        What cannot be written is read all the same, for a latch or the battery's account may stand in it: `durable` is
+        False then, and trouble says why.
+        """
+        try:
+            return self._load()
+        except JournalError as error:
+            with contextlib.suppress(JournalError), read_only(self.path) as db:
+                loaded, outages = read_all(db)
+                return replace(loaded, durable=False, trouble=str(error)), outages
+            raise
+
+    def _load(self) -> tuple[Loaded, tuple[OutageRecord, ...]]:
         with translated(self.path):
             try:
                 db = self._open()

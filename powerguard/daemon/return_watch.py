@@ -1,0 +1,132 @@
+"""Would this host come back? The BMC and the ways back are asked at start, after a reload and hourly, in daylight.
+
+What did not answer well is asked again after a minute, then ever less often: a BMC that was busy at the boot, or hung,
+leaves the host without a way back for as long as nobody asks.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import structlog
+
+from powerguard.clock import Clock
+from powerguard.core.actions import Action, ArmWay, CheckWay, EnsurePolicy, Note
+from powerguard.core.events import Done, Failed
+from powerguard.core.ways import named
+from powerguard.daemon.parts import Parts, log_note
+from powerguard.daemon.port import BmcView, WayView
+
+log = structlog.get_logger()
+
+CHECK_S = 3600.0
+RETRY_S = 60.0
+
+
+class ReturnWatch:
+    """What is known of the ways by which the host comes back, and the duty to ask for them again.
+
+    bmc: None when the settings have none. ways: those that the settings name, in their order.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        """Know nothing yet."""
+        self.bmc: BmcView | None = None
+        self.ways: tuple[WayView, ...] = ()
+        self._clock = clock
+        self._kind = "none"
+        self._asked = asyncio.Event()
+        self._checks = 0
+
+    def set_parts(self, parts: Parts) -> None:
+        """Take what the settings name; what is known of anything else is forgotten."""
+        self._kind = parts.bmc_kind
+        if self.bmc is None or self.bmc.kind != self._kind:
+            self.bmc = None if self._kind == "none" else BmcView(kind=self._kind)
+        known = {(view.way, view.ups): view for view in self.ways}
+        self.ways = tuple(known.get(each) or WayView(way=each[0], ups=each[1]) for each in named(parts.policy))
+
+    def check_soon(self) -> None:
+        """Ask again at once: what was asked for has changed. While it is being asked: again after that."""
+        self._asked.set()
+
+    def enter(self, outcome: Done | Failed) -> None:
+        """Enter how an order that says something of the return ended; other actions are passed over."""
+        match outcome.action:
+            case EnsurePolicy() if self._kind != "none":
+                self._enter_policy(outcome)
+            case CheckWay(way=way, ups=ups) | ArmWay(way=way, ups=ups):
+                self.ways = tuple(
+                    entered(view, outcome) if (view.way, view.ups) == (way, ups) else view for view in self.ways
+                )
+            case _:
+                pass
+
+    def _enter_policy(self, outcome: Done | Failed) -> None:
+        known = self.bmc or BmcView(kind=self._kind)
+        if isinstance(outcome, Failed):
+            self.bmc = replace(known, verified=False, error=outcome.reason)
+            return
+        detail = dict(outcome.detail)
+        policy, watts = detail.get("policy"), detail.get("power_watts")
+        self.bmc = replace(
+            known,
+            policy=policy if isinstance(policy, str) else None,
+            verified=detail.get("verified") is True,
+            checked_at_s=outcome.at_s,
+            error="",
+            power_watts=watts if isinstance(watts, float) else None,
+        )
+
+    async def run(
+        self,
+        attempt: Callable[[Action], Awaitable[Done | Failed]],
+        *,
+        can: Callable[[type[Action]], bool],
+        is_quiet: Callable[[], bool],
+        boot_id: str,
+        limit_s: float,
+    ) -> None:
+        """Ask for ever. can: somebody carries it out. is_quiet: no outage is asking anyway. limit_s: for one answer."""
+        failures = 0
+        while True:
+            self._asked.clear()
+            if is_quiet():
+                self._checks += 1
+                by_s = self._clock() + limit_s
+                name = f"{boot_id[:8]}-{{}}-{self._checks}"
+                asked: list[Action] = [EnsurePolicy(id=name.format("policy"), by_s=by_s, outage="")]
+                for view in self.ways:
+                    id_ = name.format(f"{view.way}{view.ups}")
+                    asked.append(CheckWay(id=id_, by_s=by_s, way=view.way, ups=view.ups))
+                # Side by side: one that hangs does not make the others late.
+                async with asyncio.TaskGroup() as tasks:
+                    asking = [tasks.create_task(self._ask(attempt, each)) for each in asked if can(type(each))]
+                failures = 0 if all(task.result() for task in asking) else failures + 1
+            rest_s = RETRY_S * 2.0 ** min(failures - 1, 10) if failures else CHECK_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(rest_s, CHECK_S)):
+                    await self._asked.wait()
+                    failures = 0
+
+    async def _ask(self, attempt: Callable[[Action], Awaitable[Done | Failed]], action: Action) -> bool:
+        outcome = await attempt(action)
+        self.enter(outcome)
+        if isinstance(action, CheckWay):
+            if isinstance(outcome, Failed):
+                log.warning("way_blocked", because=outcome.reason, way=action.way, ups=action.ups)
+        elif isinstance(outcome, Failed):
+            log.error("policy_unverified", because=outcome.reason)
+        else:
+            log_note(Note(event="policy_verified", because="start or hourly", numbers=outcome.detail))
+        return isinstance(outcome, Done)
+
+
+def entered(view: WayView, outcome: Done | Failed) -> WayView:
+    """Return the view after a way was asked for, or armed."""
+    if isinstance(outcome, Failed):
+        return replace(view, ready=False, why=outcome.reason, checked_at_s=outcome.at_s)
+    returns = dict(outcome.detail).get("returns")
+    known = returns if isinstance(returns, str) else view.returns
+    return replace(view, ready=True, why="", returns=known, checked_at_s=outcome.at_s)

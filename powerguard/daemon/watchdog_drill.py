@@ -1,0 +1,290 @@
+"""The drill of the BMC's watchdog: arm it, power the host off in order, and judge at the next boot what came of it.
+
+It is the one drill that ends in a power-off, so it is none of the core's: it orders nothing but this, outside of any
+outage, and what is to be judged stands in a file that is written before anything is armed (decision 154).
+"""
+
+import asyncio
+import contextlib
+import math
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final, Protocol
+
+from powerguard.clock import Clock, boottime_s
+from powerguard.core import drill_checks
+from powerguard.core.actions import Action, ArmWay, Detail, Grade, Level, Note, PowerOff, Way
+from powerguard.core.model import Policy, State
+from powerguard.daemon.attempt import rest
+from powerguard.daemon.status import SCHEMA_VERSION, Json
+from powerguard.daemon.systemd import is_host_stopping
+from powerguard.effectors.base import Effector, EffectorError
+from powerguard.effectors.child import Spawn
+from powerguard.effectors.ways import WaysEffector
+
+if TYPE_CHECKING:  # for who has it alone: the daemon's memory
+    from powerguard.effectors.bmc.drilled import Drill
+    from powerguard.effectors.bmc.engine import Watch
+    from powerguard.effectors.bmc.watchdog import WatchdogEffector
+
+OFF_S: Final = 60.0
+"""From the forced power-off to the timer: the host has been off for a while, or the drill would prove nothing."""
+STILL_HERE_S: Final = 30.0
+"""So long after the forced power-off a host that still runs was not powered off, and its timer is stopped."""
+EARLY_S: Final = 10.0
+LATE_S: Final = 900.0
+"""A start before the timer has fired, or a quarter of an hour after it, was somebody else's; firmware takes minutes."""
+JUDGE_AFTER_S: Final = 90.0
+"""Since the boot: by then the clock has been set."""
+_LIMIT_S: Final = 5.0
+_ASK_AGAIN_S: Final = 10.0
+_ASKS: Final = 60
+
+
+class Host(Protocol):
+    """What the drill asks of the daemon: of `port.Daemon`, its journal, and a check of the ways back."""
+
+    @property
+    def armed(self) -> bool: ...
+    @property
+    def boot_id(self) -> str: ...
+    @property
+    def host_kind(self) -> str: ...
+    @property
+    def policy(self) -> Policy: ...
+    @property
+    def state(self) -> State: ...
+    @property
+    def clock(self) -> Clock: ...
+    def wall(self) -> float: ...
+    def note(self, note: Note) -> None: ...
+    def check_soon(self) -> None: ...
+
+
+class WatchdogDrill:
+    """Begins a drill, and judges the one of the boot before. effectors: those of the moment, as settings may change.
+
+    host_name: what the operator has to repeat. pause: waits; real in the daemon, fast in tests.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        effectors: Callable[[], Mapping[type[Action], Effector]],
+        *,
+        spawn: Spawn,
+        host_name: Callable[[], str] = socket.gethostname,
+        pause: Callable[[float], Awaitable[object]] = rest,
+    ) -> None:
+        self._host = host
+        self._effectors = effectors
+        self._spawn = spawn
+        self._host_name = host_name
+        self._pause = pause
+        self._begun = asyncio.Event()
+        self._underway = False
+
+    # --- Beginning -----------------------------------------------------------------------------------------------
+
+    async def plan(self) -> Json:
+        """Return what would happen, why it may not now (`refused`, "" when it may), and how the last one went."""
+        refused, last = "", None
+        try:
+            last = await self._watchdog().last()
+            await self._check()
+        except EffectorError as error:
+            refused = str(error)
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "object": "watchdog_drill_plan",
+            "mode": "armed" if self._host.armed else "dry-run",
+            "host": self._host_name(),
+            "refused": refused,
+            "force_after_s": self._force_s,
+            "in_s": self._in_s,
+            "last": None if last is None else asdict(last),
+        }
+
+    async def begin(self, who: str, host_name: str) -> float:
+        """Write down, arm, read back, power off; returns the seconds until the timer fires. Raises EffectorError.
+
+        host_name: as the operator has typed it. What has been done by then is taken back where something fails.
+        """
+        if not self._host.armed:
+            msg = "mode is dry-run: nothing is armed and nobody is powered off"
+            raise EffectorError(msg)
+        if host_name != self._host_name():
+            msg = f"{host_name!r} is not this host's name: it is {self._host_name()}"
+            raise EffectorError(msg)
+        watchdog, seen = await self._check()
+        if self._underway:
+            msg = "it is under way already"
+            raise EffectorError(msg)
+        self._underway = True
+        try:
+            return await self._begin(watchdog, seen, who)
+        except BaseException:
+            self._underway = False
+            raise
+
+    async def _begin(self, watchdog: "WatchdogEffector", seen: "Watch", who: str) -> float:
+        from powerguard.effectors.bmc.drilled import Drill  # noqa: PLC0415 - for who has it alone
+
+        drill = Drill(
+            state="pending",
+            board=watchdog.board(seen),
+            boot_id=self._host.boot_id,
+            armed_wall_s=self._host.wall(),
+            in_s=self._in_s,
+            because=f"begun by {who}",
+        )
+        await watchdog.store(drill)
+        try:
+            left_s = await watchdog.arm(self._in_s, self._by_s())
+            told = ("in_s", left_s), ("board", drill.board.name)
+            self._note("watchdog_drill_armed", f"begun by {who}", Level.WARNING, told)
+            order = PowerOff(
+                id=f"{self._host.boot_id[:8]}-watchdog-drill",
+                by_s=self._host.clock() + _LIMIT_S,
+                outage="",
+                grade=Grade.FULL,
+                force_after_s=self._force_s,
+            )
+            detail = await self._effectors()[PowerOff].carry_out(order)
+        except BaseException as error:
+            await self._take_back(watchdog, drill, f"it did not begin: {error}")
+            raise
+        because = f"drill of the BMC's watchdog, begun by {who}"
+        self._note("power_off_ordered", because, Level.WARNING, (*detail, ("force_after_s", self._force_s)))
+        self._begun.set()
+        return left_s
+
+    async def _check(self) -> "tuple[WatchdogEffector, Watch]":
+        """See that it may begin. Raises EffectorError."""
+        watchdog, host = self._watchdog(), self._host
+        refused = drill_checks.refusal(host.policy, host.state, host.clock(), ("policy",), "simulated")
+        refused = refused or drill_checks.unsaved(host.state, host.clock())
+        if not refused and host.host_kind != "systemd":
+            refused = f"host.kind is {host.host_kind}: only powerguard-off (systemd) is sure to be done by then"
+        if refused:
+            raise EffectorError(refused)
+        seen = await watchdog.look(self._by_s())
+        watchdog.board(seen)
+        return watchdog, seen
+
+    @property
+    def _force_s(self) -> float:
+        return self._host.policy.force_after_s
+
+    @property
+    def _in_s(self) -> float:
+        return math.ceil(self._force_s + OFF_S)
+
+    def _by_s(self) -> float:
+        return boottime_s() + _LIMIT_S  # the BMC's own clock, also where the daemon's is a simulated one
+
+    def _watchdog(self) -> "WatchdogEffector":
+        from powerguard.effectors.bmc.watchdog import WatchdogEffector  # noqa: PLC0415 - for who has it alone
+
+        ways = self._effectors().get(ArmWay)
+        found = ways.of(Way.WATCHDOG) if isinstance(ways, WaysEffector) else None
+        if not isinstance(found, WatchdogEffector):
+            msg = "bmc.watchdog is not set: write bmc: {kind: auto, watchdog: true}, reload, and drill then"
+            raise EffectorError(msg)
+        return found
+
+    # --- Judging -------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Judge what the boot before has begun; then see to what this one begins. Never ends."""
+        while True:
+            await self._settle()
+            await self._begun.wait()
+            self._begun.clear()
+            await self._pause(self._force_s + STILL_HERE_S)
+            self._underway = False
+
+    async def _settle(self) -> None:
+        """Bring a drill that is pending to its end, where it can have one by now."""
+        ways = self._effectors().get(ArmWay)
+        if not isinstance(ways, WaysEffector) or ways.of(Way.WATCHDOG) is None:
+            return
+        watchdog = self._watchdog()
+        try:
+            drill = await watchdog.last()
+            if drill is None or drill.state != "pending":
+                return
+            if drill.boot_id != self._host.boot_id:
+                await self._judge(watchdog, drill)
+            elif not await is_host_stopping(self._spawn):
+                await self._take_back(watchdog, drill, "the host was not powered off after it")
+        except EffectorError as error:
+            self._note("watchdog_drill_unjudged", str(error), Level.ERROR)
+
+    async def _judge(self, watchdog: "WatchdogEffector", drill: "Drill") -> None:
+        """Ask the BMC what brought the host back, write it down, and stop what is still armed."""
+        await self._pause(max(0.0, JUDGE_AFTER_S - self._host.clock()))
+        because = ""
+        for _ in range(_ASKS):
+            try:
+                seen = await watchdog.read(self._by_s())
+                because = drill.board.unlike(watchdog.board(seen))
+                break
+            except EffectorError as error:
+                told = str(error)
+            await self._pause(_ASK_AGAIN_S)
+        else:
+            await self._end(watchdog, drill, passed=False, because=f"the BMC could not be asked: {told}")
+            return
+        boot_wall_s = self._host.wall() - self._host.clock()
+        passed, why = verdict(drill, seen, boot_wall_s)
+        if because:
+            passed, why = False, f"board or firmware changed in between: {because}"
+        await self._end(watchdog, drill, passed=passed, because=why)
+        with contextlib.suppress(EffectorError):
+            await watchdog.disarm(self._by_s())
+
+    async def _end(self, watchdog: "WatchdogEffector", drill: "Drill", *, passed: bool, because: str) -> None:
+        judged = drill.judged(passed=passed, because=because, wall_s=self._host.wall())
+        level = Level.INFO if passed else Level.ERROR
+        self._note("watchdog_drill_judged", because, level, (("passed", passed),))
+        await watchdog.store(judged)
+        self._host.check_soon()  # what `status` and `doctor` tell of this way has just changed
+
+    def _note(self, event: str, because: str, level: Level, numbers: Detail = ()) -> None:
+        self._host.note(Note(event=event, because=because, level=level, numbers=numbers))
+
+    async def _take_back(self, watchdog: "WatchdogEffector", drill: "Drill", because: str) -> None:
+        """Stop the timer of a host that goes on, whatever becomes of the file."""
+        try:
+            await watchdog.disarm(self._by_s())
+        except EffectorError as error:
+            because = f"{because}; and the timer could not be stopped, so this host may be power-cycled: {error}"
+        with contextlib.suppress(EffectorError):
+            await self._end(watchdog, drill, passed=False, because=because)
+
+
+def verdict(drill: "Drill", seen: "Watch", boot_wall_s: float) -> tuple[bool, str]:
+    """Return whether the timer has brought the host back, and why that is so. boot_wall_s: Unix seconds of the boot.
+
+    By the cause of the restart; where the BMC does not tell one, by its flag that the timer has fired, which outlives
+    a power cycle (IPMI 2.0 section 27.7). And by the time: a host that was switched on before, or long after it, is no
+    proof.
+    """
+    from powerguard.effectors.bmc.ipmi import RestartCause  # noqa: PLC0415 - for who has it alone
+
+    cause = seen.restart_cause
+    after_s = boot_wall_s - (drill.armed_wall_s + drill.in_s)
+    is_told = cause not in (None, RestartCause.UNKNOWN)
+    fired = cause is RestartCause.WATCHDOG if is_told else seen.timer.expired is True
+    told = f"restart cause {cause}" if is_told else "the BMC tells no restart cause; its timer has " + (
+        "fired" if fired else "not fired"
+    )  # fmt: skip
+    if not fired:
+        return False, f"{told}: once the host is off, this board's watchdog does not bring it back"
+    if after_s < -EARLY_S:
+        return False, f"{told}, but this boot began {-after_s:.0f} s before the timer would have fired"
+    if after_s > LATE_S:
+        return False, f"{told}, but this boot began {after_s / 60:.0f} minutes after the timer had fired"
+    return True, f"{told}; this boot began {max(after_s, 0.0):.0f} s after the timer had fired"

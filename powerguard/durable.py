@@ -1,0 +1,25 @@
+"""A small file that is put in place whole and durable, for everybody who keeps one. Standard library only."""
+
+import os
+from pathlib import Path
+
+
+def replace_file(path: Path, data: bytes, *, mode: int = 0o640) -> None:
+    """Replace the file: a kill or a power cut at any instant leaves the old one or the new one.
+
+    mode: of the new one, less the umask. Blocks for as long as the disk does: not for an event loop's thread.
+    Raises OSError, and then the old one stands.
+    """
+    fresh = path.with_name(f"{path.name}.new")
+    # Not through a link that somebody else has put there.
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)  # The name is on disk only once its folder is.
+    finally:
+        os.close(folder)

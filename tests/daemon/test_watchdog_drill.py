@@ -1,0 +1,315 @@
+"""The drill of the BMC's watchdog: refused where it is not safe, written down before it arms, judged at the next boot.
+
+The effector and its root helper are the real ones, on the stand-in for /dev/ipmi0; nobody is powered off.
+"""
+
+import asyncio
+import json
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerguard.core.actions import Action, ArmWay, CheckWay, Detail, Level, PowerOff, Way
+from powerguard.daemon.admin import admin_server
+from powerguard.daemon.assemble import Hands, build
+from powerguard.daemon.watchdog_drill import WatchdogDrill, verdict
+from powerguard.effectors.base import EffectorError
+from powerguard.effectors.bmc.drilled import FILE, Board, Drill, DrillFile
+from powerguard.effectors.bmc.engine import Watch
+from powerguard.effectors.bmc.ipmi import RestartCause
+from powerguard.effectors.bmc.options import BmcOptions
+from powerguard.effectors.bmc.timer import Timer
+from powerguard.effectors.bmc.watchdog import WatchdogEffector
+from powerguard.effectors.child import Ended, run_child
+from powerguard.effectors.ways import WaysEffector
+from powerguard.settings.load import SettingsError, load
+from tests.daemon.looped import until
+from tests.daemon.test_assemble import write
+from tests.daemon.test_drills import REFERENCE, ask, ready
+from tests.daemon.watched import BOOT, NOW_S, WALL_S, Watched, scene
+from tests.peers.ipmi_device import IpmiDevice
+
+needs_device = pytest.mark.peer("cc", "systemd-socket-activate")
+CHECK = CheckWay(id="c-1", by_s=1e9, way=Way.WATCHDOG)
+OLD = Drill(
+    state="pending",
+    board=Board(manufacturer=674, product=256, firmware="1.72", name="", bios=""),
+    boot_id="another-boot",
+    armed_wall_s=WALL_S - NOW_S - 200.0,
+    in_s=120.0,
+    because="begun by root",
+)
+
+
+@pytest.fixture
+def device() -> Iterator[IpmiDevice]:
+    folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="pg-"))
+    yield IpmiDevice(folder)
+    shutil.rmtree(folder)
+
+
+@dataclass
+class Bench:
+    """A daemon, its drill, and a power-off that only remembers; refuses: it says no."""
+
+    device: IpmiDevice
+    daemon: Watched
+    way: WatchdogEffector
+    stopping: bool = False
+    refuses: bool = False
+    offs: list[tuple[PowerOff, str, bool]] = field(default_factory=list)
+    rests: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.effectors: dict[type[Action], Any] = {ArmWay: WaysEffector({Way.WATCHDOG: self.way}), PowerOff: self}
+        self.drill = WatchdogDrill(
+            self.daemon, lambda: self.effectors, spawn=self.spawn, host_name=lambda: "gpu07", pause=self.pause
+        )
+
+    async def carry_out(self, action: Action) -> Detail:
+        assert isinstance(action, PowerOff)
+        if self.refuses:
+            msg = "powerguard-off.socket is not listening"
+            raise EffectorError(msg)
+        self.offs.append((action, str(self.told["state"]), self.device.timer[4]))
+        return (("via", "fifo"),)
+
+    async def spawn(self, argv: object, **_: object) -> Ended:
+        return Ended(returncode=0, stdout=b"stopping\n" if self.stopping else b"running\n", stderr=b"")
+
+    async def pause(self, seconds: float) -> None:
+        self.rests.append(seconds)
+        await asyncio.sleep(0)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        return dict(json.loads((self.device.folder / FILE).read_bytes()))
+
+    async def run_until(self, true: Callable[[], object]) -> None:
+        task = asyncio.get_running_loop().create_task(self.drill.run())
+        try:
+            await until(true)
+        finally:
+            task.cancel()
+
+
+@asynccontextmanager
+async def bench(device: IpmiDevice, daemon: Watched | None = None) -> AsyncIterator[Bench]:
+    async with device.listening() as socket:
+        options = BmcOptions(kind="in-band", socket=str(socket), watchdog=True)
+        way = WatchdogEffector(options, DrillFile(device.folder), dmi=device.folder / "none")
+        yield Bench(device, daemon or ready(), way)
+
+
+# --- Beginning ------------------------------------------------------------------------------------------------------
+
+
+@needs_device
+async def test_it_is_written_down_then_armed_then_the_host_is_powered_off(device: IpmiDevice) -> None:
+    """By whoever may, who has typed the host's name; the timer fires a minute after the forced power-off."""
+    async with (
+        bench(device) as mine,
+        admin_server(mine.daemon, path=f"{device.folder}/s", watchdog=mine.drill) as path,
+    ):
+        code, plan = await ask(path, "POST", "watchdog-drill-plan", {})
+        assert (code, plan["refused"], plan["host"], plan["in_s"], plan["last"]) == (200, "", "gpu07", 120, None)
+        for wrong in ("", "gpu08", "GPU07"):
+            code, told = await ask(path, "POST", "watchdog-drill", {"host": wrong})
+            assert (code, told["error"]) == (409, f"{wrong!r} is not this host's name: it is gpu07")
+        assert mine.offs == []
+        code, told = await ask(path, "POST", "watchdog-drill", {"host": "gpu07"})
+        assert (code, told["verb"]) == (202, "watchdog-drill")
+        assert 119.0 <= told["in_s"] <= 120.0
+        ((order, state, armed),) = mine.offs
+        assert (order.force_after_s, state, armed) == (60.0, "pending", True)
+        notes = [(note.event, note.because.rsplit(", ")[-1]) for note in mine.daemon.notes]
+        assert notes == [("watchdog_drill_armed", "begun by root"), ("power_off_ordered", "begun by root")]
+        assert mine.told["boot_id"] == BOOT
+        code, told = await ask(path, "POST", "watchdog-drill", {"host": "gpu07"})
+        assert (code, told["error"]) == (409, "it is under way already")
+        code, plan = await ask(path, "POST", "watchdog-drill-plan", {})
+        assert (plan["last"]["state"], len(mine.offs)) == ("pending", 1)
+    example = json.loads((REFERENCE / "watchdog-drill-plan.json").read_bytes())
+    assert example.keys() == plan.keys()
+    assert example["last"].keys() == plan["last"].keys()
+    assert example["last"]["board"].keys() == plan["last"]["board"].keys()
+
+
+def stale() -> Watched:
+    daemon = ready()
+    trainer = replace(daemon.state.trainers[0], durable_at_s=NOW_S - 3600.0)
+    daemon.state = replace(daemon.state, trainers=(trainer,))
+    return daemon
+
+
+@needs_device
+@pytest.mark.parametrize(
+    ("daemon", "told"),
+    [
+        (replace(ready(), armed=False), "mode is dry-run"),
+        (scene("on_battery"), "the phase is on_battery, not online"),
+        (stale(), "its checkpoint is 60 minutes old"),
+        (replace(ready(), host_kind="command"), "host.kind is command"),
+    ],
+    ids=["dry-run", "on battery", "old checkpoint", "another power-off"],
+)
+async def test_it_is_refused_where_it_is_not_safe(device: IpmiDevice, daemon: Watched, told: str) -> None:
+    async with bench(device, daemon) as mine:
+        with pytest.raises(EffectorError, match=told):
+            await mine.drill.begin("root", "gpu07")
+        assert (mine.offs, (device.folder / FILE).exists(), "06/24" in device.heard) == ([], False, False)
+
+
+@needs_device
+async def test_it_is_refused_where_the_timer_is_not_free_or_not_ours_to_have(device: IpmiDevice) -> None:
+    async with bench(device) as mine:
+        device.set_timer(4, 1)
+        assert "somebody else's" in str((await mine.drill.plan())["refused"])
+        with pytest.raises(EffectorError, match="somebody else's"):
+            await mine.drill.begin("root", "gpu07")
+        mine.effectors[ArmWay] = WaysEffector({})
+        assert "bmc.watchdog is not set: write bmc:" in str((await mine.drill.plan())["refused"])
+        assert (mine.offs, device.timer) == ([], (4, 1, 0, 600, True))
+
+
+@needs_device
+@pytest.mark.parametrize("fault", ["power-off", "arm", "file"])
+async def test_what_was_done_is_taken_back_where_it_does_not_begin(device: IpmiDevice, fault: str) -> None:
+    """A host that goes on must not be power-cycled by its own drill."""
+    async with bench(device) as mine:
+        if fault == "power-off":
+            mine.refuses = True
+        elif fault == "arm":
+            device.trick(start="lost")
+        else:
+            (device.folder / f"{FILE}.new").mkdir()
+        with pytest.raises(EffectorError):
+            await mine.drill.begin("root", "gpu07")
+        assert mine.offs == []
+        if fault == "file":
+            assert "06/24" not in device.heard
+            return
+        assert device.timer[1] == 0
+        assert mine.told["state"] == "failed"
+        assert str(mine.told["because"]).startswith("it did not begin: ")
+        mine.refuses = False
+        device.trick()
+        assert await mine.drill.begin("root", "gpu07") > 100.0
+
+
+# --- Judging --------------------------------------------------------------------------------------------------------
+
+FIRES_S = OLD.armed_wall_s + OLD.in_s
+
+
+@pytest.mark.parametrize(
+    ("cause", "expired", "after_s", "passed", "because"),
+    [
+        (RestartCause.WATCHDOG, True, 40.0, True, "restart cause watchdog; this boot began 40 s after"),
+        (RestartCause.WATCHDOG, None, -8.0, True, "this boot began 0 s after"),
+        (None, True, 40.0, True, "tells no restart cause; its timer has fired; this boot began 40 s after"),
+        (RestartCause.UNKNOWN, True, 40.0, True, "its timer has fired"),
+        (RestartCause.POWER_BUTTON, True, 40.0, False, "restart cause power-button: once the host is off"),
+        (None, False, 40.0, False, "its timer has not fired: once the host is off"),
+        (None, None, 40.0, False, "its timer has not fired"),
+        (RestartCause.WATCHDOG, True, -30.0, False, "this boot began 30 s before the timer would have fired"),
+        (RestartCause.WATCHDOG, True, 1200.0, False, "this boot began 20 minutes after the timer had fired"),
+    ],
+)
+def test_only_the_timer_and_in_its_time_counts(
+    cause: RestartCause | None, expired: bool | None, after_s: float, passed: bool, because: str
+) -> None:
+    """A person at the power button, a policy, or a host that was never off prove nothing."""
+    seen = Watch(timer=Timer(False, 4, 3, expired=expired), device=None, restart_cause=cause, kernel_driver=False)
+    judged, why = verdict(OLD, seen, FIRES_S + after_s)
+    assert judged is passed
+    assert because in why
+
+
+@needs_device
+async def test_the_next_boot_judges_stops_the_timer_and_from_then_on_it_may_be_armed(device: IpmiDevice) -> None:
+    async with bench(device) as mine:
+        DrillFile(device.folder).store(OLD)
+        device.set_board(cause=4)
+        device.set_timer(4, 3, expired=0x10)
+        await mine.run_until(lambda: mine.told["state"] != "pending" and device.timer[1] == 0)
+        assert (mine.told["state"], mine.told["judged_wall_s"]) == ("passed", WALL_S)
+        assert mine.told["because"] == "restart cause watchdog; this boot began 80 s after the timer had fired"
+        assert dict(await mine.way.carry_out(CHECK))["drilled_wall_s"] == WALL_S
+        (told,) = mine.daemon.notes
+        assert (told.event, told.because, told.level) == ("watchdog_drill_judged", mine.told["because"], Level.INFO)
+        assert (dict(told.numbers), mine.daemon.checks) == ({"passed": True}, 1)
+
+
+@needs_device
+async def test_another_board_or_a_bmc_that_does_not_answer_is_no_proof(device: IpmiDevice) -> None:
+    async with bench(device) as mine:
+        DrillFile(device.folder).store(OLD)
+        device.set_board(cause=4, firmware="0174")
+        await mine.run_until(lambda: mine.told["state"] != "pending")
+        assert mine.told["because"] == "board or firmware changed in between: firmware was 1.72, is 1.74"
+    gone = WatchdogEffector(BmcOptions(kind="in-band", socket="/nowhere"), DrillFile(device.folder))
+    other = Bench(device, ready(), gone)
+    DrillFile(device.folder).store(OLD)
+    await other.run_until(lambda: other.told["state"] != "pending")
+    assert other.told["because"].startswith("the BMC could not be asked: /nowhere: powerguard-ipmi.socket is not")
+    assert other.rests.count(10.0) == 60
+
+
+@needs_device
+async def test_a_host_that_was_not_powered_off_has_its_timer_stopped(device: IpmiDevice) -> None:
+    """Killed after arming, or a power-off that never came; a host that is going down is left to the timer."""
+    async with bench(device) as mine:
+        DrillFile(device.folder).store(replace(OLD, boot_id=BOOT))
+        device.set_timer(4, 3)
+        mine.stopping = True
+        task = asyncio.get_running_loop().create_task(mine.drill.run())
+        await asyncio.sleep(0.2)
+        task.cancel()
+        assert (mine.told["state"], device.timer[1]) == ("pending", 3)
+        mine.stopping = False
+        await mine.run_until(lambda: mine.told["state"] == "failed")
+        assert (mine.told["because"], device.timer[1]) == ("the host was not powered off after it", 0)
+        mine.way.drills.store(replace(OLD, state="failed"))
+        running = asyncio.get_running_loop().create_task(mine.drill.run())
+        await mine.drill.begin("root", "gpu07")
+        await until(lambda: mine.told["because"] == "the host was not powered off after it")
+        running.cancel()
+        assert 90.0 in mine.rests
+        assert device.timer[1] == 0
+
+
+@needs_device
+async def test_a_damaged_file_is_told_and_nothing_is_touched(device: IpmiDevice) -> None:
+    async with bench(device) as mine:
+        (device.folder / FILE).write_text("{")
+        device.set_timer(4, 3)
+        await mine.drill._settle()
+        assert "no drill counts" in str((await mine.drill.plan())["refused"])
+        assert device.timer == (4, 3, 0, 600, True)
+
+
+def test_the_settings_name_it_and_the_daemon_finds_it(tmp_path: Path) -> None:
+    """Only where bmc.watchdog says so; and it is in-band, so a BMC over the network alone has none."""
+    for watchdog in (False, True):
+        path = write(tmp_path, mode="armed")
+        text = path.read_text().replace("{kind: none}", f"{{kind: in-band, watchdog: {str(watchdog).lower()}}}")
+        path.write_text(text)
+        parts = build(load(path), Hands(), lambda _: None)
+        drill = WatchdogDrill(ready(), lambda found=parts: found.effectors, spawn=run_child)
+        assert (Way.WATCHDOG in parts.policy.ways) is watchdog
+        if watchdog:
+            assert drill._watchdog().drills.path == tmp_path / FILE
+        else:
+            with pytest.raises(EffectorError, match="watchdog is not set"):
+                drill._watchdog()
+    login = "host: b, user: u, password: {credential: c}"
+    path.write_text(text.replace("{kind: in-band,", f"{{kind: ipmi-lan, {login},"))
+    with pytest.raises(SettingsError, match="watchdog is armed in-band, and kind is ipmi-lan"):
+        load(path)

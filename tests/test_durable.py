@@ -1,0 +1,42 @@
+"""A small file is there as it was, or as it is to be, and never as something between."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from powerguard.durable import replace_file
+
+
+def test_replaced_whole_with_its_mode_and_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "kept.json"
+    path.write_bytes(b"old and longer than what comes")
+    replace_file(path, b"new", mode=0o600)
+    assert path.read_bytes() == b"new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_kill_has_left_is_written_over(tmp_path: Path) -> None:
+    (tmp_path / "kept.new").write_bytes(b"half of something long")
+    replace_file(tmp_path / "kept", b"whole")
+    assert (tmp_path / "kept").read_bytes() == b"whole"
+
+
+def test_never_through_a_link_that_somebody_has_put_there(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"not ours")
+    (tmp_path / "kept.new").symlink_to(other)
+    with pytest.raises(OSError, match="symbolic links"):
+        replace_file(tmp_path / "kept", b"new")
+    assert other.read_bytes() == b"not ours"
+    assert not (tmp_path / "kept").exists()
+
+
+def test_what_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    path.write_bytes(b"old")
+    (tmp_path / "kept.new").mkdir()
+    with pytest.raises(IsADirectoryError):
+        replace_file(path, b"new")
+    assert path.read_bytes() == b"old"
