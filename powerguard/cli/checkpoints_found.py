@@ -23,13 +23,16 @@ from powerguard.trainer.seal import glance, verify
 from powerguard.trainer.seal_manifest import SEAL, SealError, step_in
 from powerguard.trainer.snapshot import Snapshot
 from powerguard.trainer.tiers import ObjectTier
-from powerguard.trainer.tiers.base import SET_ASIDE, Remote, Source, TierError
+from powerguard.trainer.tiers.base import SET_ASIDE, Kind, Remote, Source, TierError
+from powerguard.trainer.tiers.gate import Gate
 
 BAD: Final = "bad-"
 NEWER: Final = "newer-"
 """In front of a checkpoint's name: set aside because it did not verify, or by a roll-back to an older one."""
 _DEPTH: Final = 2
 _READERS: Final = 4
+_PATIENCE_S: Final = 30.0
+"""With an object store that is throttling, or a network that hiccups: a checkpoint that was not read is not corrupt."""
 
 
 class PlaceError(Exception):
@@ -151,15 +154,16 @@ def tier_of_folder(path: str) -> str:
 
 def _below(root: Path, tier: str, depth: int) -> Iterator[Entry]:
     """Yield what lies below a folder; a folder that is no checkpoint may hold some."""
+    paths = sorted(root.iterdir())
     natives: dict[str, Found | Refused] = {each.name: each for each in look(root)}
-    for path in sorted(root.iterdir()):
+    for path in paths:
         if path.name.startswith(".") or path.is_symlink() or not path.is_dir():
             continue
-        entry = _checkpoint(path, tier, natives)
-        if entry is not None:
-            yield entry
-        elif depth > 1:
-            with contextlib.suppress(PermissionError):
+        with contextlib.suppress(PermissionError, FileNotFoundError):  # a training prunes, and renames, meanwhile
+            entry = _checkpoint(path, tier, natives)
+            if entry is not None:
+                yield entry
+            elif depth > 1:
                 yield from _below(path, tier, depth - 1)
 
 
@@ -274,7 +278,9 @@ def verified(entry: Entry, bar: Bar, **access: str | None) -> Entry:
         here = _read_native(entry.found, bar.renamed(entry.name), **access)
     except FileNotFoundError:
         return replace(entry, state="unreadable", because="it has been removed meanwhile")
-    except (StoreError, TierError) as error:
+    except TierError as error:  # a store that does not answer, or refuses, says nothing of what it holds
+        return replace(entry, state="corrupt" if error.kind is Kind.CORRUPT else "unreadable", because=str(error))
+    except StoreError as error:
         return replace(entry, state="corrupt", because=str(error))
     except OSError as error:
         return replace(entry, state="unreadable", because=f"{error.filename}: {error.strerror}")
@@ -289,9 +295,9 @@ def _read_native(found: Found, bar: Bar, **access: str | None) -> int:
         tier = tier_at(found.path.rpartition("/")[0], **access)
         shards = list(found.manifest.shards)
         total, done = sum(shard.size_bytes for shard in shards), 0
+        gate = Gate(patience_s=_PATIENCE_S)
         for shard in shards:
-            source = tier.open_shard(found, shard.rank)
-            with contextlib.closing(source):
+            with contextlib.closing(_Patient(tier, found, shard.rank, gate)) as source:
                 done = each_chunk(source, shard, lambda size, at=done: bar(at + size, total)) + done  # type: ignore[misc]
         return len(shards)
     folder = Path(found.path)
@@ -302,6 +308,20 @@ def _read_native(found: Found, bar: Bar, **access: str | None) -> int:
             with ShardReader(folder, shard) as file:
                 done = each_chunk(file, shard, lambda size, at=done: bar(at + size, total)) + done  # type: ignore[misc]
     return len(shards)
+
+
+class _Patient:
+    """A shard in an object store, asked for again where that helps. Raises TierError."""
+
+    def __init__(self, tier: ObjectTier, found: Found, rank: int, gate: Gate) -> None:
+        self._gate = gate
+        self._source = gate.call(lambda: tier.open_shard(found, rank))
+
+    def read_chunk(self, index: int, target: memoryview) -> None:
+        self._gate.call(lambda: self._source.read_chunk(index, target))
+
+    def close(self) -> None:
+        self._source.close()
 
 
 def each_chunk(source: Source, shard: Shard, tell: Callable[[int], None]) -> int:

@@ -6,6 +6,7 @@ written over, so a training that resumes finds it, or, undone, what was there be
 """
 
 import argparse
+import contextlib
 import json
 import logging
 import secrets
@@ -28,7 +29,7 @@ from powerguard.trainer.disk import Disk
 from powerguard.trainer.found import Found, SavedCheckpoint
 from powerguard.trainer.items import Buffer, Loaded
 from powerguard.trainer.manifest import Manifest, Shard, StoreError, checkpoint_name, step_of
-from powerguard.trainer.reader import read_shard
+from powerguard.trainer.reader import held, read_shard
 from powerguard.trainer.seal_manifest import SEAL, SealError
 from powerguard.trainer.snapshot import Snapshot
 from powerguard.trainer.store import Store
@@ -228,7 +229,18 @@ class Native:
         return not self._only or any(fnmatchcase(name, glob) for glob in self._only)
 
     def _write(self, store: Store, model: Found, base: Found | None, bar: Bar) -> tuple[SavedCheckpoint, list[str]]:
-        """Write a checkpoint of the model's step: the chosen items of the old one, all others of the base."""
+        """Write a checkpoint of the model's step: the chosen items of the old one, all others of the base.
+
+        What is read here is held: into a new root one may restore while the training prunes its own.
+        """
+        with contextlib.ExitStack() as stack:
+            for path in {each.path for each in (self._found, base) if each is not None and "://" not in each.path}:
+                stack.enter_context(held(Path(path)))
+            return self._write_held(store, model, base, bar)
+
+    def _write_held(
+        self, store: Store, model: Found, base: Found | None, bar: Bar
+    ) -> tuple[SavedCheckpoint, list[str]]:
         known = self._names()
         chosen = [name for name in known if self._is_chosen(name)]
         if not chosen:

@@ -15,16 +15,22 @@ from typing import Any, Final, Literal
 import structlog
 from pydantic import BaseModel
 
+from powerguard.cli import checks_return, checks_rivals, checks_sentinel
 from powerguard.cli.checks_apcupsd import apcupsd_findings
 from powerguard.cli.checks_nut import nut_findings
 from powerguard.cli.checks_traps import trap_findings
 from powerguard.cli.client import DownError, RefusedError, get
 from powerguard.cli.last_known import last_known
+from powerguard.cli.main import UntoldError
+from powerguard.cli.recover import host_look
 from powerguard.clock import boot_id, boottime_s
-from powerguard.core.events import Event, Reading, TrainerSeen
+from powerguard.core.events import Event, TrainerSeen
 from powerguard.core.machine import step
 from powerguard.core.model import Policy, State
+from powerguard.core.readings import Reading
 from powerguard.daemon.readiness import full_battery, of_battery
+from powerguard.daemon.ways import outputs_of
+from powerguard.effectors import resume_findings
 from powerguard.effectors.bmc.findings import findings as bmc_findings
 from powerguard.effectors.gpu.findings import findings as gpu_findings
 from powerguard.effectors.host_findings import Finding, findings
@@ -49,6 +55,7 @@ LIMIT_S: Final = 20.0
 OLD_CARD_LIMIT_S: Final = 65.0
 """The same where a card speaks SNMP version 1 only, which takes a request for each object that is not there."""
 BMC_LIMIT_S: Final = 5.0
+RESUME_LIMIT_S: Final = 10.0
 _AS_ROOT: Final = "run doctor as root or as powerguard"
 _AS_DAEMON: Final = "see `powerguard status`: the daemon asks it"
 DRILL_DAYS: Final = 90
@@ -88,10 +95,9 @@ def examine(args: argparse.Namespace) -> list[Finding]:
     try:
         loaded = load_with_origins(path)
     except SettingsError as error:
-        fix = "`powerguard config validate` tells all; config/powerguard.yaml is the sample"
         found = [Finding("settings", "FAIL", problem, "") for problem in error.problems]
-        found[-1] = found[-1]._replace(fix=fix)
-        return [*found, *_daemon(args)]
+        found[-1] = found[-1]._replace(fix="`powerguard config validate` tells all")
+        return [*found, *asyncio.run(checks_sentinel.findings()), *_daemon(args)]
     today = datetime.now(UTC).date()
     ward = Ward(args, loaded, make_policy(loaded.settings, boot_id=boot_id(), today=today))
     text = f"{path}: valid; mode {loaded.settings.mode}, fed by {' and '.join(loaded.settings.feeding)}"
@@ -100,7 +106,24 @@ def examine(args: argparse.Namespace) -> list[Finding]:
         Finding("settings", "WARN", f"{loaded.files.where(mistake.path)}: {mistake}")
         for mistake in warnings(loaded.settings, today=today)
     ]
-    return [*told, *_secrets(ward), *asyncio.run(_live(ward)), *_budget(ward), *_here(ward), *_daemon(args)]
+    return [
+        *told,
+        *_secrets(ward),
+        *asyncio.run(_live(ward)),
+        *_way_back(ward),
+        *_budget(ward),
+        *_here(ward),
+        *_daemon(args),
+    ]
+
+
+def _way_back(ward: Ward) -> list[Finding]:
+    """As the daemon has found it, which holds the secrets; where there is none, as it looks from here."""
+    try:
+        known = checks_return.of_status(get(ward.args, "/api/v1/status")["way_back"])
+    except (DownError, RefusedError, KeyError):  # told below; or a daemon of before
+        known = asyncio.run(checks_return.ask(ward.settings, ward.policy))
+    return checks_return.findings(ward.settings, known)
 
 
 async def _live(ward: Ward) -> list[Finding]:
@@ -108,12 +131,18 @@ async def _live(ward: Ward) -> list[Finding]:
     sources = [(ups, each) for ups in ward.settings.feeding for each in ward.settings.ups[ups].sources]
     armed = ward.settings.mode == "armed"
     checks: list[tuple[str, Callable[[], Awaitable[list[Finding]]]]] = [
-        *((f"ups.{each.host}", lambda ups=ups, each=each: _ups(ward, ups, each)) for ups, each in sources),
+        *(
+            (source_name(ward.settings, ups, each), lambda ups=ups, each=each: _ups(ward, ups, each))
+            for ups, each in sources
+        ),
         ("trainers", lambda: _trainers(ward)),
         ("bmc", lambda: _bmc(ward)),
         ("gpu", lambda: gpu_findings(ward.settings.gpu)),
         ("signals", lambda: signal_findings(ward.settings.signals, pausing=_pausing(ward))),
         ("host", lambda: findings(ward.settings.host, armed=armed)),
+        ("rivals", lambda: checks_rivals.findings(armed=armed, cuts=bool(outputs_of(ward.settings)))),
+        ("resume", lambda: _resume(ward.settings)),
+        ("sentinel", checks_sentinel.findings),
     ]
     is_old = any(isinstance(each, SnmpOptions) and each.version == 1 for _, each in sources)
     limit_s = OLD_CARD_LIMIT_S if is_old else LIMIT_S
@@ -176,8 +205,14 @@ def _is_elsewhere(secret: Secret | None) -> bool:
 # --- Those who must be asked ----------------------------------------------------------------------------------------
 
 
+def source_name(settings: Settings, ups: str, options: SourceOptions) -> str:
+    """Return what the findings of a source are called: by its host, and by more where that has several."""
+    hosts = [each.host for name in settings.feeding for each in settings.ups[name].sources]
+    return f"ups.{options.host}" + (f" ({ups}, {options.kind})" if hosts.count(options.host) > 1 else "")
+
+
 async def _ups(ward: Ward, ups: str, options: SourceOptions) -> list[Finding]:
-    name = f"ups.{options.host}"
+    name = source_name(ward.settings, ups, options)
     if any(_is_elsewhere(secret) for _, secret in _found_in(options, "")):
         return [Finding(name, "WARN", "not asked: its secret is a credential of the daemon's unit", _AS_DAEMON)]
     match options:
@@ -241,7 +276,8 @@ async def _trainers(ward: Ward) -> list[Finding]:
     finally:
         await effector.close()
     ward.trainers.extend(seen.values())
-    found = [_trainer(event) for event in seen.values()]
+    urls = {each.name: each.url for each in ward.settings.trainers if each.kind == "http"}
+    found = [_trainer(event, urls.get(event.trainer, "")) for event in seen.values()]
     alive = [event.trainer for event in seen.values() if event.alive]
     found += await ways(ward.settings.trainers, SignalHelper(ward.settings.signals.socket).ask)
     found += await checkpoint_findings(effector.saves_in, alive=alive)
@@ -253,16 +289,24 @@ async def _trainers(ward: Ward) -> list[Finding]:
     ]
 
 
+async def _resume(settings: Settings) -> list[Finding]:
+    """Would training be started after a power-off, and is the host what it was?"""
+    folder = Path(settings.journal.path).parent
+    checked = await host_look(settings).look(RESUME_LIMIT_S)
+    return [*await resume_findings.target(settings.resume), *resume_findings.host(checked, folder)]
+
+
 def _pausing(ward: Ward) -> list[str]:
     """Names of the sockets of the settings' trainers that are to stand still in an outage."""
     paths = [each.socket_path for each in ward.settings.trainers if each.after != "continue"]
     return [Path(path).name for path in paths if path is not None]
 
 
-def _trainer(event: TrainerSeen) -> Finding:
+def _trainer(event: TrainerSeen, url: str) -> Finding:
     name = f"trainer.{event.trainer}"
     if not event.alive:
-        return Finding(name, "WARN", "not there", "start training, or correct its url")
+        text = f"{url}: nobody answers there" if url else "not there"
+        return Finding(name, "WARN", text, f"start training, or correct its {'url' if url else 'settings'}")
     at = "" if event.step is None else f" at step {event.step}"
     takes = "does not say how long" if event.checkpoint_s is None else f"takes {event.checkpoint_s:.0f} s"
     text = f"answers{at}; after a checkpoint: {event.conduct}; checkpoint {takes}"
@@ -278,7 +322,7 @@ async def _bmc(ward: Ward) -> list[Finding]:
         return []  # told among the settings
     if _is_elsewhere(options.password):
         return [Finding("bmc", "WARN", "not asked: its password is a credential of the daemon's unit", _AS_DAEMON)]
-    return await bmc_findings(options, limit_s=BMC_LIMIT_S)
+    return await bmc_findings(options, folder=Path(ward.settings.journal.path).parent, limit_s=BMC_LIMIT_S)
 
 
 # --- Sums -----------------------------------------------------------------------------------------------------------
@@ -369,11 +413,16 @@ def _group(name: str) -> Finding:
 
 def _daemon(args: argparse.Namespace) -> list[Finding]:
     try:
-        told = get(args, "/api/v1/status")
-    except DownError as error:
+        return _asked(args)
+    except (DownError, RefusedError) as error:
         return [Finding("daemon", "FAIL", str(error))]
-    except RefusedError as error:
-        return [Finding("daemon", "FAIL", str(error), "")]
+    except UntoldError as error:
+        text = f"does not tell {error.args[0]}: it is older than this command"
+        return [Finding("daemon", "FAIL", text, "systemctl restart powerguard, unless power is out")]
+
+
+def _asked(args: argparse.Namespace) -> list[Finding]:
+    told = get(args, "/api/v1/status")
     found = [Finding("daemon", "PASS", f"answers: {told['phase']}, {told['mode']}")]
     for reason in told["reasons"]:
         verdict: Verdict = "FAIL" if reason["severity"] == "error" and reason["name"] != "dry_run" else "WARN"

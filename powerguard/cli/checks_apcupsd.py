@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from powerguard.core.events import Reading
+from powerguard.core.readings import Reading
 from powerguard.effectors.host_findings import Finding
 from powerguard.protocols.nis import NisError
 from powerguard.sources.apcupsd import probe

@@ -1,7 +1,7 @@
 """What doctor asks of a upsd, and what it says about the answers."""
 
 from powerguard.clock import boottime_s
-from powerguard.core.events import Reading
+from powerguard.core.readings import Reading
 from powerguard.effectors.host_findings import Finding
 from powerguard.sources.nut import NutSource
 from powerguard.sources.nut_link import LinkError

@@ -9,9 +9,9 @@ import json
 import os
 import socket
 import time
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
-from powerguard.cli.main import SOCKET
+from powerguard.cli.main import SOCKET, UntoldError
 
 URL: Final = "http://127.0.0.1:13493"
 LIMIT_S: Final = 3.0
@@ -26,6 +26,13 @@ class RefusedError(Exception):
     """The daemon answered that it will not: its own words."""
 
 
+class Told(dict[str, Any]):
+    """An object of the daemon's, and each in it. Keys are only ever added: one that lacks one is an older daemon's."""
+
+    def __missing__(self, key: str) -> NoReturn:
+        raise UntoldError(key)
+
+
 def add_options(parser: argparse.ArgumentParser, *, reads: bool = False) -> None:
     """Add what says where the daemon is."""
     parser.add_argument("--socket", metavar="PATH", default=argparse.SUPPRESS, help=f"admin socket ({SOCKET})")
@@ -37,11 +44,19 @@ def add_options(parser: argparse.ArgumentParser, *, reads: bool = False) -> None
 
 def get(args: argparse.Namespace, path: str) -> dict[str, Any]:
     """Read one object: over the socket, or over the port where the socket is closed to us. Raises DownError."""
+    told = _object(_answer(args, path), path)
+    if (told["schema_version"], told.get("object")) != (1, path.rpartition("/")[2]):
+        msg = f"{path}: answered with another object, or one of another version: is that powerguard?"
+        raise DownError(msg)
+    return told
+
+
+def _answer(args: argparse.Namespace, path: str) -> tuple[int, bytes]:
     url = getattr(args, "url", None)
     if url is not None:
-        return _object(_ask_tcp(url, path), path)
+        return _ask_tcp(url, path)
     try:
-        answer = _ask_unix(args.socket or SOCKET, "GET", path)
+        return _ask_unix(args.socket or SOCKET, "GET", path)
     except DownError as down:
         port = getattr(args, "daemon_url", None)
         if port is not None:
@@ -52,10 +67,9 @@ def get(args: argparse.Namespace, path: str) -> dict[str, Any]:
         if not is_closed:
             raise
         try:
-            answer = _ask_tcp(port, path)
+            return _ask_tcp(port, path)
         except DownError:
             raise down from None
-    return _object(answer, path)
 
 
 def post(args: argparse.Namespace, verb: str, body: dict[str, object], limit_s: float = LIMIT_S) -> dict[str, Any]:
@@ -145,7 +159,7 @@ def _exchange(
 def _object(answer: tuple[int, bytes], what: str) -> dict[str, Any]:
     code, raw = answer
     try:
-        body = json.loads(raw)
+        body = json.loads(raw, object_hook=Told)
     except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict) or "schema_version" not in body:

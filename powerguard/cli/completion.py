@@ -9,7 +9,7 @@ SHELLS: Final = ("bash", "zsh", "fish")
 FILES: Final = frozenset(
     (
         *("--config", "--socket", "--journal", "--html", "--keep", "--conf-d", "--site"),
-        *("--to", "--into", "--undo", "--credentials-file"),
+        *("--to", "--into", "--undo", "--credentials-file", "--root", "--prefix"),
         *("--save", "--community-file", "--auth-file", "--priv-file"),
     )
 )

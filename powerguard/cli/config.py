@@ -44,6 +44,7 @@ def register(subparsers: Subparsers) -> None:
         help="print the settings in force, defaults included",
         description="Print the settings in force, defaults included. Secrets show as where they are kept.",
     )
+    show.add_argument("file", nargs="?", metavar="FILE", help="file to show (default: the one in force)")
     show.add_argument("--origin", action="store_true", help="one line a value, with the file and line it comes from")
     _add_common(show)
 

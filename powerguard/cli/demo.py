@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import json
 import sys
-from pathlib import Path
 
 from powerguard.sim import story
 from powerguard.sim.story import Report, Stage, StoryError
@@ -25,8 +24,7 @@ def run(args: argparse.Namespace) -> int:
 async def _live(args: argparse.Namespace) -> int:
     from powerguard.sim.demo import live
 
-    keep = None if args.keep is None else Path(args.keep)
-    async with live(keep) as stage:
+    async with live(args.keep) as stage:
         return await _play(stage, args)
 
 
@@ -38,7 +36,7 @@ def _fast(args: argparse.Namespace) -> int:
     configure(style="logfmt", level="error")
 
     async def virtual() -> int:
-        async with fast() as stage:
+        async with fast(args.keep) as stage:
             return await _play(stage, args)
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:

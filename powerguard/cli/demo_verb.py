@@ -1,6 +1,7 @@
 """`powerguard demo`: its options; what it does is in `demo`, which imports a whole world."""
 
 import argparse
+from pathlib import Path
 
 from powerguard.cli.operate import Subparsers
 
@@ -16,8 +17,13 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--fast", action="store_true", help="in virtual time, without sockets: seconds instead of a minute"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout; the story goes to stderr")
-    parser.add_argument("--keep", metavar="DIR", default=None, help="keep journal, settings and checkpoints there")
+    parser.add_argument("--json", action="store_true", help="one JSON object in place of the story")
+    parser.add_argument(
+        "--keep",
+        metavar="DIR",
+        type=Path,
+        help="leave the journal there; without --fast also settings, logs and checkpoints",
+    )
     parser.set_defaults(run=run)
 
 

@@ -99,10 +99,13 @@ async def of_this_host(config: Path, nut: Path, apcupsd: Path) -> Targets:
 
 
 def _from_settings(config: Path, targets: Targets) -> None:
-    if not config.exists():
-        return
     try:
+        if not config.exists():
+            return
         settings = load(config)
+    except OSError as error:
+        targets.notes.append(f"{config} is passed over: {error.strerror or error}")
+        return
     except SettingsError as error:
         targets.notes.append(f"{config} is passed over: {error.problems[0]}")
         return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from powerguard.cli.client import add_options
 from powerguard.cli.operate import Subparsers
-from powerguard.cli.render import Paint, clean
+from powerguard.cli.render import Paint, clean, fold
 
 if TYPE_CHECKING:
     from powerguard.effectors.host_findings import Finding
@@ -48,12 +48,13 @@ def run(args: argparse.Namespace) -> int:
         print("\x1b[K", end="", file=sys.stderr, flush=True)
     paint = Paint()
     width = max((len(finding.name) for finding in shown), default=0)
+    lines: list[str] = []
     for finding in shown:
         verdict = paint(finding.verdict, _COLOURS[finding.verdict])
-        print(f"{verdict}  {clean(finding.name):<{width}}  {clean(finding.text)}")
+        lines.append(f"{verdict}  {clean(finding.name):<{width}}  {clean(finding.text)}")
         if finding.fix:
-            print(f"      {'':<{width}}  -> {clean(finding.fix)}")
-    print(_summary(found))
+            lines.append(f"      {'':<{width}}  -> {clean(finding.fix)}")
+    print("\n".join([*fold(lines), _summary(found)]))
     return code
 
 

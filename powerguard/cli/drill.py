@@ -15,6 +15,8 @@ from powerguard.cli.render import Paint, clean, duration, table
 from powerguard.cli.words import because_of
 
 SCOPES: Final = ("checkpoint", "pause", "cap", "policy", "full")
+WATCHDOG: Final = "bmc-watchdog"
+"""The one scope that ends in a power-off, so it stands alone and has a file of its own (`drill_watchdog`)."""
 WITNESSES: Final = ("simulated", "self_test", "plug")
 _LOOK_S: Final = 0.5
 _BEGIN_S: Final = 5.0
@@ -32,8 +34,9 @@ def register(subparsers: Subparsers) -> None:
         description="Rehearse an outage on this host: checkpoint, pause, GPU power cap, BMC policy, or all of it; only "
         "the power-off is written down instead. It says first what will happen, measures, and always ends with "
         "everything as it was; Ctrl-C, or `drill stop`, puts everything back at once. A real outage ends it and comes "
-        "first. `drill report` shows the last one. Exit 0: passed, or only recorded (dry-run); 1: failed, interrupted "
-        "or refused; 4: the daemon is down.",
+        "first. `drill report` shows the last one. Scope bmc-watchdog is another matter: it arms the BMC's watchdog "
+        "and powers this host off, and the next boot judges what brought it back. Exit 0: passed, or only recorded "
+        "(dry-run); 1: failed, interrupted or refused; 4: the daemon is down.",
     )
     parser.add_argument(
         "action", nargs="?", choices=("report", "stop"), help="show how the last one went; stop this one"
@@ -43,8 +46,9 @@ def register(subparsers: Subparsers) -> None:
         action="append",
         type=_scopes,
         metavar="SCOPE",
-        help=f"{', '.join(SCOPES)}; several with commas, or more than once (default: full)",
+        help=f"{', '.join(SCOPES)}; several with commas, or more than once (default: full); or {WATCHDOG} alone",
     )
+    parser.add_argument("--host", default="", help=f"for {WATCHDOG}: this host's name, which is asked for otherwise")
     parser.add_argument(
         "--witness",
         choices=WITNESSES,
@@ -61,8 +65,8 @@ def register(subparsers: Subparsers) -> None:
 def _scopes(text: str) -> list[str]:
     words = [word.strip() for word in text.split(",")]
     for word in words:
-        if word not in SCOPES:
-            msg = f"{word!r} is no scope (of {', '.join(SCOPES)})"
+        if word not in (*SCOPES, WATCHDOG):
+            msg = f"{word!r} is no scope (of {', '.join(SCOPES)}, {WATCHDOG})"
             raise argparse.ArgumentTypeError(msg)
     return words
 
@@ -101,14 +105,17 @@ def _stop(args: argparse.Namespace) -> int:
 
 def _drill(args: argparse.Namespace) -> int:
     given = [word for words in args.scope or [] for word in words]
+    if WATCHDOG in given:
+        from powerguard.cli.drill_watchdog import drill_watchdog
+
+        if given != [WATCHDOG] or args.witness != "simulated" or args.no_wait:
+            return fail(args, "drill", f"{WATCHDOG} powers this host off: it goes with no other scope", EX_USAGE)
+        return drill_watchdog(args)
     scopes = given or (["full"] if args.witness == "simulated" else [])
     asked: dict[str, object] = {"scopes": scopes, "witness": args.witness}
     plan = post(args, "drill-plan", asked)
     if plan["refused"]:
-        why = because_of(plan["refused"])
-        if plan["mode"] == "dry-run" and "--scope checkpoint" in why:
-            why += "; but not in dry-run, where nobody is asked: wait for the trainer's own, or set mode: armed"
-        return fail(args, "drill", f"refused: {why}", EX_REFUSED)
+        return fail(args, "drill", f"refused: {because_of(plan['refused'])}", EX_REFUSED)
     if not args.json:
         print("\n".join(_outline(plan)))
     if not args.yes:

@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 from powerguard.cli.client import DownError, RefusedError, add_options, post
 from powerguard.cli.main import SOCKET
 from powerguard.cli.operate import Subparsers
-from powerguard.cli.render import clean
+from powerguard.cli.render import clean, say
 
 OWNED: Final = 99
 """apccontrol(8): exit 99 of a hook suppresses what apcupsd would do by default."""
@@ -54,7 +54,7 @@ def register(subparsers: Subparsers) -> None:
 
 
 def _shrug(message: str) -> NoReturn:
-    print(f"powerguard event: {message} (ignored: hooks never fail)", file=sys.stderr)
+    say(f"powerguard event: {message} (ignored: hooks never fail)")
     raise SystemExit(0)
 
 
@@ -62,13 +62,13 @@ def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
     if args.caller == "nut-shutdown":
         if not args.command:
-            print("powerguard event: --for nut-shutdown needs -- COMMAND, what SHUTDOWNCMD was", file=sys.stderr)
+            say("powerguard event: --for nut-shutdown needs -- COMMAND, what SHUTDOWNCMD was")
             return 64
         return _shutdown(args)
     # What stands after -- was never looked at as options: names come from other people's files, and from UPSes.
     after: list[str] = args.command
     name, ups, *_ = [*(str(word) for word in (args.name, args.ups) if word), *after, "", ""]
-    if args.caller is None and _hint(args.socket or SOCKET, name or "unnamed", ups):
+    if args.caller is None and not args.nowhere and _hint(args.socket or SOCKET, name or "unnamed", ups):
         return 0
     owned = _tell(args, name or "unnamed", ups)
     return OWNED if args.caller is not None and owned else 0
@@ -88,21 +88,21 @@ def _hint(admin: str, name: str, ups: str) -> bool:
 def _tell(args: argparse.Namespace, name: str, ups: str) -> bool:
     """Tell the daemon; return whether it owns the shutdown. A daemon that cannot be reached owns nothing."""
     try:
+        if args.nowhere:
+            raise DownError(args.nowhere)  # noqa: TRY301 - told and answered as any other that cannot be reached
         answer = post(args, "event", {"name": name[:MAX_TEXT], "ups": ups[:MAX_TEXT]}, limit_s=LIMIT_S)
-    except (DownError, RefusedError) as error:
-        print(f"powerguard event: {clean(error)} (hint not delivered)", file=sys.stderr)
+    except (DownError, RefusedError, OSError) as error:  # even without a socket left: what comes after must be done
+        say(f"powerguard event: {clean(error)} (hint not delivered)")
         return False
     return answer.get("owned") is True
 
 
 def _shutdown(args: argparse.Namespace) -> int:
     if _tell(args, NUT_SHUTDOWN, args.ups):
-        print("powerguard event: the daemon owns the shutdown of this host", file=sys.stderr)
+        say("powerguard event: the daemon owns the shutdown of this host")
         return 0
-    sys.stdout.flush()
-    sys.stderr.flush()
     try:
         os.execvp(args.command[0], args.command)  # noqa: S606 - the operator's own command takes our place
     except OSError as error:
-        print(f"powerguard event: {clean(args.command[0])}: {error.strerror}", file=sys.stderr)
+        say(f"powerguard event: {clean(args.command[0])}: {error.strerror}")
         return 127

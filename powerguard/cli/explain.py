@@ -1,4 +1,4 @@
-"""`powerguard explain OUTAGE`: why each step of an outage was taken when it was, from the journal."""
+"""`powerguard explain [ID]`: why each step of an outage was taken when it was, from the journal."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from powerguard.cli.operate import Subparsers, fail
 from powerguard.cli.outages import EX_NOINPUT, Elapsed, UnknownOutageError, add_journal, between, journal_of, read
-from powerguard.cli.render import Paint, clean, clock_of, duration, moment, table
+from powerguard.cli.render import Paint, clean, clock_of, duration, fold, moment, table
 from powerguard.cli.words import NEED_SHARE, OUTCOMES, PHASES, order, sentence
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def register(subparsers: Subparsers) -> None:
         "the outcome, and how it ended. With the daemon down, too, and while the outage runs. Exit 0: told; 64: no "
         "such outage; 66: the journal cannot be read.",
     )
-    parser.add_argument("outage", metavar="OUTAGE", help="its id, how it begins, or last")
+    parser.add_argument("outage", metavar="ID", nargs="?", default="last", help="its id, how it begins, or last (last)")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     add_journal(parser)
     parser.set_defaults(run=run)
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(told, indent=2))
     else:
-        print("\n".join(describe(told, Paint(sys.stdout))))
+        print("\n".join(fold(describe(told, Paint(sys.stdout)))))
     return 0
 
 
@@ -70,7 +70,7 @@ def explained(record: "OutageRecord", story: "Sequence[Line]", rows: "Sequence[R
         for line in story
         if line.kind in ("note", "gap") or (line.kind == "action" and line.event not in _SILENT)
     ]
-    readings = _readings(rows)
+    readings = _readings(elapsed, rows)
     return {
         "schema_version": 1,
         "object": "explanation",
@@ -139,16 +139,17 @@ def _policy(rows: "Sequence[Recorded]") -> "Policy | None":
     return None if start is None else fold(start.policy, start.state.learned)
 
 
-def _readings(rows: "Sequence[Recorded]") -> list[tuple[float, str]]:
-    """Return (wall time, output source) of every reading, as far as they were kept."""
-    from powerguard.core.events import Reading
+def _readings(elapsed: "Elapsed", rows: "Sequence[Recorded]") -> list[tuple[float, str]]:
+    """Return (seconds since the outage began, output source) of every reading, as far as they were kept."""
+    from powerguard.core.readings import Reading
 
-    return [
-        (row.wall - row.at_s + event.at_s, event.output_source.value)
+    heard = [
+        (elapsed.at(row.boot_id, event.at_s), event.output_source.value)
         for row in rows
         for event in row.heard.events
         if isinstance(event, Reading) and (row.heard.start is None or event.ups == row.heard.start.policy.ups)
     ]
+    return [(after_s, source) for after_s, source in heard if after_s is not None]
 
 
 def _moment_of(steps: Sequence[Mapping[str, Any]], new: str) -> Mapping[str, Any] | None:
@@ -156,17 +157,17 @@ def _moment_of(steps: Sequence[Mapping[str, Any]], new: str) -> Mapping[str, Any
     return next((s for s in steps if s["event"] == "phase_changed" and s["numbers"].get("new") == new), None)
 
 
-def _returned_at(readings: Sequence[tuple[float, str]], since: float) -> float | None:
-    """When utility came back for good after `since`, by the readings: the first of those that end it."""
-    came: float | None = None
-    for at, source in readings:
-        if at < since:
+def _returned_s(readings: Sequence[tuple[float, str]], since_s: float) -> float | None:
+    """When utility came back for good after `since_s`, by the readings: the first of those that end it."""
+    came_s: float | None = None
+    for after_s, source in readings:
+        if after_s < since_s:
             continue
         if source == "battery":
-            came = None
-        elif source == "utility" and came is None:
-            came = at
-    return came
+            came_s = None
+        elif source == "utility" and came_s is None:
+            came_s = after_s
+    return came_s
 
 
 def what_if(
@@ -175,31 +176,32 @@ def what_if(
     readings: Sequence[tuple[float, str]],
     policy: "Policy | None",
 ) -> list[str]:
-    """Say what would have changed the outcome: only what readings and sums of then give."""
+    """Say what would have changed the outcome: only what readings and sums of then give.
+
+    Reckoned by each boot's own clock: what was done to the wall clock meanwhile changes nothing.
+    """
     paused, held, latched = (_moment_of(steps, name) for name in ("emergency_checkpoint", "holding", "shutdown"))
     told: list[str] = []
     stable_s = None if policy is None else policy.utility_stable_s
     if latched is not None and stable_s is not None and not latched["because"].startswith("power_off_at"):
-        by = latched["at"]
-        text = (
-            f"Utility back before {clock_of(by)} ({_after(by - record.started_wall)}) would have spared the power-off: "
-        )
+        by_s = latched["after_s"]
+        text = f"Utility back before {clock_of(latched['at'])} ({_after(by_s)}) would have spared the power-off: "
         text += f"one reading of it holds the commit back, and {stable_s:.0f} s of it end the outage."
-        came = _returned_at(readings, paused["at"] if paused is not None else record.started_wall)
-        if came is not None and by <= came < by + 600.0:
-            text += f" It came {duration(came - by)} too late."
+        came_s = _returned_s(readings, paused["after_s"] if paused is not None else 0.0)
+        if came_s is not None and by_s <= came_s < by_s + 600.0:
+            text += f" It came {duration(came_s - by_s)} too late."
         told.append(text)
     elif paused is not None and record.outcome == "resumed_in_place":
-        came = _returned_at(readings, paused["at"])
-        if came is not None:
-            early = duration(came - paused["at"])
+        came_s = _returned_s(readings, paused["after_s"])
+        if came_s is not None:
+            early = duration(came_s - paused["after_s"])
             told.append(f"Utility {early} earlier, and training would not have been paused at all.")
         last = held or paused
         reff_s, stop_s = (_number(last["numbers"].get(name)) for name in ("reff_paused_s", "stop_s"))
-        if reff_s is not None and stop_s is not None and came is not None and held is not None and reff_s > stop_s:
+        if reff_s is not None and stop_s is not None and came_s is not None and held is not None and reff_s > stop_s:
             told.append(
                 f"When the hold began, at least {duration(reff_s - stop_s)} were left until the power-off, at the load "
-                f"that a pause should bring; utility came after {duration(came - held['at'])} of it."
+                f"that a pause should bring; utility came after {duration(came_s - held['after_s'])} of it."
             )
     elif paused is None and record.outcome == "ridden_through":
         told += _spare(_moment_of(steps, "online"))
@@ -226,8 +228,8 @@ def _spare(ended: Mapping[str, Any] | None) -> list[str]:
 
 def _grades(latched: Mapping[str, Any], policy: "Policy | None") -> list[str]:
     """Say what a more orderly stop would have needed."""
+    from powerguard.core.actions import Grade
     from powerguard.core.budget import stop_s
-    from powerguard.core.events import Grade
 
     numbers = latched["numbers"]
     grade, reff_s = numbers.get("grade"), _number(numbers.get("reff_now_s"))
@@ -252,13 +254,11 @@ def _on_battery_s(
     known = _number(record.figures.get("on_battery_s"))
     if record.ended_wall is not None or any(step["event"] == "host_returned" for step in steps):
         return known
-    since = [(at, source) for at, source in readings if at >= record.started_wall]
+    since = [(after_s, source) for after_s, source in readings if after_s >= 0.0]
     if any(source == "utility" for _, source in since):
         return known
-    newest = max(
-        (at for at in (*(step["at"] for step in steps), *(at for at, _ in since))), default=record.started_wall
-    )
-    return round(max(known or 0.0, newest - record.started_wall), 3)
+    newest_s = max((*(step["after_s"] for step in steps), *(after_s for after_s, _ in since)), default=0.0)
+    return round(max(known or 0.0, newest_s), 3)
 
 
 def _durations(

@@ -67,7 +67,7 @@ def _export(args: argparse.Namespace, db: Any) -> int:  # noqa: ANN401 - sqlite3
 def _list(args: argparse.Namespace, db: Any) -> int:  # noqa: ANN401 - as above
     from powerguard.daemon.journal import history
 
-    records = history(db, max(1, args.limit))
+    records = history(db, min(max(1, args.limit), _MOST))
     told = [
         {
             "outage": each.id,
@@ -102,6 +102,7 @@ def _list(args: argparse.Namespace, db: Any) -> int:  # noqa: ANN401 - as above
     return 0
 
 
+_MOST: Final = 1_000_000
 _HEAD: Final = ("began", "lasted", "on battery", "checkpoint", "commit after", "recovery", "outcome", "outage")
 
 

@@ -28,14 +28,14 @@ def last_known(path: str = JOURNAL) -> tuple[dict[str, Any] | None, str]:
         return None, trouble
     try:
         phase = json.loads(row[3])["phase"]
-        name = _PHASES[phase["kind"]]
+        name, at = _PHASES[phase["kind"]], float(row[2])
     except (ValueError, KeyError, TypeError, RecursionError):
         return None, f"{path}: the last state cannot be read"
     outage = phase.get("outage")
     return {
         "phase": name,
         "boot_id": str(row[0]),
-        "at": row[2],
+        "at": at,
         "outage": str(outage["id"]) if isinstance(outage, dict) and "id" in outage else None,
     }, ""
 
@@ -78,11 +78,13 @@ def _measured(health: dict[str, Any], shift_s: float) -> dict[str, Any]:
 def _snapshot(path: str) -> tuple[tuple[Any, ...] | None, str]:
     """Return boot, its clock, wall time and state as last written, and "" or why they cannot be had."""
     try:
-        if not Path(path).exists():
-            return None, f"{path}: no journal here"
+        if not Path(path).is_file():  # a pipe would be waited for
+            return None, f"{path}: {'is not a file' if Path(path).exists() else 'no journal here'}"
         with contextlib.closing(_open(path)) as db:
             row = db.execute("SELECT boot_id, at_s, wall, state FROM snapshot").fetchone()
-    except (sqlite3.Error, OSError) as error:
+    except OSError as error:
+        return None, f"{path}: {error.strerror or error}"
+    except sqlite3.Error as error:
         return None, f"{path}: {error}"
     return (tuple(row), "") if row is not None else (None, f"{path}: the journal is empty")
 

@@ -10,10 +10,15 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Any, Final, NoReturn
+
+from powerguard.cli.render import forget, say
 
 EX_USAGE: Final = 64
 """sysexits.h: wrong options."""
+EX_IOERR: Final = 74
+"""sysexits.h: what was to be printed or written found no room, or no way."""
 SOCKET: Final = "/run/powerguard/powerguard.sock"
 CONFIG: Final = "/etc/powerguard/powerguard.yaml"
 
@@ -27,10 +32,14 @@ VERBS: Final = {
     "abort": "call this outage's shutdown off (before the commit point)",
     "maintenance": "suspend the power-off for a while",
     "checkpoint": "ask every trainer for a checkpoint now",
+    "recover": "after a return: what training waits for; start it now",
     "checkpoints": "the checkpoints that there are: list, verify, restore, prune",
     "seal": "make a checkpoint folder of any framework safe against a power cut",
     "drill": "rehearse an outage on this host, and measure it",
     "event": "for the hooks of apcupsd and NUT: poll at once",
+    "install": "put units, helpers and rules in place",
+    "uninstall": "take away what install has put in place",
+    "sentinel": "on a management node: power hosts on again that have asked for it",
     "config": "check or show the settings",
     "import": "print settings made of a NUT or apcupsd configuration",
     "history": "the outages that the journal knows; export one of them",
@@ -54,13 +63,21 @@ _SECRETS: Final = {
 }
 """What net-snmp and NUT call their secrets, which the command line here does not take: all users can read it."""
 _WITH_SECRETS: Final = frozenset(("snmp", "discover"))
-_ASKS_DAEMON: Final = frozenset(("status", "plan", "battery", "doctor", "abort", "maintenance", "checkpoint", "drill"))
-"""Verbs that ask the daemon of the named settings. `event` reads no settings: a hook has no time for it."""
+_ASKS_DAEMON: Final = frozenset(
+    ("status", "plan", "battery", "doctor", "abort", "maintenance", "checkpoint", "drill", "event", "recover")
+)
+"""Verbs that ask the daemon of the named settings."""
+_DAEMONS: Final = ("run", "sentinel")
+"""Their tracebacks go to the system journal, where they are of use."""
 EX_CONFIG: Final = 78
 _SHARED: Final = (
     ("--config", "FILE", f"settings (default: {CONFIG})"),
     ("--socket", "PATH", f"the daemon's admin socket (default: of the settings that are named, else {SOCKET})"),
 )
+
+
+class UntoldError(KeyError):
+    """The daemon's answer lacks this key."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -159,8 +176,41 @@ def _names(unknown: Sequence[str]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit status."""
+    """Run one verb; returns the exit status. Who interrupts us, reads no further or has no room gets no traceback."""
+    _steady()
     words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _run(words)
+        finally:
+            # What was printed may still be in memory: that nobody takes it would else show only when Python ends.
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        forget(sys.stdout)
+        return 141  # whoever read us (head, less) has seen enough
+    except OSError as error:
+        if verb_in(words) in _DAEMONS:
+            raise
+        forget(sys.stdout)
+        where = "standard output" if error.filename is None else error.filename
+        say(f"powerguard: error: {where}: {error.strerror or error}")
+        return EX_IOERR
+
+
+def _steady() -> None:
+    """Let nothing fail for what the streams are: closed by whoever started us, or without a letter that we print."""
+    # In this order each gets its own descriptor again, which else a socket would take.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - light, and kept
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _run(words: list[str]) -> int:
+    """Find the verb and carry it out."""
     command: list[str] = []
     verb = verb_in(words)
     if verb == "event" and "--" in words:
@@ -188,20 +238,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.command = command
     named = args.config or os.environ.get("POWERGUARD_CONFIG")
     args.config = named or CONFIG
+    args.nowhere = ""
     if named and verb in _ASKS_DAEMON and (wrong := _settle(args)):
-        from powerguard.cli.operate import fail
+        args.nowhere = f"{wrong}; so it is not known where their daemon listens (say --socket PATH)"
+        if verb != "event":  # a hook must not fail: it tells nobody, and says so
+            from powerguard.cli.operate import fail
 
-        return fail(
-            args, verb, f"{wrong}; so it is not known where their daemon listens (say --socket PATH)", EX_CONFIG
-        )
+            return fail(args, verb, args.nowhere, EX_CONFIG)
     try:
         return int(args.run(args))
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # Whoever read us (head, less) has seen enough; Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 141
+    except UntoldError as error:
+        from powerguard.cli.operate import EX_DOWN, fail
+
+        why = f"the daemon does not tell {error.args[0]}: it is older than this command"
+        return fail(args, str(verb), f"{why} (systemctl restart powerguard, unless power is out)", EX_DOWN)
 
 
 def _settle(args: argparse.Namespace) -> str:

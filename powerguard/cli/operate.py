@@ -6,7 +6,7 @@ import sys
 from typing import Any, Final, Protocol
 
 from powerguard.cli.client import DownError, RefusedError, post
-from powerguard.cli.render import Paint, clean
+from powerguard.cli.render import Paint, clean, say
 
 EX_REFUSED: Final = 1
 EX_DOWN: Final = 4
@@ -42,5 +42,5 @@ def fail(args: argparse.Namespace, verb: str, why: str, code: int) -> int:
         print(json.dumps({"schema_version": 1, "object": "error", "error": why}, indent=2))
     else:
         paint = Paint(sys.stderr)
-        print(f"powerguard {verb}: {paint('error', 'red')}: {clean(why)}", file=sys.stderr)
+        say(f"powerguard {verb}: {paint('error', 'red')}: {clean(why)}")
     return code

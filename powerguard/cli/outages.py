@@ -120,7 +120,10 @@ def journal_of(args: argparse.Namespace) -> Path:
     """Return the journal's path: as asked for, else of the settings, else where it lies by default."""
     if args.journal is not None:
         return Path(args.journal)
-    if not Path(args.config).exists():
+    try:
+        if not Path(args.config).exists():
+            return Path(JOURNAL)
+    except OSError:  # closed to who asks: as with settings that are wrong
         return Path(JOURNAL)
     from powerguard.settings.load import SettingsError, load
 

@@ -1,8 +1,11 @@
 """The budget as a picture: a bar over time for a terminal, and a page with the energy left over time. Stdlib only."""
 
+import contextlib
 import html
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
 
 from powerguard.cli.render import Paint, duration
@@ -181,8 +184,8 @@ def _axis(stretches: Sequence[Stretch], cells: Sequence[int], end_s: float, widt
 _WIDE, _HIGH = 760, 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 14, 30, 44
 _STYLE: Final = """
-:root { color-scheme: light dark; --ink: #1d1d1f; --soft: #6b6b70; --line: #d0d0d4; --page: #ffffff; --good: #1c7a43;
-  --warn: #9a6200; --bad: #b3261e; LIGHT }
+:root { color-scheme: light dark; --ink: #1d1d1f; --soft: #6b6b70; --line: #d0d0d4; --more: #8888909c;
+  --page: #ffffff; --good: #1c7a43; --warn: #9a6200; --bad: #b3261e; LIGHT }
 @media screen and (prefers-color-scheme: dark) { :root { --ink: #ececf0; --soft: #a0a0a8; --line: #3c3c42;
   --page: #17171a; --good: #5fd38d; --warn: #f0b75a; --bad: #ff8a80; DARK } }
 body { margin: 0 auto; padding: 1.5rem 1rem 3rem; max-width: 60rem; background: var(--page); color: var(--ink);
@@ -190,7 +193,12 @@ body { margin: 0 auto; padding: 1.5rem 1rem 3rem; max-width: 60rem; background: 
 h1 { font-size: 1.35rem; margin: 0 0 .3rem; } h2 { font-size: 1.05rem; margin: 1.8rem 0 .4rem; }
 .verdict { font-size: 1.1rem; font-weight: 600; margin: 0 0 1rem; }
 .good { color: var(--good); } .warn { color: var(--warn); } .bad { color: var(--bad); }
-.scroll { overflow-x: auto; } svg { width: 100%; min-width: 34rem; height: auto; }
+.scroll { overflow-x: auto; background:
+  linear-gradient(90deg, var(--page) 30%, transparent) 0 0 / 3rem 100% no-repeat local,
+  linear-gradient(270deg, var(--page) 30%, transparent) 100% 0 / 3rem 100% no-repeat local,
+  linear-gradient(90deg, var(--more), transparent) 0 0 / 1.1rem 100% no-repeat scroll,
+  linear-gradient(270deg, var(--more), transparent) 100% 0 / 1.1rem 100% no-repeat scroll; }
+svg { display: block; width: 100%; min-width: 34rem; height: auto; }
 svg text { font: 12px system-ui, sans-serif; fill: var(--ink); }
 svg .soft { fill: var(--soft); } svg .grid { stroke: var(--line); } svg .fall { stroke: var(--ink); fill: none;
   stroke-width: 2; } svg .level { stroke: var(--ink); stroke-dasharray: 5 4; opacity: .55; }
@@ -200,8 +208,11 @@ table { border-collapse: collapse; width: 100%; } th, td { text-align: left; pad
 th { font-weight: 600; } td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .soft, footer { color: var(--soft); } .swatch { display: inline-block; width: .8em; height: .8em; margin-right: .5em; }
 ul { padding-left: 1.2rem; }
+@media screen and (max-width: 40rem) { body { padding: 1rem .75rem 2rem; font-size: 14px; }
+  h1 { font-size: 1.15rem; } th.n { white-space: normal; }
+  th, td { padding-right: .5rem; } th:first-child:not(.n) { min-width: 6.5rem; } }
 @media print { :root { color-scheme: light; } body { max-width: none; padding: 0; font-size: 11px; }
-  .scroll { overflow: visible; } svg { min-width: 0 !important; } tr, svg { break-inside: avoid; }
+  .scroll { overflow: visible; background: none; } svg { min-width: 0 !important; } tr, svg { break-inside: avoid; }
   h2 { break-after: avoid; } }
 """
 
@@ -352,6 +363,27 @@ def page(
     )
 
 
+def write(where: str, text: str) -> str:
+    """Write a page, whole or not at all: an older one is not left half of each. "-": stdout. Return why not, or ""."""
+    if where == "-":
+        sys.stdout.write(text)
+        return ""
+    path = beside = Path(where)
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")  # A device or a pipe has no whole to replace.
+            return ""
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        if beside != path:
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+        return f"--html: {path}: {error.strerror or error}"
+    return ""
+
+
 def _legend(stretches: Sequence[Stretch]) -> str:
     rows = []
     for each in stretches:
@@ -383,5 +415,5 @@ def _table(section: Section) -> str:
 
 
 def _scrolls(wide: str) -> str:
-    """On a phone the picture scrolls, not the page."""
+    """On a phone the picture scrolls, not the page, and a shadow at its edge says that there is more."""
     return f'<div class="scroll">{wide}</div>'

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get
 from powerguard.cli.operate import EX_DOWN, Subparsers, fail
-from powerguard.cli.render import Paint, clean, duration, moment, table
+from powerguard.cli.render import Paint, clean, duration, fold, is_endless, moment, table
 from powerguard.cli.status import BEGUN, describe_step
 
 EX_USAGE: Final = 64
@@ -43,7 +43,9 @@ def register(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--picture", action="store_true", help="draw the budget as a bar over time")
-    parser.add_argument("--html", metavar="FILE", default=None, help="write a page with the energy left over time")
+    parser.add_argument(
+        "--html", metavar="FILE", default=None, help="write a page with the energy left over time; - for stdout"
+    )
     add_options(parser, reads=True)
     _add_size(parser)
     parser.set_defaults(run=run)
@@ -79,8 +81,8 @@ def run(args: argparse.Namespace) -> int:
         return fail(args, "plan", trouble, EX_USAGE)
     if args.json:
         print(json.dumps(told, indent=2))
-    else:
-        print("\n".join(_picture(told) if args.picture else describe(told, Paint())))
+    elif args.html != "-":
+        print("\n".join(_picture(told) if args.picture else fold(describe(told, Paint()))))
     return (
         0
         if told["fits"] and not {"undersized", "not_protected"} & {reason["name"] for reason in told["reasons"]}
@@ -117,12 +119,7 @@ def _write(told: dict[str, Any], path: str) -> str:
         footer=f"powerguard {clean(told['version'])}, plan of {moment(told['at'])}; phase {clean(told['phase'])}, "
         f"{clean(told['mode'])}.",
     )
-    try:
-        with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs more than the verb itself
-            file.write(text)
-    except OSError as error:
-        return f"--html: {path}: {error.strerror}"
-    return ""
+    return picture.write(path, text)
 
 
 def _verdict(told: dict[str, Any]) -> tuple[str, str]:
@@ -132,6 +129,8 @@ def _verdict(told: dict[str, Any]) -> tuple[str, str]:
         return "The power-off is decided; nothing in this boot undoes it.", "red"
     if told["slack_s"] is None:
         return "Nobody knows how long the battery lasts.", "red"
+    if is_endless(told["slack_s"]):
+        return "It fits: with training paused, a feed that has utility carries the host.", "green"
     if told["slack_s"] < 0.0:
         return f"It does not fit: {duration(-told['slack_s'])} less is left than is needed.", "red"
     if told["fits"] and told["grade"] != "full":
@@ -171,5 +170,5 @@ def _value(term: dict[str, Any]) -> str:
     if term["unit"] == "share" and isinstance(value, int | float):
         return f"{100 * value:.1f} %"
     if term["unit"] == "s" and isinstance(value, int | float):
-        return f"{value:.1f} s"
+        return "endless" if is_endless(value) else f"{value:.1f} s"
     return clean(value)

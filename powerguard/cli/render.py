@@ -1,5 +1,6 @@
 """Words, durations and colours for people. Stdlib only."""
 
+import contextlib
 import os
 import sys
 import time
@@ -26,6 +27,20 @@ def clean(value: object) -> str:
 def has_colour(stream: TextIO) -> bool:
     """Say whether to colour: on a terminal, and never where NO_COLOR is set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def say(text: str) -> None:
+    """Print on stderr. Where nobody takes it, that alone is lost: not the exit status, nor what is still to be done."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        forget(sys.stderr)
+
+
+def forget(stream: TextIO) -> None:
+    """Forget what is still to be written: when it flushes at exit, Python would complain, or exit with 120."""
+    with contextlib.suppress(OSError, ValueError):  # not a file: a test's
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Paint:
@@ -55,6 +70,11 @@ def duration(seconds: float | None) -> str:
     if whole < 86400:
         return f"{sign}{whole // 3600} h {whole % 3600 // 60:02d} m"
     return f"{sign}{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def is_endless(seconds: float | None) -> bool:
+    """Say whether this is no battery's time: a feed with utility carries the host (core/outlast.py counts it 1e7 s)."""
+    return seconds is not None and seconds >= 1e6
 
 
 def moment(unix_s: float | None) -> str:
@@ -90,6 +110,37 @@ def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def fold(lines: Sequence[str], width: int | None = None) -> list[str]:
+    """Break long lines between words, and go on below where their last column begins. width: None: as the terminal's.
+
+    What is no terminal gets its lines whole.
+    """
+    if width is None:
+        try:
+            width = os.get_terminal_size(sys.stdout.fileno()).columns
+        except (OSError, ValueError):
+            return list(lines)
+    if width < _NARROW or all(len(line) <= width for line in lines):
+        return list(lines)
+    import re
+    from textwrap import wrap
+
+    folded: list[str] = []
+    for line in lines:
+        plain = re.sub("\x1b\\[[0-9;]*m", "", line)
+        if len(plain) <= width:
+            folded.append(line)
+            continue
+        columns = [gap.end() for gap in re.finditer(" {2,}(?=[^ ])", plain) if gap.end() <= width // 2]
+        hang = " " * max(columns, default=2)
+        folded += wrap(line, width, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False)
+    return folded
+
+
+_NARROW: Final = 40
+"""Columns of a terminal in which nothing can be laid out."""
 
 
 def told_seconds(text: str) -> float | None:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 from powerguard.cli import amounts
 from powerguard.cli.main import CONFIG
 from powerguard.cli.operate import Subparsers, fail
-from powerguard.cli.render import Paint, clean, duration, table
+from powerguard.cli.render import Paint, clean, duration, fold, table
 from powerguard.cli.words import PHASES, mark, order, sentence
 
 if TYPE_CHECKING:
     from powerguard.core.model import Policy, TrainerPolicy
-    from powerguard.sim.replay import Difference, Mark, Recording, Replayed
     from powerguard.sim.replay_file import Wanted
+    from powerguard.sim.replay_values import Difference, Mark, Recording, Replayed
 
 EX_USAGE: Final = 64
 EX_DATA: Final = 65
@@ -65,9 +65,10 @@ def register(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
     from powerguard.settings.load import SettingsError
-    from powerguard.sim.replay import compare, replay
+    from powerguard.sim.replay import replay
     from powerguard.sim.replay_file import load
     from powerguard.sim.replay_table import ReplayFileError
+    from powerguard.sim.replay_values import compare
 
     try:
         wanted, assumed, by = _wanted(args)
@@ -93,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{clean(args.file)}, decided by today's rules; settings: {clean(by)}{but}")
         print("".join(f"  {line}\n" for line in shown), end="")
         for each, diff in zip(told, diffs, strict=True):
-            print("\n" + "\n".join(_story(each, paint)))
+            print("\n" + "\n".join(fold(_story(each, paint))))
             if diff is not None:
                 print("\n" + "\n".join(_side_by_side(each, diff, paint)))
     return 0 if same else 1
@@ -176,7 +177,7 @@ def _trainers(texts: Sequence[str]) -> "tuple[TrainerPolicy, ...]":
 
 
 def _trainer(text: str) -> "TrainerPolicy":
-    from powerguard.core.events import Conduct
+    from powerguard.core.actions import Conduct
     from powerguard.core.model import TrainerPolicy
 
     name, _, rest = text.partition(":")

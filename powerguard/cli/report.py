@@ -2,14 +2,12 @@
 
 import argparse
 import json
-import os
 import sys
-from pathlib import Path
 from typing import Any, Final
 
 from powerguard.cli.operate import Subparsers, fail
 from powerguard.cli.outages import EX_NOINPUT, UnknownOutageError, add_journal, journal_of
-from powerguard.cli.render import Paint
+from powerguard.cli.render import Paint, fold
 
 EX_USAGE: Final = 64
 EX_CANTCREAT: Final = 73
@@ -54,29 +52,18 @@ def run(args: argparse.Namespace) -> int:
     elif args.markdown:
         print("\n".join(shown.markdown(told)))
     else:
-        print("\n".join(shown.describe(told, Paint(sys.stdout))))
+        print("\n".join(fold(shown.describe(told, Paint(sys.stdout)))))
     return 0
 
 
 def _write(args: argparse.Namespace, page: str) -> int:
-    """Write the page whole or not at all: an older one is not left half of each."""
-    if args.html == "-":
-        sys.stdout.write(page)
-        return 0
-    path = Path(args.html)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        if path.exists() and not path.is_file():
-            path.write_text(page, encoding="utf-8")  # A device or a pipe has no whole to replace.
-            return 0
-        beside.write_text(page, encoding="utf-8")
-        beside.replace(path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        return fail(
-            args, "report", f"{path}: {error.strerror or error} (say --html FILE in a folder of yours)", EX_CANTCREAT
-        )
-    print(f"written: {path}", file=sys.stderr)
+    from powerguard.cli import picture
+
+    trouble = picture.write(args.html, page)
+    if trouble:
+        return fail(args, "report", f"{trouble} (say --html FILE in a folder of yours)", EX_CANTCREAT)
+    if args.html != "-":
+        print(f"written: {args.html}", file=sys.stderr)
     return 0
 
 

@@ -7,8 +7,8 @@ from typing import Any, Final, NamedTuple
 from powerguard.cli.render import clean, duration
 from powerguard.cli.report_facts import Told, measured, number, predicted_paused_load
 from powerguard.core import needs
+from powerguard.core.actions import Grade
 from powerguard.core.budget import stop_s
-from powerguard.core.events import Grade
 
 LATE_S: Final = 5.0
 """Longer than this from the loss of power to two witnesses: a second or two is what is possible."""
@@ -343,6 +343,14 @@ def _return(case: _Case) -> Iterator[Advice]:
             "resume_failed", "error", "Training could not be started by itself: a person had to. Look at the unit that "
             "resume.target names.", "resume.target",
         )  # fmt: skip
+    yield from _powered_on(case)
+    missed = case.told.notes("host_incomplete_raised")
+    if missed:
+        yield _say(
+            "host_incomplete",
+            "warning",
+            f"Training waited for what the host lacked: {clean(missed[-1].line.because)}. docs/guides/recovery.md.",
+        )
     ours_s, gate_s = case.report["recovery"]["ours_s"], case.report["recovery"]["gate_s"]
     if ours_s is not None and ours_s > OURS_S:
         gate = f", of which {duration(gate_s)} waited for utility and charge" if gate_s else ""
@@ -353,6 +361,30 @@ def _return(case: _Case) -> Iterator[Advice]:
             "budget.charge_hold_s decide how long it waits for charge.",
             "budget.resume_charge_pct",
         )
+
+
+def _powered_on(case: _Case) -> Iterator[Advice]:
+    """What brought the host back is the proof of a way back, or of its absence."""
+    back = case.report["recovery"]
+    if back["powered_on_by"] in _BY_HAND:
+        yield _say(
+            "switched_on_by_hand",
+            "warning",
+            f"The host was switched on by hand ({back['powered_on_by'].replace('-', ' ')}): no way back has worked. "
+            "`powerguard doctor` says which of them are armed, and why others are not.",
+            "bmc.policy",
+        )
+    elif back["ac_failed"] is False and case.report["outcome"] == "clean_shutdown":
+        what = (back["powered_on_by"] or "something that it does not name").replace("-", " ")
+        yield _say(
+            "ac_never_gone",
+            "info",
+            f"AC never went at this host: power returned before the UPS cut its output, and the BMC's policy alone "
+            f"would have left it off. What brought it back: {what}.",
+        )
+
+
+_BY_HAND: Final = frozenset(("power-button", "reset-button"))
 
 
 def _journal(case: _Case) -> Iterator[Advice]:

@@ -10,11 +10,13 @@ from typing import Any, Final, NamedTuple
 from powerguard.cli.outages import Elapsed, Outage, between
 from powerguard.core import needs
 from powerguard.core.budget import paused_load
-from powerguard.core.events import Measured, Reading, TrainerSeen
+from powerguard.core.events import Measured, TrainerSeen
 from powerguard.core.model import Policy
 from powerguard.core.plain import PlainError, from_plain
+from powerguard.core.readings import Reading
 from powerguard.daemon.journal import Line
 from powerguard.daemon.journal.recording import Start
+from powerguard.effectors.bmc.ipmi import RestartCause
 
 POINTS: Final = 400
 """So many points of the runtime are kept: more than a picture shows."""
@@ -209,9 +211,25 @@ def _away(told: Told, returned: Step, since_s: float) -> list[tuple[str, float]]
     stop_s = measured(told, "stop", returned.line.boot_id)
     commit = [s for s in told.notes("phase_changed") if s.numbers.get("new") == "shutdown" and s.after_s <= last_s]
     dark_s = last_s if stop_s is None or not commit else max(last_s, commit[-1].after_s + stop_s)
-    # The boot's clock began at 0 when its kernel did.
-    kernel_s = max(dark_s, returned.after_s - returned.line.at_s)
-    return [("off", min(dark_s, kernel_s)), ("boot", kernel_s), ("recovery", returned.after_s)]
+    # The boot's clock began at 0 when its kernel did; the firmware came before that.
+    firmware_s = number(_powered_on(told, returned.line.boot_id).get("firmware_s")) or 0.0
+    power_on_s = max(dark_s, returned.after_s - returned.line.at_s - firmware_s)
+    return [("off", min(dark_s, power_on_s)), ("boot", power_on_s), ("recovery", returned.after_s)]
+
+
+def _powered_on(told: Told, boot_id: str) -> Mapping[str, Any]:
+    """Return what is told of how a boot began; nothing where nobody has asked."""
+    return next((step.numbers for step in told.notes("host_powered_on") if step.line.boot_id == boot_id), {})
+
+
+def _brought_by(cause: object, later: Sequence[Step]) -> str | None:
+    """Return what powered the host on: as its BMC names it, and whose order over the BMC that was, where it was ours.
+
+    later: what followed the return. A sentinel tells of its orders when the host takes its word back.
+    """
+    told = cause if isinstance(cause, str) and cause else None
+    ordered = any(s.line.event == "Done" and number(s.numbers.get("orders")) for s in later)
+    return "sentinel" if ordered and told in {None, RestartCause.CHASSIS_CONTROL.value} else told
 
 
 def measured(told: Told, need: str, boot_id: str) -> float | None:
@@ -228,16 +246,34 @@ def measured(told: Told, need: str, boot_id: str) -> float | None:
     )
 
 
+_RECOVERY: Final = (
+    "away_s",
+    "stop_s",
+    "powered_on_by",
+    "ac_failed",
+    "firmware_s",
+    "boot_s",
+    "gate_s",
+    "check_s",
+    "start_s",
+    "resumed_s",
+    "ours_s",
+)
+
+
 def recovery(told: Told) -> dict[str, Any]:
     """Return the way back, of the last return: whose part took how long. None: not told, or there was none."""
     returns = told.notes("host_returned")
     if not returns:
-        return dict.fromkeys(("away_s", "stop_s", "boot_s", "gate_s", "start_s", "resumed_s", "ours_s"))
+        return dict.fromkeys(_RECOVERY)
     back = returns[-1]
     later = [step for step in told.steps if step.line.seq > back.line.seq]
     gate = next((s for s in later if s.line.event in ("gate_opened", "gate_forced")), None)
     order = next((s for s in later if s.line.kind == "action" and s.line.event == "ResumeTraining"), None)
     begun = order or gate
+    looked = next((s for s in later if s.line.kind == "action" and s.line.event == "CheckHost"), None)
+    waited = looked or begun
+    powered_on = _powered_on(told, back.line.boot_id)
     answers = {s.line.action for s in later if s.line.kind == "action" and s.line.event == "ResumeTraining"}
     started = next((s for s in later if s.line.event == "Done" and s.line.action in answers), None)
     seen_s = None
@@ -249,8 +285,12 @@ def recovery(told: Told) -> dict[str, Any]:
     return {
         "away_s": None if told.elapsed.doubted else away_s,
         "stop_s": measured(told, "stop", back.line.boot_id),
+        "powered_on_by": _brought_by(powered_on.get("cause"), later),
+        "ac_failed": powered_on.get("ac_failed"),
+        "firmware_s": number(powered_on.get("firmware_s")),
         "boot_s": _r(back.line.at_s),
-        "gate_s": between(back.after_s, None if begun is None else begun.after_s),
+        "gate_s": between(back.after_s, None if waited is None else waited.after_s),
+        "check_s": None if looked is None else between(looked.after_s, None if begun is None else begun.after_s),
         "start_s": between(None if begun is None else begun.after_s, started_s),
         "resumed_s": between(started_s, seen_s),
         "ours_s": between(back.after_s, ended_s),

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from powerguard.cli.picture import is_room
-from powerguard.cli.render import clean, duration
+from powerguard.cli.render import clean, duration, is_endless
 
 _WIDE: Final = 960
 _LEFT: Final = 118
@@ -208,7 +208,10 @@ def _curves(report: Mapping[str, Any], x: _Scale, y: float) -> tuple[list[str], 
     budget = [b for b in report["budget"] if b["phase"] != "online"]
     values = [p["reported_s"] for p in report["runtime"]]
     values += [
-        v for b in budget for v in (b["effective_paused_s"], b["effective_now_s"], b["needs_s"]) if v is not None
+        v
+        for b in budget
+        for v in (b["effective_paused_s"], b["effective_now_s"], b["needs_s"])
+        if v is not None and not is_endless(v)
     ]
     if not values:
         return [_label(y, "runtime"), _soft(_LEFT, y + 15, "not told")], y + _LANE + _GAP

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from powerguard.cli import picture
 from powerguard.cli.picture import Section
-from powerguard.cli.render import Paint, clean, duration, moment, table
+from powerguard.cli.render import Paint, clean, duration, is_endless, moment, table
 from powerguard.cli.report_picture import PHASE_WORDS, Mark, style, timeline
 from powerguard.cli.words import OUTCOMES, PHASES
 
@@ -26,15 +26,19 @@ _DURATIONS: Final = {
 }
 _RECOVERY: Final = (
     ("stop_s", "commit to the host's last word", "the host's"),
-    ("boot_s", "power-on to OS: kernel start to the daemon (firmware apart)", "the site's"),
-    ("gate_s", "OS to training's start: utility, charge, checks", "ours"),
+    ("firmware_s", "power-on to OS: firmware and loader", "the site's"),
+    ("boot_s", "power-on to OS: kernel start to the daemon", "the site's"),
+    ("gate_s", "OS to training's start: utility and charge", "ours"),
+    ("check_s", "OS to training's start: GPUs, storage, checkpoint", "ours"),
     ("start_s", "the start itself", "ours"),
-    ("resumed_s", "started to resumed: a trainer answers", "the trainer's"),
+    ("resumed_s", "started to resumed: a trainer tells a step", "the trainer's"),
 )
 _MARKED: Final = {
     "checkpoint_durable": "checkpoint durable",
     "gate_forced": "training may start, forced",
     "gate_opened": "training may start",
+    "host_checked": "host is whole",
+    "host_incomplete_raised": "host is not what it was",
     "host_returned": "host is back",
     "outage_ended": "outage over",
     "policy_verified": "BMC read back",
@@ -102,12 +106,19 @@ def _section_phases(told: Mapping[str, Any]) -> Section:
     return Section("Phases", ("phase", "from", "for"), rows, numbers=(1, 2))
 
 
+def _powered_on(back: Mapping[str, Any]) -> str:
+    cause = clean(str(back["powered_on_by"] or "").replace("-", " ")) or NOT_TOLD
+    return cause if back["ac_failed"] is not False else f"{cause}, AC never gone"
+
+
 def _section_recovery(told: Mapping[str, Any]) -> Section:
     rows: list[tuple[str, str, str]] = []
     if told["boots"] > 1:
         back = told["recovery"]
         stopped = any(p["name"] == "shutdown" for p in told["phases"])
-        rows = [(words, whose, _s(back[name])) for name, words, whose in _RECOVERY if stopped or name != "stop_s"]
+        happened = {"stop_s": stopped, "check_s": back["check_s"] is not None}
+        rows = [("powered on by", "the site's", _powered_on(back))]
+        rows += [(words, whose, _s(back[name])) for name, words, whose in _RECOVERY if happened.get(name, True)]
         rows.append(("from the daemon's start to training, in all", "ours", _s(back["ours_s"])))
     return Section("The way back", ("part", "whose", "time"), rows, numbers=(2,))
 
@@ -134,8 +145,10 @@ def _section_budget(told: Mapping[str, Any]) -> Section:
         (
             PHASES.get(b["phase"], clean(b["phase"])),
             _plus(b["at_s"]),
-            _s(b["effective_now_s"]),
-            _s(b["effective_paused_s"]),
+            *(
+                "endless" if is_endless(lasts) else _s(lasts)
+                for lasts in (b["effective_now_s"], b["effective_paused_s"])
+            ),
             _s(b["needs_s"]),
             NOT_TOLD if b["load"] is None else f"{100 * b['load']:.0f} %",
             clean(b["grade"] or NOT_TOLD),
@@ -165,7 +178,7 @@ def _section_trainers(told: Mapping[str, Any], limit: int | None) -> Section:
     more = len(told["trainers"]) - len(shown)
     title = f"Checkpoints (the slowest {len(shown)} of {len(told['trainers'])})" if more > 0 else "Checkpoints"
     head = ("trainer", "asked", "planned", "took", "step", "verified", "tries", "steps lost")
-    return Section(title, head, rows, numbers=(1, 2, 4, 6, 7))
+    return Section(title, head, rows, numbers=(1, 2, 3, 4, 6, 7))
 
 
 def _section_feeds(told: Mapping[str, Any]) -> Section:

@@ -69,7 +69,8 @@ def _tell(done: "list[Sealed]") -> None:
     paint = Paint(sys.stdout)
     for each in done:
         step = "" if each.seal.step is None else f"step {each.seal.step}, "
-        what = f"{step}{len(each.seal.files)} files, {amount(each.seal.size_bytes)}"
+        count = len(each.seal.files)
+        what = f"{step}{count} file{'' if count == 1 else 's'}, {amount(each.seal.size_bytes)}"
         word = paint("sealed", "green") if each.is_new else "sealed already, and unchanged"
         print(f"{clean(each.path)}: {word}: {what}")
 

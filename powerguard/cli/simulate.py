@@ -24,6 +24,7 @@ _POLICIES: Final = ("powerguard", "fixed", "nut", "apcupsd", "oracle")
 _LEVELS: Final = ("core", "loop", "sockets")
 _OUTAGES: Final = {"core": 1000, "loop": 50, "sockets": 3}
 _BAR: Final = 30
+_MOST_SETS: Final = 12
 
 
 def register(subparsers: Subparsers) -> None:
@@ -174,7 +175,31 @@ def _print(told: dict[str, Any]) -> None:
         print("                                    (the oracle takes whoever lost the fewest seconds, also so)")
     print(f"  shut down                         {share('shutdowns')}, needlessly {share('needless')}")
     print(f"  stranded                          {share('stranded')}")
+    _print_ways(told["stranded_by_ways"])
     for lost in told["planning_dirty_outages"][:5]:
         print(f"\n{paint('power lost by planning', 'red')}: {lost['reproduce']}")
     for violated in told["invariant_violations"]:
         print(f"\n{paint('violated', 'red')}: {violated['violation']}\n  {violated['reproduce']}")
+
+
+def _print_ways(sets: list[dict[str, Any]]) -> None:
+    """Tell who stayed off with which ways back, the worst first; nothing where there is but the BMC's policy."""
+    if all(not each["ways"] and each["policy"] == "always-on" for each in sets):
+        return
+    worst = sorted(sets, key=lambda each: (-each["stranded"] / each["outages"], -each["outages"]))
+    rows = [("ways back", "outages", "off", "stranded", "wait", "back by"), *map(_row, worst[:_MOST_SETS])]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    print("\n  A late reboot, B output, C sentinel, D watchdog, E clock, P the BMC's policy")
+    for name, *cells, by in rows:
+        told = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=False))
+        print(f"  {name:<{widths[0]}}  {told}  {by}".rstrip())
+    if left := worst[_MOST_SETS:]:
+        print(f"  and {len(left)} more sets, in which {sum(each['stranded'] for each in left)} stayed off (--json)")
+
+
+def _row(each: dict[str, Any]) -> tuple[str, ...]:
+    from powerguard.sim.world.layers import LETTERS
+
+    by = [f"{letter} {each['back_by'][way]}" for way, letter in LETTERS.items() if each["back_by"][way]]
+    counts = (str(each[key]) for key in ("outages", "went_off", "stranded"))
+    return each["set"], *counts, f"{each['wait_s_mean']:.0f} s", ", ".join(by)

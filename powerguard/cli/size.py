@@ -7,7 +7,6 @@ import re
 import textwrap
 from collections.abc import Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Final
 
 from powerguard.cli import picture
@@ -16,7 +15,7 @@ from powerguard.cli.picture import Section, Stretch
 from powerguard.cli.render import Paint, clean, duration, table
 from powerguard.cli.size_input import AmountError, Asked, SettingsError, asked
 from powerguard.core import budget as sums
-from powerguard.core.events import Grade
+from powerguard.core.actions import Grade
 from powerguard.core.size import Fix, Lever, Size, Verdict, size
 
 EX_USAGE: Final = 64
@@ -40,12 +39,10 @@ def run(args: argparse.Namespace) -> int:
         return fail(args, "plan --size", str(error).replace("\n", "; "), EX_CONFIG)
     answer = size(question.site)
     told = view(question, answer)
-    if args.html is not None:
-        try:
-            Path(args.html).write_text(page(told), encoding="utf-8")
-        except OSError as error:
-            return fail(args, "plan --size", f"--html: {args.html}: {error.strerror}", EX_USAGE)
-    print(json.dumps(told, indent=2) if args.json else "\n".join(describe(told, Paint(), utf8=picture.is_utf8())))
+    if args.html is not None and (trouble := picture.write(args.html, page(told))):
+        return fail(args, "plan --size", trouble, EX_USAGE)
+    if args.html != "-" or args.json:
+        print(json.dumps(told, indent=2) if args.json else "\n".join(describe(told, Paint(), utf8=picture.is_utf8())))
     return 0 if answer.verdict is Verdict.FULL else 1
 
 

@@ -11,7 +11,7 @@ from powerguard.cli import amounts
 from powerguard.cli.amounts import AmountError
 from powerguard.cli.main import CONFIG
 from powerguard.core import budget as sums
-from powerguard.core.events import Conduct
+from powerguard.core.actions import Conduct
 from powerguard.core.model import Policy, Trainer
 from powerguard.core.size import Site, nameplate_table
 from powerguard.daemon.origins import PRESUMED

@@ -22,9 +22,8 @@ from powerguard.profiles.schema import Profile
 from powerguard.profiles.values import Answer, Oid, parts
 from powerguard.sources.snmp import ProbeReport, probe
 from powerguard.sources.snmp_discovery import SYS_DESCR, SYS_OBJECT_ID
-from powerguard.sources.snmp_engine import close_engines
 from powerguard.sources.snmp_options import SnmpOptions
-from powerguard.sources.snmp_port import PysnmpPort, SnmpError
+from powerguard.sources.snmp_port import CardPort, SnmpError
 
 MOST_OBJECTS: Final = 5000
 _WITH_PORT: Final = re.compile(r"([^\[\]:]+|\[[^\[\]]*\]):([0-9]{1,5})")
@@ -104,24 +103,21 @@ async def _look(options: SnmpOptions, args: argparse.Namespace) -> _Look:
     report, because = None, ""
     walked: dict[str, Answer] = {}
     try:
-        try:
-            report = await probe(options, profiles=profiles, with_pdus=True)
-        except SnmpError as error:
-            if error.unanswered or args.save is None:
-                raise
-            because = str(error)  # A card of no family that is known is the one whose walk is wanted most.
-        if args.save is not None:
-            chosen = [] if report is None else [profiles.by_name[name] for name in report.profiles]
-            walked = await _walk(options, chosen, quiet=args.json)
-            walked |= {} if report is None else report.raw
-    finally:
-        close_engines()
+        report = await probe(options, profiles=profiles, with_pdus=True)
+    except SnmpError as error:
+        if error.unanswered or args.save is None:
+            raise
+        because = str(error)  # A card of no family that is known is the one whose walk is wanted most.
+    if args.save is not None:
+        chosen = [] if report is None else [profiles.by_name[name] for name in report.profiles]
+        walked = await _walk(options, chosen, quiet=args.json)
+        walked |= {} if report is None else report.raw
     return _Look(report=report, because=because, profiles=profiles, walked=walked)
 
 
 async def _walk(options: SnmpOptions, profiles: list[Profile], *, quiet: bool) -> dict[str, Answer]:
     """Walk all that is the power supply's, as far as MOST_OBJECTS and WALK_S reach."""
-    port = PysnmpPort(options)
+    port = CardPort(options)
     found: dict[str, Answer] = {}
     try:
         async with asyncio.timeout(WALK_S):

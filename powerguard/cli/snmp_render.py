@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from powerguard.cli.render import Paint, clean, duration, table
-from powerguard.core.events import OutputSource
+from powerguard.core.readings import OutputSource
 from powerguard.profiles.decode import Decoded
 from powerguard.profiles.probe import identity
 from powerguard.profiles.schema import Profile

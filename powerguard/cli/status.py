@@ -9,13 +9,14 @@ from typing import Any, Final
 from powerguard.cli.client import DownError, RefusedError, add_options, get
 from powerguard.cli.last_known import JOURNAL, last_known
 from powerguard.cli.operate import Subparsers
-from powerguard.cli.render import Paint, clean, clock_of, duration, moment, number, table
+from powerguard.cli.render import Paint, clean, clock_of, duration, fold, is_endless, moment, number, table
 
 EX_DOWN: Final = 4
 _COLOURS: Final = {"online": "green", "on_battery": "yellow", "recovery": "yellow", "shutdown": "red"}
 _WORDS: Final = {"shutdown": "power-off", "emergency_checkpoint": "pause and checkpoint", "holding": "hold"}
 BEGUN: Final = ("emergency_checkpoint", "holding")
 """These begin when three quarters of the runtime come down to what is needed: that less fits then is nothing wrong."""
+_ENDLESS: Final = "endless while a feed that has utility carries the host"
 _BECAUSE: Final = {
     "budget": "no more than what is needed is left",
     "runtime_short": "little runtime is left at this load",
@@ -80,7 +81,7 @@ def _show(lines: list[str], *, clear: bool) -> None:
     if clear:
         print("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J", end="")
     else:
-        print("\n".join(lines))
+        print("\n".join(fold(lines)))
 
 
 def exit_code(told: dict[str, Any]) -> int:
@@ -117,9 +118,8 @@ def short(told: dict[str, Any]) -> str:
     budget = told.get("budget") or {}
     ready = "ready" if told.get("ready") else "not ready"
     names = ",".join(clean(reason["name"]) for reason in told.get("reasons", ()))
-    return f"{clean(told['phase'])} {clean(told['mode'])} {ready} slack {duration(budget.get('slack_s'))}" + (
-        f" ({names})" if names else ""
-    )
+    slack = "endless" if is_endless(budget.get("slack_s")) else duration(budget.get("slack_s"))
+    return f"{clean(told['phase'])} {clean(told['mode'])} {ready} slack {slack}" + (f" ({names})" if names else "")
 
 
 def describe(told: dict[str, Any], paint: Paint) -> list[str]:
@@ -138,6 +138,20 @@ def describe(told: dict[str, Any], paint: Paint) -> list[str]:
     return [*lines, *table(_rows(told))]
 
 
+def _way_back(told: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if told is None:  # a daemon of before
+        return []
+    rows = []
+    for each in told["layers"]:
+        if each["stands"] != "off":
+            name = clean(f"{each['layer']} {each['name']} {each['ups']}".strip())
+            why = f": {clean(each['why'])}" if each["why"] else ""
+            rows.append(("way back", f"{name}: {clean(each['stands'])}{why}"))
+    if not told["covers_race"]:
+        rows.append(("way back", "none covers utility that returns while the host is going down (powerguard doctor)"))
+    return rows
+
+
 def _rows(told: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [*_outage(told), *_supply(told), *_budget(told)]
     rows += [("trainer", _trainer(trainer)) for trainer in told["trainers"]] or [("trainer", "none known")]
@@ -151,7 +165,10 @@ def _rows(told: dict[str, Any]) -> list[tuple[str, str]]:
         verified = "verified" if bmc["verified"] else "NOT verified"
         when = f" {duration(bmc['age_s'])} ago" if bmc["age_s"] is not None else ""
         error = f"; {clean(bmc['error'])}" if bmc["error"] else ""
-        rows.append(("bmc", f"{clean(bmc['kind'])}: policy {clean(bmc['policy'] or '?')}, {verified}{when}{error}"))
+        draws = "" if bmc.get("power_watts") is None else f"; the host drew {bmc['power_watts']:.0f} W"
+        policy = clean(bmc["policy"] or "?")
+        rows.append(("bmc", f"{clean(bmc['kind'])}: policy {policy}, {verified}{when}{draws}{error}"))
+    rows += _way_back(told.get("way_back"))
     host = clean(told["host"]["kind"])
     rows.append(("host", "never powered off (host.kind: dry-run)" if host == "dry-run" else f"powered off by {host}"))
     last = told["last_outage"]
@@ -223,11 +240,12 @@ def _supply(told: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _budget(told: dict[str, Any]) -> list[tuple[str, str]]:
     budget = told["budget"]
+    paused_s = budget["runtime_effective_paused_s"]
     need = (
         f"checkpoint {duration(budget['checkpoint_s'])} + {clean(budget['grade'])} stop {duration(budget['stop_s'])} = "
-        f"{duration(budget['need_s'])} of {duration(budget['runtime_effective_paused_s'])}"
+        f"{duration(budget['need_s'])}{'' if is_endless(paused_s) else f' of {duration(paused_s)}'}"
     )
-    slack = duration(budget["slack_s"])
+    slack = _ENDLESS if is_endless(budget["slack_s"]) else duration(budget["slack_s"])
     if budget["slack_s"] is None:
         slack += " (nobody knows how long the battery lasts)"
     elif told["phase"] == "shutdown":
@@ -237,8 +255,11 @@ def _budget(told: dict[str, Any]) -> list[tuple[str, str]]:
     elif not budget["fits"] and told["phase"] not in BEGUN:
         slack += " (does NOT fit three quarters of the runtime)"
     rows = [("budget", need), ("slack", slack)]
+    if told["phase"] == "recovery":
+        rows.append(("next", "training starts; `powerguard recover --dry-run` tells what it waits for"))
+    is_fine = told["outage"] is None or (told["phase"] == "recovery" and told["supply"] == "utility")
     for place, step in enumerate(told["next"]):
-        label = ("if power fails" if told["outage"] is None else "next") if place == 0 else ""
+        label = ("if power fails" if is_fine else "next") if place == 0 else ""
         rows.append((label, describe_step(step, is_suspended=told["maintenance"] is not None)))
     return rows
 
@@ -296,7 +317,7 @@ def _source(source: dict[str, Any]) -> str:
     state = "up" if source["up"] else "DOWN"
     age = f", read {duration(source['age_s'])} ago" if source["age_s"] is not None else ", never read"
     trust = "" if source["authenticated"] or not source["up"] else ", answers could be forged"
-    error = f", {clean(source['last_error'])}" if source["last_error"] else ""
+    error = "".join(f", {clean(source[key])}" for key in ("last_error", "trouble") if source.get(key))
     return (
         f"{clean(source['source'])}: {state}{age}, {source['failures']} of {source['polls']} polls failed{trust}{error}"
     )

@@ -6,7 +6,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from powerguard.cli.render import duration
+from powerguard.cli.render import duration, is_endless
 
 Numbers = Mapping[str, Any]
 _Sentence = Callable[[str, Numbers], str]
@@ -42,7 +42,13 @@ ORDERS: Final = {
     "ContinueTrainer": "let its processes go on",
     "EnsurePolicy": "BMC: power on when AC returns",
     "SyncFilesystems": "sync the checkpoint filesystems",
+    "CheckWay": "see whether a way back can be armed",
+    "ArmWay": "arm a way back",
+    "DisarmWay": "take a way back back",
+    "RestorePolicy": "BMC: put the policy back",
     "PowerOff": "power the host off",
+    "Reboot": "let the power-off end in a reboot",
+    "CheckHost": "check GPUs, storage and checkpoint",
     "ResumeTraining": "start training",
 }
 OUTCOMES: Final = {
@@ -53,6 +59,14 @@ OUTCOMES: Final = {
     "rehearsed": "rehearsed only (dry-run): nothing was powered off",
     "lost": "its end was never journalled",
     "": "still running",
+}
+
+
+WAYS: Final = {
+    "output": "the UPS's output, off and on again",
+    "rtc": "the alarm of the host's clock",
+    "sentinel": "the sentinel",
+    "watchdog": "the BMC's watchdog",
 }
 
 
@@ -96,6 +110,11 @@ def _for(numbers: Numbers, name: str) -> str:
     return duration(_seconds(numbers, name))
 
 
+def _way(numbers: Numbers) -> str:
+    way = str(numbers.get("way"))
+    return WAYS.get(way, way)
+
+
 def _phase_changed(because: str, numbers: Numbers) -> str:
     new, old = numbers.get("new"), numbers.get("old")
     match new:
@@ -122,7 +141,7 @@ def _left(numbers: Numbers) -> str:
     reff_s = _seconds(numbers, "reff_now_s")
     if reff_s is None:
         return "Nobody knows how long the battery lasts"
-    paused = _for(numbers, "reff_paused_s")
+    paused = "as long as utility" if is_endless(_seconds(numbers, "reff_paused_s")) else _for(numbers, "reff_paused_s")
     need_s = (_seconds(numbers, "checkpoint_s") or 0.0) + (_seconds(numbers, "stop_s") or 0.0)
     return (
         f"It lasts {duration(reff_s)} more at this load and {paused} with training paused (margins taken off); "
@@ -258,6 +277,19 @@ def _host_returned(because: str, numbers: Numbers) -> str:
     return f"the host is back after {_for(numbers, 'away_s')} ({because})"
 
 
+def _flag(told: object) -> bool | None:
+    return told if isinstance(told, bool) else None
+
+
+def _powered_on(because: str, numbers: Numbers) -> str:
+    cause = str(numbers.get("cause") or "")
+    lost = {True: "AC had been gone", False: "AC was there all the time", None: ""}[_flag(numbers.get("ac_failed"))]
+    firmware = f"firmware took {_for(numbers, 'firmware_s')}" if numbers.get("firmware_s") is not None else ""
+    told = "; ".join(filter(None, (lost, firmware)))
+    what = f"powered on by {cause.replace('-', ' ')}" if cause else "what powered the host on is not told"
+    return f"{what} ({because}{'; ' if told else ''}{told})"
+
+
 def _continued(because: str, numbers: Numbers) -> str:
     phase = PHASES.get(str(numbers.get("phase")), str(numbers.get("phase")))
     return f"{because} after {_for(numbers, 'away_s')} away; the outage goes on where it was: {phase}"
@@ -334,6 +366,7 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "drill_undoing": _plain("drill: everything is put back"),
     "foreign_stop_seen": lambda b, _: f"{b}: the return is armed while there is time",
     "gate_forced": lambda b, _: f"training may go on though it is not safe yet: {b}",
+    "gate_overruled": _who("the gate was overruled"),
     "gate_opened": lambda b, _: f"training may start: {_GATE.get(b, b)}",
     "gpu_cap_ordered": lambda b, n: f"GPU power was ordered down to {100 * (_seconds(n, 'share') or 0):.0f} % ({b})",
     "gpu_power_capped": _plain("GPU power is lowered"),
@@ -341,6 +374,8 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "grade_lowered": _grade_lowered,
     "guard_ended": lambda b, _: f"training is no longer guarded: {b}",
     "guard_started": lambda b, _: f"training is guarded, with a checkpoint whenever it costs little: {b}",
+    "host_checked": lambda b, _: f"the host is whole: {b}",
+    "host_powered_on": _powered_on,
     "host_returned": _host_returned,
     "maintenance_ended": _who("maintenance ended"),
     "maintenance_set": _maintenance_set,
@@ -359,6 +394,11 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "power_off_rehearsed": _plain("drill: here the host would have been powered off"),
     "power_off_repeated": lambda b, n: f"the power-off was ordered again, with {_for(n, 'force_after_s')} left: {b}",
     "precaution_ordered": _of("was asked for a checkpoint as a precaution, training going on"),
+    "policy_restored": lambda b, n: f"the BMC's policy was put back to {n.get('policy', 'what it was')} ({b})",
+    "reboot_left": lambda b, _: f"the power-off stays one: {b}",
+    "reboot_ordered": lambda b, _: f"the power-off is to end in a reboot: {b}",
+    "resume_unconfirmed": lambda b, _: b,
+    "return_put_off": lambda b, n: f"{b}: it is told to stay away for {_for(n, 'back_off_s')}",
     "resume_failed": lambda b, n: f"{b} in {n.get('tries')} tries: a person must start it",
     "shutdown_aborted": _who("the shutdown was called off"),
     "source_lost": _source_lost,
@@ -369,4 +409,10 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "trainer_signalled": lambda b, n: f"{n.get('trainer')} draws on: {_SIGNALS.get(str(n.get('word')), '')} ({b})",
     "trainer_stopped": _of("stands: its processes were stopped by SIGSTOP"),
     "trainer_terminated": _of("was ended: its processes got SIGTERM"),
+    "way_armed": lambda _, n: f"armed, so that the host comes back: {_way(n)}, in {_for(n, 'in_s')}",
+    "way_blocked": lambda b, n: f"not armed: {_way(n)}: {b}",
+    "way_disarmed": lambda _, n: f"taken back: {_way(n)}",
+    "way_found_disarmed": lambda b, n: f"was not armed any more when it was taken back: {_way(n)} ({b})",
+    "way_given_up": lambda b, _: f"given up: {b}",
+    "ways_unknown": lambda b, _: b,
 }

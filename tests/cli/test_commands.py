@@ -24,6 +24,11 @@ import pytest
 import structlog
 
 from powerguard.cli.main import VERBS, Verbs, main
+from powerguard.cli.plan import describe as describe_plan
+from powerguard.cli.render import Paint
+from powerguard.cli.status import describe as describe_status
+from powerguard.cli.status import short
+from powerguard.cli.words import sentence
 from powerguard.core.events import Abort, CheckpointNow, SetMaintenance
 from powerguard.core.model import Maintenance, State
 from powerguard.daemon.admin import admin_server
@@ -80,6 +85,19 @@ async def powerguard_alone(*words: str, **env: str) -> Ended:
     return Ended(process.returncode or 0, out.decode(), err.decode())
 
 
+async def run_by_bash(words: str, pass_fds: tuple[int, ...] = ()) -> Ended:
+    """Run it by a line of bash, for what only a shell does to a process's streams."""
+    line = f"exec {shlex.quote(sys.executable)} -m powerguard {words}"
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}  # as its users have it
+    process = await asyncio.create_subprocess_exec(
+        "bash", "-c", line, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, pass_fds=pass_fds,
+        env=env, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    async with asyncio.timeout(30.0):
+        out, err = await process.communicate()
+    return Ended(process.returncode or 0, out.decode(), err.decode())
+
+
 @pytest.fixture(autouse=True)
 def _the_daemons_log_stands_apart() -> Iterator[None]:
     """The daemon that is served here logs in the same process: what it says is no verb's output."""
@@ -116,9 +134,35 @@ async def test_status_in_every_phase(phase: str, folder: Path) -> None:
             assert (ended.code, ended.err) == (CODES[phase], "")
             assert phase in ended.out
             assert "\x1b" not in ended.out
-        head = (await powerguard("status", "--socket", path)).out.splitlines()[0]
+        told = (await powerguard("status", "--socket", path)).out
+        assert "policy always-on, verified 10 m 00 s ago; the host drew 2860 W" in told
+        head = told.splitlines()[0]
         assert head.endswith(f": {phase}, armed" + (", ready" if phase == "online" else ""))
         assert ended.object["phase"] == phase
+        told = (await powerguard("status", "--socket", path)).out
+        assert ("if power fails" in told) is (phase in ("online", "recovery"))
+        assert ("recover --dry-run" in told) is (phase == "recovery")
+
+
+def test_a_feed_with_utility_is_no_runtime_of_months() -> None:
+    """One of two feeds is on battery and the other one carries the paused host: the sums say 1e7 s, nobody should."""
+    status = json.loads((REFERENCE / "status-online.json").read_text(encoding="utf-8"))
+    status["budget"] |= {"runtime_effective_paused_s": 9_997_447.3, "slack_s": 9_997_275.5}
+    told = "\n".join(describe_status(status, Paint()))
+    assert "slack" in told
+    assert "endless while a feed that has utility carries the host" in told
+    assert "slack endless" in short(status)
+    plan = json.loads((REFERENCE / "plan-online.json").read_text(encoding="utf-8")) | {"slack_s": 9_997_275.5}
+    plan["terms"].append(
+        {"name": "reff_paused_s", "value": 9_997_447.3, "unit": "s", "source": "usable x tau_paused_s"}
+    )
+    planned = "\n".join(describe_plan(plan, Paint()))
+    assert "It fits: with training paused, a feed that has utility carries the host." in planned
+    assert re.search(r"reff_paused_s +endless +usable x tau_paused_s", planned)
+    numbers = {"old": "online", "new": "on_battery", "reff_now_s": 90.0, "reff_paused_s": 1e7}
+    said = sentence("phase_changed", "input_present", numbers)
+    assert "1 m 30 s more at this load and as long as utility with training paused" in said
+    assert not re.search(r"[0-9]+ d ", told.partition("slack")[0] + planned)
 
 
 async def test_status_of_a_host_that_is_not_protected(folder: Path) -> None:
@@ -159,11 +203,13 @@ async def test_status_when_the_daemon_is_down(folder: Path) -> None:
     assert (await powerguard(*args, "--short")).code == 4
 
 
-@pytest.mark.parametrize("content", [None, b"", b"no database" * 200])
-async def test_status_without_daemon_and_journal(content: bytes | None, folder: Path) -> None:
-    """No journal, an empty file, and a file of rubbish: said, not raised."""
+@pytest.mark.parametrize("content", [None, b"", b"no database" * 200, "a pipe"])
+async def test_status_without_daemon_and_journal(content: bytes | str | None, folder: Path) -> None:
+    """No journal, an empty file, a file of rubbish, a pipe that nobody writes to: said, not raised nor waited for."""
     path = folder / "journal.sqlite"
-    if content is not None:
+    if isinstance(content, str):
+        os.mkfifo(path)
+    elif content is not None:
         path.write_bytes(content)
     ended = await powerguard("status", "--socket", str(folder / "none.sock"), "--journal", str(path))
     assert ended.code == 4
@@ -353,6 +399,50 @@ async def test_somebody_else_on_the_socket(answer: bytes, folder: Path) -> None:
         thread.join(5.0)
 
 
+@pytest.mark.parametrize(
+    ("verb", "example", "key", "told"),
+    [
+        (
+            "status",
+            "status-online",
+            "version",
+            "powerguard status: error: the daemon does not tell version: it is older",
+        ),
+        (
+            "status --short",
+            "status-online",
+            "mode",
+            "does not tell mode: it is older than this command (systemctl restart",
+        ),
+        ("plan", "plan-online", "terms", "powerguard plan: error: the daemon does not tell terms"),
+        ("battery show", "battery", "ups", "does not tell ups"),
+        ("drill report", "drill", "last", "does not tell last"),
+        ("recover --dry-run", "recovery", "gates", "does not tell gates"),
+        ("plan", "status-online", "", "answered with another object, or one of another version"),
+        ("drill stop", "battery", "", "answered with another object, or one of another version"),
+    ],
+)
+async def test_a_daemon_of_another_version(verb: str, example: str, key: str, told: str, folder: Path) -> None:
+    """The command was updated and the daemon not restarted yet: said in words, with what to do, and exit 4."""
+    body = json.loads((REFERENCE / f"{example}.json").read_text(encoding="utf-8"))
+    body.pop(key, None)
+    with socket.socket(socket.AF_UNIX) as older:
+        older.bind(f"{folder}/s.sock")
+        older.listen(4)
+
+        def serve() -> None:
+            peer, _ = older.accept()
+            peer.recv(4096)
+            peer.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + json.dumps(body).encode())
+            peer.close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        ended = await powerguard(*verb.split(), "--socket", f"{folder}/s.sock")
+        thread.join(5.0)
+    assert (ended.code, told in ended.out + ended.err) == (4, True)
+
+
 async def test_a_crowded_daemon_is_not_called_gone(folder: Path) -> None:
     """It hangs up on whoever is too many: that is told in words, and what to do."""
     with socket.socket(socket.AF_UNIX) as crowded:
@@ -450,6 +540,25 @@ async def test_the_daemon_of_the_named_settings_is_asked(words: str, folder: Pat
         assert ended.code not in (64, 78)
 
 
+async def test_a_hook_asks_the_daemon_of_the_named_settings(folder: Path) -> None:
+    """And nobody where these are wrong: another daemon's answer is not theirs. A hook goes on, and says why."""
+    config = settings_in(folder)
+    other = folder / "other"
+    other.mkdir()
+    async with served(scene("on_battery"), folder), served(scene("on_battery"), other) as stranger:
+        for words in (["--for", "apcupsd", "doshutdown"], ["--for", "nut", "onbattery"]):
+            assert await powerguard_alone("--config", str(config), "event", *words) == Ended(99, "", "")
+            assert await powerguard_alone("event", *words, POWERGUARD_CONFIG=str(config)) == Ended(99, "", "")
+        config.write_text("mode: armde\n", encoding="utf-8")
+        for words in (["x"], ["--for", "apcupsd", "x"], ["--for", "nut-shutdown", "--", "/bin/true"]):
+            ended = await powerguard_alone("event", "--config", str(config), *words)
+            assert (ended.code, ended.out) == (0, "")
+            assert f"powerguard event: {config}:1:1" in ended.err
+            assert "Traceback" not in ended.err
+        asked = ("event", "--socket", stranger, "--config", str(config), "--for", "apcupsd", "x")
+        assert (await powerguard_alone(*asked)).code == 99
+
+
 async def test_the_journal_of_the_named_settings_is_read_when_it_is_down(folder: Path) -> None:
     journal = Journal(folder / "j.sqlite", boot_id=BOOT, wall=lambda: WALL_S)
     await journal.load()
@@ -533,6 +642,26 @@ async def test_wrong_settings_exit_78(folder: Path) -> None:
     assert (await powerguard("--config", str(config), "config", "validate")).code == 78
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        ("history", 66, "no journal here"),
+        ("report", 66, "no journal here"),
+        ("doctor", 2, "File name too long"),
+        ("plan --size", 78, "File name too long"),
+        (
+            "discover --only nut --nut-port 1 --deadline 1 --nut /none --apcupsd /none",
+            1,
+            "is passed over: File name too",
+        ),
+    ],
+)
+async def test_settings_that_cannot_even_be_looked_for(words: str, code: int, told: str, folder: Path) -> None:
+    """As in a folder that is closed to who asks; here by a name that no file can have, since tests may be root."""
+    ended = await powerguard(*words.split(), "--config", f"{folder}/{'x' * 300}.yaml")
+    assert (ended.code, told in ended.out + ended.err) == (code, True)
+
+
 async def test_config_from_the_environment(folder: Path) -> None:
     ended = await powerguard_alone("run", POWERGUARD_CONFIG=str(folder / "none.yaml"))
     assert ended.code == 78
@@ -596,6 +725,54 @@ async def test_reader_that_leaves_is_no_error(folder: Path) -> None:
         out, err = await process.communicate()
     assert out.startswith(b"phase online")
     assert err == b""
+
+
+STREAMS = [
+    ("version > /dev/full", 74, "powerguard: error: standard output: No space left on device\n"),
+    ("config schema > /dev/full", 74, "powerguard: error: standard output: No space left on device\n"),
+    ("version >&- <&-", 0, ""),
+    ("status --help >&-", 0, ""),
+    ("status --socket none --journal none >&-", 4, ""),
+    ("plan --socket none 2>/dev/full", 4, ""),
+    ("plan --socket none 2>&-", 4, ""),
+    ("event onbattery --socket none 2>/dev/full", 0, ""),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "err"), STREAMS, ids=[words for words, _, _ in STREAMS])
+async def test_streams_that_take_nothing(words: str, code: int, err: str) -> None:
+    """A full disk, a closed descriptor: one line where anybody can read it, and the status that is documented."""
+    ended = await run_by_bash(words)
+    assert (ended.code, ended.out, ended.err) == (code, "", err)
+
+
+@pytest.mark.parametrize("words", ["version", "config schema", "status --help"])
+async def test_a_reader_that_was_gone_before_is_no_error(words: str) -> None:
+    """`powerguard version | true`, where the reader is the quicker one."""
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        ended = await run_by_bash(f"{words} >&{write}", pass_fds=(write,))
+    finally:
+        os.close(write)
+    assert (ended.code, ended.err) == (141, "")
+
+
+async def test_a_letter_that_the_terminal_lacks(folder: Path) -> None:
+    """A file's name may have any letter; a locale of old has few."""
+    config = folder / "größe.yaml"
+    shutil.copy(Path(__file__).parents[2] / "config" / "powerguard.yaml", config)
+    ended = await powerguard_alone("config", "validate", str(config), PYTHONIOENCODING="ascii")
+    assert (ended.code, "gr??e.yaml: valid" in ended.out) == (0, True)
+
+
+async def test_the_shutdown_of_nut_does_not_hang_on_who_listens(folder: Path) -> None:
+    """SHUTDOWNCMD is run where the daemon is down, though the words about it reach nobody: the host must go down."""
+    done = folder / "done"
+    for nobody in ("2>/dev/full", "2>&-"):
+        ended = await run_by_bash(f"event --for nut-shutdown --socket none -- touch '{done}' {nobody}")
+        assert (ended.code, done.exists()) == (0, True)
+        done.unlink()
 
 
 def test_reference_names_every_verb() -> None:

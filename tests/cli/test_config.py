@@ -45,6 +45,14 @@ def test_warnings_go_to_stderr_and_change_no_exit_code(least: str, capsys: pytes
     assert any(line.startswith(f"warning: {least}:5:9: ups.a.sources[0].version: SNMP version 2c") for line in told)
 
 
+def test_show_takes_a_file_as_validate_does(least: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("config", "show", least) == 0
+    by_place = capsys.readouterr().out
+    assert run("config", "show", "--config", least) == 0
+    assert by_place == capsys.readouterr().out
+    assert "mode: dry-run" in by_place
+
+
 def test_mistakes_go_to_stderr_with_78(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(LEAST.replace("dry-run", "dryrun") + "lgo: 1\n", encoding="utf-8")

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from powerguard.cli.checks import filesystem_of
+from powerguard.cli.checks import filesystem_of, source_name
 from powerguard.daemon.admin import admin_server
+from powerguard.settings.load import load
 from powerguard.sim.bmc import SimBmc
 from powerguard.sim.snmp_agent import SnmpAgent
 from powerguard.wire import After, TrainerStatus
@@ -120,6 +121,7 @@ async def test_everything_answers(folder: Path) -> None:
     assert verdicts(checks, "journal") == ["PASS"]
     assert verdicts(checks, "daemon") == ["PASS"]
     assert verdicts(checks, "host.power_off") == ["PASS"]
+    assert verdicts(checks, "way_back.rtc") == ["PASS"], "as the daemon has found it"
     assert "FAIL" not in {check["verdict"] for check in checks}
     assert code == 1  # SNMP v2c can be forged: a warning on every host that uses it
 
@@ -141,17 +143,24 @@ async def test_what_would_not_hold_is_a_failure(folder: Path) -> None:
     assert verdicts(checks, "bmc") == ["WARN"]
     assert "does not pause" in text_of(checks, "trainer.llm", "WARN")
     assert verdicts(checks, "daemon") == ["FAIL"]
+    assert verdicts(checks, "way_back") == ["FAIL"], "as it looks without a daemon: nothing covers the race"
+    assert "stays off for ever" in text_of(checks, "way_back")
 
 
 async def test_nobody_answers(folder: Path) -> None:
     """Dead ports and sockets: a finding for each, within seconds, none of them a traceback."""
     loop = asyncio.get_running_loop()
     began = loop.time()
-    code, checks, _ = await doctor(settings(folder, snmp=9, bmc=9), "--socket", f"{folder}/none.sock")
+    config = settings(folder, snmp=9, bmc=9)
+    other = "trainers:\n  - {kind: signal, name: old, unit: old.service, signal: USR1}\n"
+    config.write_text(config.read_text(encoding="utf-8").replace("trainers:\n", other), encoding="utf-8")
+    code, checks, _ = await doctor(config, "--socket", f"{folder}/none.sock")
     assert loop.time() - began < 40.0
     assert code == 2
     assert verdicts(checks, "ups.127.0.0.1") == ["FAIL"]
     assert verdicts(checks, "trainer.llm") == ["WARN"]
+    assert f"unix:{folder}/llm.sock: nobody answers there" in text_of(checks, "trainer.llm")
+    assert verdicts(checks, "trainer.old") == ["WARN", "FAIL"], "not there, and nobody may signal it"
     assert verdicts(checks, "bmc") == ["FAIL"]
     assert verdicts(checks, "budget") == ["WARN"]
     assert not [check for check in checks if "the check broke" in check["text"]]
@@ -166,6 +175,18 @@ async def test_wrong_settings_are_findings(folder: Path) -> None:
     assert verdicts(checks, "settings") == ["FAIL", "FAIL"]
     assert f"{config}:1:7" in text_of(checks, "settings")
     assert verdicts(checks, "daemon") == ["FAIL"]
+
+
+def test_sources_of_one_host_are_told_apart(folder: Path) -> None:
+    """One upsd often serves several UPSes: which of them has no answer must be seen."""
+    config = folder / "pg.yaml"
+    nut = "{{sources: [{{kind: nut, host: 10.0.0.9, name: {0}}}{1}]}}"
+    upses = {"a": nut.format("a", ", {kind: snmp, host: 10.0.0.5}"), "b": nut.format("b", "")}
+    lines = [f"  {name}: {text}" for name, text in upses.items()]
+    config.write_text("\n".join(["mode: dry-run", "ups:", *lines, "feeds: {supplies: [a, b]}"]), encoding="utf-8")
+    settings = load(config)
+    names = [source_name(settings, ups, each) for ups in settings.feeding for each in settings.ups[ups].sources]
+    assert names == ["ups.10.0.0.9 (a, nut)", "ups.10.0.0.5", "ups.10.0.0.9 (b, nut)"]
 
 
 async def test_open_secret_is_a_failure(folder: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from powerguard.cli.explain import describe, explained, what_if
 from powerguard.cli.main import main
+from powerguard.cli.outages import read
 from powerguard.cli.render import Paint
 from powerguard.core.model import Policy
 from powerguard.daemon.attempt import rest
@@ -235,11 +236,44 @@ def test_battery_time_of_an_outage_that_runs_is_not_behind_its_steps() -> None:
 def test_a_countdown_of_the_ups_is_not_undone_by_utility() -> None:
     """So utility in time would not have spared that power-off, and nothing of the kind is said."""
     record = OutageRecord(id="o-1", boot_id="b", started_at_s=100.0, started_wall=1000.0, ended_wall=1300.0)
-    step = {"at": 1050.0, "because": "power_off_at", "event": "phase_changed", "numbers": {"new": "shutdown"}}
+    step = {
+        "at": 1050.0,
+        "after_s": 50.0,
+        "because": "power_off_at",
+        "event": "phase_changed",
+        "numbers": {"new": "shutdown"},
+    }
     policy = Policy(boot_id="b", ups="a")
     assert what_if(record, [step], [], policy) == []
     (said,) = what_if(record, [{**step, "because": "budget"}], [], policy)
     assert "would have spared the power-off" in said
+
+
+@pytest.mark.parametrize("name", ["held", "powered-off", "running"])
+def test_a_clock_that_is_set_in_an_outage_changes_nothing_that_is_reckoned(
+    journals: dict[str, Path], name: str
+) -> None:
+    """An hour back when training was paused: what would have helped, and for how long it was on battery, stay."""
+    with read_only(journals[name]) as db:
+        found = read(db, "last")
+    right = explained(found.record, found.lines, found.rows)
+    paused_s = next(
+        line.at_s for line in found.lines if ["new", "emergency_checkpoint"] in line.payload.get("numbers", [])
+    )
+    first = found.record.boot_id
+    lines, rows = (
+        [
+            replace(each, wall=each.wall - 3600.0) if each.boot_id != first or each.at_s >= paused_s else each
+            for each in of
+        ]
+        for of in (found.lines, found.rows)
+    )
+    told = explained(found.record, lines, rows)
+    assert bool(right["what_if"]) is (name != "running")
+    assert [re.sub("before [0-9:]+ ", "", text) for text in told["what_if"]] == [
+        re.sub("before [0-9:]+ ", "", text) for text in right["what_if"]
+    ]
+    assert told["durations"]["on_battery_s"] == right["durations"]["on_battery_s"]
 
 
 def test_which_outage(journals: dict[str, Path], run: Run) -> None:
@@ -249,6 +283,7 @@ def test_which_outage(journals: dict[str, Path], run: Run) -> None:
         name = history(db, 1)[0].id
     for asked in (name, name[:6], "last"):
         assert run("explain", asked, *journal)[0] == 0
+    assert run("explain", *journal) == run("explain", "last", *journal)
     code, out, err = run("explain", "lats", *journal)
     assert (code, out) == (64, "")
     assert "did you mean last?" in err

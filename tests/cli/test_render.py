@@ -1,10 +1,11 @@
 """Words for people: durations, moments, and text that no terminal stumbles over."""
 
+import contextlib
 import io
 
 import pytest
 
-from powerguard.cli.render import Paint, clean, clock_of, duration, moment, number, table, told_seconds
+from powerguard.cli.render import Paint, clean, clock_of, duration, fold, moment, number, table, told_seconds
 
 
 @pytest.mark.parametrize(
@@ -66,3 +67,31 @@ def test_table_is_aligned() -> None:
 
 def test_paint_stays_off_what_is_no_terminal() -> None:
     assert Paint(io.StringIO())("text", "red") == "text"
+
+
+@pytest.mark.parametrize(
+    ("line", "folded"),
+    [
+        ("short", ["short"]),
+        (
+            "12:03:41  +9 m 14 s  training was told to pause and checkpoint, because",
+            ["12:03:41  +9 m 14 s  training was told to pause", " " * 21 + "and checkpoint, because"],
+        ),
+        (
+            "  ! mode is dry-run: nothing would be powered off -> set mode: armed",
+            ["  ! mode is dry-run: nothing would be powered off", "  -> set mode: armed"],
+        ),
+        ("  path  /" + "x" * 60 + " is full", ["  path", "        /" + "x" * 60, "        is full"]),
+        ("\x1b[33mwarn\x1b[0m  " + "y" * 44, ["\x1b[33mwarn\x1b[0m  " + "y" * 44]),
+    ],
+)
+def test_fold(line: str, folded: list[str]) -> None:
+    """Between words, under where the last column begins; a path stays whole, and colours take no room."""
+    assert fold([line, "after"], 50) == [*folded, "after"]
+
+
+def test_only_a_terminal_folds() -> None:
+    """What goes into a file or a program has its lines whole, and so has a terminal in which nothing fits."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert fold(["x " * 200]) == ["x " * 200]
+    assert fold(["x " * 200], 20) == ["x " * 200]

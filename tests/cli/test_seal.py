@@ -33,7 +33,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 def test_seal_says_what_it_sealed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["seal", str(folder)]) == 0
-    assert capsys.readouterr().out == f"{folder}: sealed: step 1200, 1 files, 100 kB\n"
+    assert capsys.readouterr().out == f"{folder}: sealed: step 1200, 1 file, 100 kB\n"
     assert main(["seal", str(folder)]) == 0
     assert "sealed already, and unchanged" in capsys.readouterr().out
     assert verify(folder).is_whole

@@ -5,6 +5,8 @@ import itertools
 import json
 import re
 import shlex
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from datetime import date
@@ -476,6 +478,20 @@ def test_the_page_is_of_its_own(folder: Path, say: Say) -> None:
     assert "prefers-color-scheme: dark" in text
     for words in ("pause and checkpoint: ", "power-off (commit): ", "What would make a full stop fit", "Only a short"):
         assert words in text
+    piped = say("--size", "--no-settings", *options[:-1], "-", "--checkpoint-s", "60")
+    assert piped == (1, text, ""), "to stdout, and nothing else there"
+
+
+def test_a_page_that_finds_no_room_leaves_the_older_one(folder: Path) -> None:
+    """A full disk (here: a limit) costs the new page, not the one that is there."""
+    path = folder / "page.html"
+    path.write_text("older", encoding="utf-8")
+    words = ["plan", "--size", "--no-settings", *BASE, "--html", str(path)]
+    limited = f"ulimit -f 4; exec {shlex.join([sys.executable, '-m', 'powerguard', *words])}"
+    ended = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, check=False, cwd=DOCS.parent)
+    assert (ended.returncode, ended.stdout) == (64, "")
+    assert ended.stderr == f"powerguard plan --size: error: --html: {path}: File too large\n"
+    assert [(each.name, each.read_text(encoding="utf-8")) for each in folder.iterdir()] == [("page.html", "older")]
 
 
 @pytest.mark.parametrize("phase", PHASES)

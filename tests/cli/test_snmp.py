@@ -20,7 +20,6 @@ from powerguard.sim import snmp_ber as ber
 from powerguard.sim.snmp_agent import Fault, SnmpAgent
 from powerguard.sim.snmp_usm import SimUser
 from powerguard.sources.snmp import probe
-from powerguard.sources.snmp_engine import close_engines
 from powerguard.sources.snmp_port import SnmpError
 from tests.sources.snmp_helpers import U, card, options, table
 
@@ -309,7 +308,6 @@ async def test_a_pdu_is_no_source_of_the_daemon() -> None:
         with pytest.raises(SnmpError, match="fits no profile"):
             await probe(options(agent.port))
         named = await probe(options(agent.port, profile="apc-rpdu"), with_pdus=True)
-    close_engines()
     assert named.decoded.watts == 312
 
 
@@ -401,7 +399,6 @@ async def test_a_card_in_a_state_that_its_family_does_not_list(tmp_path: Path) -
     async with card(values) as agent:
         ended = await snmp(*at(agent, "--json"))
         source = await probe(options(agent.port))
-    close_engines()
     assert (ended.code, ended.object["output_source"], ended.object["charge_pct"]) == (0, "unknown", 97), ended.err
     assert [one["field"] for one in ended.object["rejected"]] == ["output_source"]
     assert (source.profiles, source.decoded.output_source) == (("apc-powernet",), "unknown")

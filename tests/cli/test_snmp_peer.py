@@ -11,7 +11,6 @@ from powerguard.profiles.load import load_profiles
 from powerguard.profiles.values import Missing
 from powerguard.profiles.walk import read_walk
 from powerguard.sources.snmp import probe
-from powerguard.sources.snmp_engine import close_engines
 from tests.peers.snmpd import AUTH, COMMUNITY, PRIV, USER, snmpd
 from tests.sources.snmp_helpers import options, secret
 
@@ -40,10 +39,7 @@ async def compared(path: Path, version: int | str, folder: Path) -> None:
     chosen, _notes = choose_for(PROFILES, served, None)
     want = decode(chosen, served)
     async with snmpd(served) as peer:
-        try:
-            report = await probe(options(peer.port, **settings(version, folder)), profiles=PROFILES, with_pdus=True)
-        finally:
-            close_engines()
+        report = await probe(options(peer.port, **settings(version, folder)), profiles=PROFILES, with_pdus=True)
     got = report.decoded
     assert report.profiles == tuple(profile.name for profile in chosen)
     assert (got.numbers, got.output_source, got.battery_status) == (

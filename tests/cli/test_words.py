@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from powerguard.cli.words import NEED_SHARE, ORDERS, PHASES, WITNESSES, has_words, mark, order, sentence
-from powerguard.core.events import Action, Note
+from powerguard.core.actions import Action, Note
 from powerguard.core.plain import _family
 from powerguard.core.table import TABLE, phase_name
 from tests.core.play import Player
@@ -18,7 +18,7 @@ SCENARIOS = sorted((ROOT / "tests" / "scenarios").glob("*.txt"))
 
 
 def said_in(path: Path) -> Iterator[str]:
-    """Every note's name that stands in a file of the core: `turn.note("...")` and `tell_once("...")`."""
+    """Every note's name that stands in a file of the core: `note("...")`, `tell_once("...")`, a yielded alarm."""
     constants: dict[str, str] = {}
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
@@ -27,6 +27,9 @@ def said_in(path: Path) -> Iterator[str]:
             if isinstance(target, ast.Name):
                 constants[target.id] = str(node.value.value)
     for node in ast.walk(tree):
+        if isinstance(node, ast.Yield) and isinstance(node.value, ast.Tuple):
+            first = node.value.elts[0]
+            yield f"{first.value if isinstance(first, ast.Constant) else constants.get(ast.unparse(first))}_raised"
         if not isinstance(node, ast.Call) or not node.args:
             continue
         name = node.func.attr if isinstance(node.func, ast.Attribute) else ""

@@ -1,0 +1,69 @@
+"""What doctor finds of the ways back: each asked as it would be armed, and whether one of them covers the race."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from powerguard.clock import boot_id, boottime_s
+from powerguard.core.actions import CheckWay, Way
+from powerguard.core.model import Policy
+from powerguard.core.ways import named
+from powerguard.daemon.attempt import Strays, attempt
+from powerguard.daemon.layers import LETTERS, Layer, layers, uncovered
+from powerguard.daemon.port import WayView
+from powerguard.daemon.return_watch import entered
+from powerguard.daemon.ways import ways_of, with_ways
+from powerguard.effectors.host_findings import Finding
+from powerguard.effectors.ways import WaysEffector
+from powerguard.settings.schema import Settings
+
+LIMIT_S: Final = 5.0
+_FIX: Final = (
+    "arm one: the host's clock (rtc: {kind: device}), a sentinel on another host (sentinel: {kind: http, ...}), the "
+    "UPS's output (ups.NAME.output_off), or the BMC's watchdog; docs/guides/return.md"
+)
+_NO_LATE: Final = "utility that is back for good when all units have stopped leaves this host off all the same"
+
+
+async def ask(settings: Settings, policy: Policy) -> tuple[Layer, ...]:
+    """Ask every way that the settings name, side by side, and change nothing. The BMC's policy has its own check."""
+    made = ways_of(settings, clock=boottime_s, wall=time.time, boot=boot_id(), armed=False)  # noqa: TID251 - people's
+    policy = with_ways(policy, settings, made, checks_host=False)
+    effector, strays = WaysEffector(made), Strays()
+
+    async def one(way: Way, ups: str) -> WayView:
+        action = CheckWay(id=f"doctor-{way}{ups}", by_s=boottime_s() + LIMIT_S, way=way, ups=ups)
+        outcome = await attempt(effector, action, clock=boottime_s, strays=strays)
+        return entered(WayView(way=way, ups=ups), outcome)
+
+    async with asyncio.TaskGroup() as tasks:
+        asked = [tasks.create_task(one(way, ups)) for way, ups in named(policy)]
+    return layers(policy, None, [each.result() for each in asked])
+
+
+def of_status(told: Mapping[str, Any]) -> tuple[Layer, ...]:
+    """Return the layers as the daemon's status tells them: it has the secrets, and the person at doctor has not."""
+    return tuple(
+        Layer(letter=each["layer"], name=each["name"], stands=each["stands"], why=each["why"], ups=each["ups"])
+        for each in told["layers"]
+    )
+
+
+def findings(settings: Settings, known: Sequence[Layer]) -> list[Finding]:
+    """Return what is to be said of them. Where the host is never powered off, nothing of it fails."""
+    powers_off = settings.mode == "armed" and settings.host.kind != "dry-run"
+    found = [_told(each) for each in known if each.letter in LETTERS.values() and each.stands != "off"]
+    late = next((each for each in known if each.letter == "A"), None)
+    if powers_off and late is not None and late.stands == "off":
+        found.append(Finding("way_back.late_reboot", "WARN", _NO_LATE, "host.late_reboot: true, host.kind: systemd"))
+    if because := uncovered(known):
+        found.append(Finding("way_back", "FAIL" if powers_off else "WARN", because, _FIX))
+    return found
+
+
+def _told(layer: Layer) -> Finding:
+    name = f"way_back.{layer.name}" + (f".{layer.ups}" if layer.ups else "")
+    if layer.stands == "armed":
+        return Finding(name, "PASS", f"layer {layer.letter}: asked, and it could be armed")
+    return Finding(name, "WARN", f"layer {layer.letter} is {layer.stands}: {layer.why}")

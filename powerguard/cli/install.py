@@ -1,0 +1,188 @@
+"""`powerguard install`: put units, helpers and rules in place, and say what was done."""
+
+import argparse
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from powerguard.cli.install_told import EX_NOT_DONE, Told
+from powerguard.cli.operate import Subparsers, fail
+
+if TYPE_CHECKING:
+    from powerguard.cli.install_disk import Disk
+    from powerguard.cli.install_pieces import Piece
+
+UNIT: Final = re.compile(r"[A-Za-z0-9:_.\\@-]{1,200}\.(?:service|target|timer|socket|path)")
+PARTS: Final = ("ipmi", "gpu", "signals", "drop-ins")
+_WORDS: Final = {
+    "absent": "written",
+    "disabled": "written",
+    "ours": "updated",
+    "mode": "mode set",
+    "foreign": "overwritten",
+}
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "install",
+        help="put units, helpers and rules in place",
+        description="Put powerguard's units, root helpers, user, folders and rules in place and enable them, and say "
+        "of each what was done. Run it again after an update, or where a run was interrupted: what is as it should be "
+        "is left alone, and so is what somebody else has put there. Exit 0: done; 1: not, or not all of it.",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    parser.add_argument(
+        "--with",
+        dest="parts",
+        action="append",
+        choices=PARTS,
+        default=[],
+        help="more of it (may be repeated): the root helpers ipmi (where there is a BMC without asking), gpu, signals; "
+        "drop-ins: those that are offered for other units",
+    )
+    parser.add_argument(
+        "--resume-unit",
+        dest="resume",
+        action="append",
+        type=_unit,
+        default=[],
+        metavar="UNIT",
+        help="what trains: the daemon may start it after a power-off, and stops after it (may be repeated)",
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite files that are not ours, or changed since")
+    parser.add_argument("--root", metavar="DIR", default="/", help="an image in place of this system")
+    parser.add_argument(
+        "--prefix",
+        metavar="DIR",
+        default=None,
+        help="the virtual environment for units (this; in an image /opt/powerguard)",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.set_defaults(run=run)
+
+
+def _unit(text: str) -> str:
+    if not UNIT.fullmatch(text):
+        msg = f"{text!r} is no unit (write it as train.service)"
+        raise argparse.ArgumentTypeError(msg)
+    return text
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the verb."""
+    from powerguard.cli.install_disk import PlaceError
+    from powerguard.cli.install_host import wrong_prefix
+    from powerguard.cli.install_pieces import PREFIX, SourceError
+
+    told = Told("install", Path(args.root).resolve(), args.dry_run)
+    is_here = told.root == Path("/")
+    prefix = args.prefix or (sys.prefix if is_here else PREFIX)
+    if wrong := told.refused or wrong_prefix(prefix, live=is_here):
+        return fail(args, "install", wrong, EX_NOT_DONE)
+    try:
+        _install(args, told, prefix)
+    except (PlaceError, SourceError) as error:
+        return fail(args, "install", str(error), EX_NOT_DONE)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return fail(args, "install", f"{where}{error.strerror or error}; it can be run again", EX_NOT_DONE)
+    return told.tell(as_json=args.json)
+
+
+def _install(args: argparse.Namespace, told: Told, prefix: str) -> None:
+    import asyncio
+
+    from powerguard.cli import install_host as host
+    from powerguard.cli import install_pieces as parts_of
+    from powerguard.cli.install_disk import Disk
+    from powerguard.effectors.child import run_child
+
+    disk = Disk(told.root)
+    disk.load()
+    asked = {part for part in args.parts if part in parts_of.PARTS}
+    if told.live and host.has_bmc(told.root):
+        asked.add("ipmi")
+    parts = sorted(asked | set(disk.manifest.parts))
+    has_settings = disk.place(parts_of.SETTINGS).exists()
+    # Settings that are moved away for a moment are no reason to leave the daemon out of the next boot.
+    with_daemon = has_settings or parts_of.AT_BOOT in disk.manifest.files
+    wanted = parts_of.pieces(told.root, prefix, parts, with_daemon=with_daemon)
+    wanted += parts_of.resume_pieces(tuple(args.resume))
+    offered = asyncio.run(host.offers(run_child, _force_after_s(args))) if told.live else []
+    if "drop-ins" in args.parts:
+        wanted += [offer.piece for offer in offered]
+    else:
+        told.offers = [(offer.piece.path, offer.why, offer.piece.content.decode()) for offer in offered]
+    disk.manifest.prefix, disk.manifest.parts = prefix, parts
+    if not _put(disk, wanted, told, force=args.force):
+        return
+    if told.live:
+        asyncio.run(host.carry_out(run_child, host.steps(parts, with_daemon=has_settings), told))
+        told.doubts += asyncio.run(host.doubts(run_child, args.resume))
+        if not host.has_polkit(told.root):
+            told.doubts.append("no polkit: the daemon cannot start training after a power-off (apt install polkitd)")
+    elif told.root == Path("/"):
+        told.doubts.append("systemd does not run here: nothing was started")
+    if not has_settings:
+        told.then.append(
+            f"write {parts_of.SETTINGS} (powerguard discover; a sample: {parts_of.SAMPLE}); run this again"
+        )
+    elif told.live and any(did == "updated" for _, _, did in told.files):
+        told.then.append(f"systemctl restart {parts_of.DAEMON}, unless power is out: the old one still runs")
+    if disk.place(parts_of.SENTINEL_SETTINGS).exists():
+        _then_sentinel(disk, told)
+
+
+def _then_sentinel(disk: "Disk", told: Told) -> None:
+    """Say how the sentinel that has settings here is started: a person decides that, and no install."""
+    from powerguard.cli.install_pieces import SENTINEL, SENTINEL_AT_BOOT, SENTINEL_SETTINGS
+
+    if not os.path.lexists(disk.place(SENTINEL_AT_BOOT)):
+        check = f"powerguard sentinel --config {SENTINEL_SETTINGS} --check"
+        told.then.append(f"{check}; systemctl enable --now {SENTINEL}: it is not started at boot")
+    elif any(path.endswith(f"/{SENTINEL}") and did == "updated" for path, _, did in told.files):
+        told.then.append(f"systemctl restart {SENTINEL}: the old one still runs")
+
+
+def _put(disk: "Disk", wanted: "list[Piece]", told: Told, *, force: bool) -> bool:
+    """Put all pieces in place, or none where one of them must not be. Return whether they were."""
+    looks = [disk.look(piece) for piece in wanted]
+    todo: list[Piece] = []
+    for look in looks:
+        if look.found == "same":
+            did = "unchanged"
+        elif look.found in {"foreign", "disabled"} and not force:
+            did = f"{'refused' if look.found == 'foreign' else 'left out'}: {look.why}"
+            told.failed = told.failed or look.found == "foreign"
+        else:
+            did = told.did(_WORDS[look.found])
+            todo.append(look.piece)
+        told.files.append((look.piece.path, look.piece.what, did))
+    if told.failed:
+        told.then.append("nothing was changed: move away what was refused, or overwrite it with --force")
+        return False
+    if told.dry_run:
+        told.files += [(path, "of an earlier run", did) for path, did in disk.others(wanted, dry_run=True)]
+        return True
+    with disk.alone():
+        disk.begin([look.piece for look in looks if look.found == "same" or look.piece in todo])
+        for piece in todo:
+            disk.put(piece)
+        told.files += [(path, "of an earlier run", did) for path, did in disk.others(wanted, dry_run=False)]
+        disk.end(wanted)
+    return True
+
+
+def _force_after_s(args: argparse.Namespace) -> float:
+    """How long the host has for its stop: of the settings, where they can be read."""
+    from powerguard.effectors.host_options import HostOptions
+    from powerguard.settings.load import SettingsError, load
+
+    try:
+        return load(Path(args.config)).host.force_after_s
+    except (SettingsError, OSError):
+        return HostOptions().force_after_s

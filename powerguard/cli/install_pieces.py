@@ -1,0 +1,158 @@
+"""What `powerguard install` puts where: files as a checkout or a wheel brings them, and the links that enable units."""
+
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import powerguard
+
+PREFIX: Final = "/opt/powerguard"
+"""Where units look for the program; replaced by where it really is."""
+LIBRARY: Final = "/usr/lib/powerguard"
+UNITS: Final = "/etc/systemd/system"
+SETTINGS: Final = "/etc/powerguard/powerguard.yaml"
+SYSTEM_PYTHON: Final = "/usr/bin/python3"
+RESUME: Final = "powerguard-resume.target"
+
+PROGRAMS: Final[Mapping[str, tuple[str, str]]] = {
+    "powerguard-off": (f"{LIBRARY}/powerguard-off", "powers this host off by a deadline"),
+    "powerguard-shutdown": ("/usr/lib/systemd/system-shutdown/powerguard", "the last step of a shutdown"),
+    "powerguard-disarm": (f"{LIBRARY}/powerguard-disarm", "stops a watchdog that was left armed"),
+}
+CONFIGURATION: Final[Mapping[str, tuple[str, str]]] = {
+    "powerguard.sysusers.conf": ("/usr/lib/sysusers.d/powerguard.conf", "the user and group of the daemon"),
+    "powerguard.tmpfiles.conf": ("/usr/lib/tmpfiles.d/powerguard.conf", "folders in /run, /var/lib and /etc"),
+    "powerguard.rules": ("/etc/polkit-1/rules.d/50-powerguard.rules", f"lets the daemon start {RESUME}, nothing else"),
+    "powerguard.rtc.rules": ("/etc/udev/rules.d/60-powerguard-rtc.rules", "lets the daemon set the wake alarm"),
+}
+HOOKS: Final = ("apcupsd/powerguard-event", "nut/powerguard-notify", "nut/powerguard-shutdown")
+MODULES: Final = ("powerguard-ipmi.modules.conf", "/etc/modules-load.d/powerguard-ipmi.conf", "the way to the BMC")
+SAMPLE: Final = "/usr/share/powerguard/powerguard.yaml"
+SENTINEL: Final = "powerguard-sentinel.service"
+SENTINEL_SETTINGS: Final = "/etc/powerguard/sentinel.yaml"
+SENTINEL_SAMPLE: Final = "/usr/share/powerguard/sentinel.yaml"
+SENTINEL_AT_BOOT: Final = f"{UNITS}/multi-user.target.wants/{SENTINEL}"
+"""Never made here: which host is the sentinel of others, a person says."""
+
+ALWAYS: Final = ("powerguard-off.socket",)
+PARTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "ipmi": ("powerguard-ipmi.socket", "powerguard-disarm.service"),
+    "gpu": ("powerguard-gpu.socket", "powerguard-gpu-watch.path"),
+    "signals": ("powerguard-signal.socket", "powerguard-signal-watch.path"),
+}
+"""What is enabled only where it is asked for; ipmi also where there is a BMC."""
+DAEMON: Final = "powerguard.service"
+AT_BOOT: Final = f"{UNITS}/multi-user.target.wants/{DAEMON}"
+COMMANDS: Final = {
+    "powerguard": "/usr/local/bin",
+    "powerguard-gpu": "/usr/local/sbin",
+    "powerguard-ipmi": "/usr/local/sbin",
+    "powerguard-signal": "/usr/local/sbin",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One file or link. path: on the installed system; link: what it points to, "" for a file.
+
+    is_choice: asked for by name; stays until uninstall, whether it is asked for again or not.
+    """
+
+    path: str
+    what: str
+    content: bytes = b""
+    mode: int = 0o644
+    link: str = ""
+    is_choice: bool = False
+
+
+class SourceError(Exception):
+    """What is to be installed did not come along."""
+
+
+def source(folder: str) -> Path:
+    """Return `systemd` or `config`, as a wheel (inside the package) or a checkout (beside it) brings it."""
+    package = Path(powerguard.__file__).parent
+    for place in (package, package.parent):
+        if (place / folder / {"systemd": DAEMON, "config": "powerguard.yaml"}[folder]).is_file():
+            return place / folder
+    msg = f"{package}: came without its folder {folder}: install it with pip, or from a whole checkout"
+    raise SourceError(msg)
+
+
+def pieces(root: Path, prefix: str, parts: Collection[str], *, with_daemon: bool) -> list[Piece]:
+    """Return all that belongs on this system. parts: of PARTS; with_daemon: it starts at boot.
+
+    Raises SourceError, OSError.
+    """
+    systemd, config = source("systemd"), source("config")
+    python = SYSTEM_PYTHON if (root / SYSTEM_PYTHON[1:]).exists() else f"{prefix}/bin/python"
+    made: list[Piece] = []
+    units: dict[str, bytes] = {}
+    for path in sorted(systemd.iterdir()):
+        name = path.name
+        if name in PROGRAMS:
+            where, what = PROGRAMS[name]
+            made.append(Piece(path=where, what=what, content=path.read_bytes(), mode=0o755))
+        elif name in CONFIGURATION:
+            where, what = CONFIGURATION[name]
+            made.append(Piece(path=where, what=what, content=path.read_bytes()))
+        elif name == MODULES[0] and "ipmi" in parts:
+            made.append(Piece(path=MODULES[1], what=MODULES[2], content=path.read_bytes()))
+        elif path.suffix in {".service", ".socket", ".path", ".target"}:
+            text = path.read_bytes().replace(f"={SYSTEM_PYTHON} ".encode(), f"={python} ".encode())
+            units[name] = text.replace(f"{PREFIX}/".encode(), f"{prefix}/".encode())
+            made.append(Piece(path=f"{UNITS}/{name}", what=_description(units[name]), content=units[name]))
+    for hook in HOOKS:
+        content = (config / hook).read_bytes()
+        made.append(
+            Piece(path=f"{LIBRARY}/{hook}", what="hook, called by who you let call it", content=content, mode=0o755)
+        )
+    made.append(Piece(path=SAMPLE, what="settings to begin with", content=(config / "powerguard.yaml").read_bytes()))
+    sample = (config / "sentinel.yaml").read_bytes()
+    made.append(Piece(path=SENTINEL_SAMPLE, what="settings of a sentinel to begin with", content=sample))
+    enabled = [*ALWAYS, *(unit for part in PARTS if part in parts for unit in PARTS[part])]
+    if with_daemon:
+        enabled.append(DAEMON)
+    made += [link for unit in enabled for link in _enabling(unit, units[unit])]
+    for name, folder in COMMANDS.items():
+        if os.path.lexists(root / prefix[1:] / "bin" / name):
+            made.append(Piece(path=f"{folder}/{name}", what="command", link=f"{prefix}/bin/{name}"))
+    return made
+
+
+def resume_pieces(units: tuple[str, ...]) -> list[Piece]:
+    """Return what lets the daemon start these units, and stop after them. Nothing for none."""
+    if not units:
+        return []
+    head, named = "# By powerguard install --resume-unit\n[Unit]\n", ", ".join(units)
+    wants = f"{head}Wants={' '.join(units)}\n".encode()
+    before = f"{head}Before={' '.join(units)}\n".encode()
+    return [
+        Piece(
+            path=f"{UNITS}/{RESUME}.d/50-resume-units.conf",
+            what=f"after a power-off the daemon starts {named}",
+            content=wants,
+            is_choice=True,
+        ),
+        Piece(
+            path=f"{UNITS}/{DAEMON}.d/50-resume-units.conf",
+            what=f"the daemon outlives {named}",
+            content=before,
+            is_choice=True,
+        ),
+    ]
+
+
+def _enabling(unit: str, text: bytes) -> Iterator[Piece]:
+    """Links as `systemctl enable` makes them, of the unit's own [Install] section."""
+    for target in re.findall(r"^WantedBy=(\S+)$", text.decode(), re.MULTILINE):
+        yield Piece(path=f"{UNITS}/{target}.wants/{unit}", what="enabled", link=f"{UNITS}/{unit}")
+
+
+def _description(text: bytes) -> str:
+    found = re.search(r"^Description=powerguard: (.+)$", text.decode(), re.MULTILINE)
+    return found[1] if found else "unit"

@@ -1,0 +1,86 @@
+"""What `powerguard install` and `uninstall` say they did: a line for each thing, or one object."""
+
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from powerguard.cli.render import Paint, clean, table
+
+EX_NOT_DONE: Final = 1
+SYSTEM: Final = "/run/systemd/system"
+"""There where systemd runs as PID 1 (sd_booted(3))."""
+Row = tuple[str, str, str]
+"""What is touched, what it is, what became of it."""
+
+
+@dataclass
+class Told:
+    """What was done, or would be, in order. offers: (path, why, content); doubts: what a person must look at."""
+
+    verb: str
+    root: Path
+    dry_run: bool
+    files: list[Row] = field(default_factory=list)
+    steps: list[Row] = field(default_factory=list)
+    offers: list[Row] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    then: list[str] = field(default_factory=list)
+    failed: bool = False
+
+    @property
+    def live(self) -> bool:
+        """Whether it is the system that runs here, and systemd is its PID 1."""
+        return self.root == Path("/") and Path(SYSTEM).is_dir()
+
+    @property
+    def refused(self) -> str:
+        """Why this system may not be touched; "" where it may."""
+        if not self.root.is_dir():
+            return f"{self.root}: is no folder"
+        if self.root == Path("/") and os.environ.get("POWERGUARD_UNDER_TEST"):
+            return "refused under test: it would change this machine; give --root DIR"
+        if self.root == Path("/") and not self.dry_run and os.geteuid() != 0:
+            return "must be run as root, whose files and units these are (--dry-run only tells)"
+        return ""
+
+    def did(self, word: str) -> str:
+        """Return a word for what is done, in dry-run for what would be."""
+        return f"would be {word}" if self.dry_run else word
+
+    def tell(self, *, as_json: bool) -> int:
+        """Print it; return the exit status."""
+        status = EX_NOT_DONE if self.failed else 0
+        if as_json:
+            print(json.dumps(self._object(), indent=2))
+            return status
+        paint = Paint(sys.stdout)
+        for rows in filter(None, (self.files, self.steps)):
+            print("\n".join(table([[clean(did), clean(path), clean(what)] for path, what, did in rows], indent="")))
+        for path, why, content in self.offers:
+            print(f"{paint('offered', 'yellow')}, and written only with --with drop-ins: {clean(why)}\n  {clean(path)}")
+            print("\n".join(f"    {clean(line)}" for line in content.splitlines() if line[:1] != "#"))
+        for doubt in self.doubts:
+            print(f"{paint('doubtful', 'yellow')}: {clean(doubt)}")
+        if self.failed:
+            print(paint("not all of it was done, see above; it can be run again", "red"))
+        for line in self.then:
+            print(f"next: {clean(line)}")
+        return status
+
+    def _object(self) -> dict[str, object]:
+        offers = [{"path": path, "what": why, "content": content} for path, why, content in self.offers]
+        return {
+            "schema_version": 1,
+            "object": self.verb,
+            "root": str(self.root),
+            "dry_run": self.dry_run,
+            "is_done": not self.failed,
+            "files": [{"path": path, "what": what, "did": did} for path, what, did in self.files],
+            "steps": [{"command": command, "what": what, "did": did} for command, what, did in self.steps],
+            **({"offers": offers} if self.verb == "install" else {}),
+            "doubts": self.doubts,
+            "next": self.then,
+        }

@@ -1,0 +1,163 @@
+"""`powerguard recover`: a host is back, and training waits: for what, and starting it now."""
+
+import argparse
+import asyncio
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from powerguard.cli.client import DownError, RefusedError, add_options, get
+from powerguard.cli.operate import EX_DOWN, EX_REFUSED, Subparsers, ask, fail
+from powerguard.cli.render import Paint, clean, fold
+
+if TYPE_CHECKING:
+    from powerguard.effectors.host_findings import Finding
+    from powerguard.effectors.host_look import HostLook
+    from powerguard.settings.schema import Settings
+
+_LOOK_S = 20.0
+
+_STAGES = {
+    "none": "nothing to recover from",
+    "gate": "training waits for the gate",
+    "check": "the host is being looked at",
+    "start": "training is being started",
+    "first_step": "training was started; its first step is waited for",
+}
+_MARKS = {True: ("open", "green"), False: ("closed", "red"), None: ("?", "yellow")}
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "recover",
+        help="after a return: what training waits for; start it now",
+        description="Start training now on a host that is back from a power-off, though the gate (utility, charge) "
+        "would still wait. It is refused on battery, and where the host is not what it was: --unchecked takes it as it "
+        "is. --dry-run tells each gate with its state, and what would be started; with the daemon down, too, as far as "
+        "can be seen without it. Exit 0: asked, or (with --dry-run) nothing is closed; 1: refused, or something is; 4: "
+        "the daemon is down.",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="tell, and start nothing")
+    parser.add_argument("--unchecked", action="store_true", help="start although a GPU or a checkpoint is missing")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the verb."""
+    try:
+        told = get(args, "/api/v1/recovery")
+    except DownError as down:
+        return _alone(args, str(down))
+    except RefusedError as error:
+        return fail(args, "recover", str(error), EX_REFUSED)
+    if not args.dry_run:
+        return ask(args, "recover", {"unchecked": args.unchecked}, "asked for training to be started")
+    starts = told["starts"]
+    found = _target(starts["target"], starts["command"])
+    told["gates"] += [_gate(finding) for finding in found]
+    closed = any(gate["open"] is False for gate in told["gates"])
+    if args.json:
+        print(json.dumps(told, indent=2))
+    else:
+        print("\n".join(fold(_lines(told))))
+    return EX_REFUSED if closed else 0
+
+
+def _lines(told: dict[str, Any]) -> list[str]:
+    paint = Paint()
+    stage = _STAGES.get(told["stage"], clean(told["stage"]))
+    head = f"phase {clean(told['phase'])}{' (dry-run)' if told['mode'] == 'dry-run' else ''}: {stage}"
+    if told.get("forced_by"):
+        head += f", as {clean(told['forced_by'])} wants it"
+    lines = [paint(head, "bold")]
+    width = max(len(gate["name"]) for gate in told["gates"])
+    for gate in told["gates"]:
+        word, colour = _MARKS[gate["open"]]
+        lines.append(f"  {paint(f'{word:<6}', colour)}  {clean(gate['name']):<{width}}  {clean(gate['text'])}")
+    lines.append(f"would start: {clean(_start(told['starts']))}")
+    if told.get("refused"):
+        lines.append(f"`powerguard recover` would be refused: {clean(told['refused'])}")
+    return lines
+
+
+def _start(starts: dict[str, Any]) -> str:
+    return shlex.join(starts["command"]) if starts["command"] else f"systemctl start {starts['target']}"
+
+
+def _target(target: str | None, command: list[str]) -> "list[Finding]":
+    """Look at what would be started, here: the daemon was not asked to."""
+    from powerguard.effectors import resume_findings
+    from powerguard.effectors.host_options import ResumeOptions
+
+    options = ResumeOptions(command=command) if target is None else ResumeOptions(target=target)
+    return asyncio.run(resume_findings.target(options))
+
+
+def _gate(finding: "Finding") -> dict[str, Any]:
+    is_open = {"PASS": True, "FAIL": False}.get(finding.verdict)
+    text = f"{finding.text} ({finding.fix})" if finding.fix else finding.text
+    return {"name": "target", "open": is_open, "text": text}
+
+
+# --- Without the daemon -----------------------------------------------------------------------------------------------
+
+
+def host_look(settings: "Settings") -> "HostLook":
+    """Return who looks at this host as the daemon's child does."""
+    from powerguard.daemon.assemble import checkpoint_dirs
+    from powerguard.effectors.host_check import MEMORY
+    from powerguard.effectors.host_look import HostLook
+
+    return HostLook(
+        memory=Path(settings.journal.path).parent / MEMORY,
+        dirs=checkpoint_dirs(settings),
+        gpu_socket=settings.gpu.socket,
+        verify=settings.resume.verify,
+        any_gpus=settings.resume.gpus == "any",
+    )
+
+
+def _alone(args: argparse.Namespace, why: str) -> int:
+    """Tell what can be seen without the daemon; start nothing, since nobody watches the battery."""
+    from powerguard.settings.load import SettingsError, load
+
+    try:
+        settings = load(Path(args.config))
+    except SettingsError as error:
+        return fail(args, "recover", f"{why}; and the settings cannot be used: {error.problems[0]}", EX_DOWN)
+    checked = asyncio.run(host_look(settings).look(_LOOK_S))
+    problems, notes = checked.verdict.problems, checked.verdict.notes
+    resume = settings.resume
+    target = None if resume.command else resume.target
+    unseen = "not known: the daemon is down (`powerguard doctor` asks the UPS)"
+    gates = [
+        *({"name": name, "open": None, "text": unseen} for name in ("utility", "countdown", "charge")),
+        {"name": "host", "open": not problems, "text": "; ".join(problems or notes) or "as it was"},
+        *(_gate(finding) for finding in _target(target, list(resume.command))),
+    ]
+    told: dict[str, Any] = {
+        "schema_version": 1,
+        "object": "recovery",
+        "at": None,
+        "phase": None,
+        "mode": settings.mode,
+        "outage": None,
+        "back_since_at": None,
+        "stage": None,
+        "forced_by": None,
+        "gates": gates,
+        "starts": {"target": target, "command": list(resume.command)},
+        "refused": why,
+        "refused_unchecked": why,
+    }
+    if args.json:
+        print(json.dumps(told, indent=2))
+        return EX_DOWN
+    lines = _lines({**told, "phase": "unknown", "stage": "the daemon is down, and this is what can be seen without it"})
+    by_hand = f"by hand, with nobody watching the battery: {_start(told['starts'])}"
+    print("\n".join([*lines, f"with the battery watched: systemctl start powerguard.service; {by_hand}"]))
+    return EX_DOWN

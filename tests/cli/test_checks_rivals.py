@@ -1,0 +1,152 @@
+"""What doctor says of those who shut the host down or cut its UPS beside us: files as Debian's packages have them."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from powerguard.cli.checks_rivals import findings
+from powerguard.effectors.child import Ended
+
+NUT_HOOK = "#!/bin/sh\nif /sbin/upsmon -K; then /sbin/upsdrvctl shutdown; fi\n"
+APC_HOOK = "#!/bin/sh\n[ -f /etc/apcupsd/powerfail ] && /etc/apcupsd/apccontrol killpower\n"
+FOLDER = "usr/lib/systemd/system-shutdown"
+
+
+def units(*active: str) -> object:
+    """Answer as systemctl does."""
+
+    async def spawn(
+        argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
+    ) -> Ended:
+        del stdin, env
+        assert limit_s <= 2.0
+        blocks = [f"Id={unit}\nActiveState={'active' if unit in active else 'inactive'}\n" for unit in argv[3:]]
+        return Ended(returncode=0, stdout="\n".join(blocks).encode(), stderr=b"", timed_out=False)
+
+    return spawn
+
+
+def put(root: Path, name: str, text: str, mode: int = 0o644) -> Path:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    path.chmod(mode)
+    return path
+
+
+async def told(root: Path, *active: str, armed: bool = True, cuts: bool = True) -> list[tuple[str, str]]:
+    found = await findings(armed=armed, cuts=cuts, spawn=units(*active), root=root)  # type: ignore[arg-type]
+    assert all(each.fix or each.verdict == "PASS" for each in found)
+    return [(each.name, each.verdict) for each in found]
+
+
+NOBODY = [("rivals", "PASS")]
+
+
+async def test_installed_and_not_running_is_no_rival(tmp_path: Path) -> None:
+    """The packages bring their hooks along; without their daemons nothing ever sets the hooks off."""
+    put(tmp_path, f"{FOLDER}/nutshutdown", NUT_HOOK, 0o755)
+    put(tmp_path, f"{FOLDER}/apcupsd_shutdown", APC_HOOK, 0o755)
+    put(tmp_path, f"{FOLDER}/mdadm.shutdown", "#!/bin/sh\nmdadm --wait-clean\n", 0o755)
+    put(tmp_path, f"{FOLDER}/powerguard", "#!/bin/sh\n# never upsdrvctl or killpower\n", 0o755)
+    put(tmp_path, "etc/nut/upsmon.conf", 'SHUTDOWNCMD "/sbin/shutdown -h +0"\nPOWERDOWNFLAG /etc/killpower\n')
+    assert await told(tmp_path) == NOBODY
+
+
+@pytest.mark.parametrize(
+    ("conf", "armed", "expected"),
+    [
+        ('SHUTDOWNCMD "/sbin/shutdown -h +0"\n', True, [("rivals.upsmon", "FAIL")]),
+        ('SHUTDOWNCMD "/sbin/shutdown -h +0"\n', False, [("rivals.upsmon", "WARN")]),
+        ('SHUTDOWNCMD "/usr/lib/powerguard/nut/powerguard-shutdown /sbin/shutdown -h +0"\n', True, NOBODY),
+        ('# SHUTDOWNCMD "x"\nSHUTDOWNCMD "unclosed\n', True, NOBODY),
+        (None, True, [("rivals.upsmon", "WARN")]),
+    ],
+)
+async def test_upsmon(tmp_path: Path, conf: str | None, expected: list[tuple[str, str]], *, armed: bool) -> None:
+    if conf is not None:
+        put(tmp_path, "etc/nut/upsmon.conf", conf)
+    assert await told(tmp_path, "nut-monitor.service", armed=armed) == expected
+
+
+@pytest.mark.parametrize(
+    ("flag", "left", "active", "cuts", "expected"),
+    [
+        ("POWERDOWNFLAG /etc/killpower\n", False, True, True, [("rivals.hook", "FAIL")]),
+        ("POWERDOWNFLAG /etc/killpower\n", False, True, False, [("rivals.hook", "WARN")]),
+        ("", False, True, True, NOBODY),
+        ("POWERDOWNFLAG /etc/killpower\n", True, False, True, [("rivals.hook", "FAIL")]),
+    ],
+)
+async def test_nuts_hook(
+    tmp_path: Path, flag: str, expected: list[tuple[str, str]], *, left: bool, active: bool, cuts: bool
+) -> None:
+    """Its flag makes it act: one that upsmon would leave, or one that was left on disk years ago."""
+    put(tmp_path, f"{FOLDER}/nutshutdown", NUT_HOOK, 0o755)
+    put(tmp_path, "etc/nut/upsmon.conf", flag)
+    if left:
+        put(tmp_path, "etc/killpower", "upsmon-shutdown-file")
+    assert await told(tmp_path, *(("nut-client.service",) if active else ()), cuts=cuts) == expected
+
+
+async def test_a_hook_that_is_not_executable_is_off(tmp_path: Path) -> None:
+    put(tmp_path, f"{FOLDER}/nutshutdown", NUT_HOOK)
+    put(tmp_path, "etc/nut/upsmon.conf", "POWERDOWNFLAG /etc/killpower\n")
+    assert await told(tmp_path, "nut-monitor.service") == NOBODY
+
+
+async def test_apcupsd(tmp_path: Path) -> None:
+    """Its daemon, its KILLDELAY and its hook; and nothing of the first where our apccontrol has its place."""
+    put(tmp_path, f"{FOLDER}/apcupsd_shutdown", APC_HOOK, 0o755)
+    put(tmp_path, "etc/apcupsd/apccontrol", "#!/bin/sh\nshutdown -h now\n")
+    put(tmp_path, "etc/apcupsd/apcupsd.conf", "## apcupsd.conf v1.1 ##\nKILLDELAY 20\nPWRFAILDIR /var/run/apc\n")
+    assert await told(tmp_path, "apcupsd.service") == [
+        ("rivals.apcupsd", "FAIL"),
+        ("rivals.apcupsd", "FAIL"),
+        ("rivals.hook", "FAIL"),
+    ]
+    put(tmp_path, "etc/apcupsd/apccontrol", "#!/bin/sh\n# apccontrol for hosts where powerguard decides\n")
+    put(tmp_path, "etc/apcupsd/apcupsd.conf", "KILLDELAY 0\n")
+    assert await told(tmp_path, "apcupsd.service") == [("rivals.hook", "FAIL")]
+    put(tmp_path, "etc/apcupsd/powerfail", "")
+    found = await findings(armed=True, cuts=True, spawn=units(), root=tmp_path)  # type: ignore[arg-type]
+    assert "is there since an earlier outage" in found[0].text
+    assert found[0].fix == f"rm {tmp_path}/etc/apcupsd/powerfail"
+
+
+async def test_systemd_that_cannot_be_asked_and_files_that_are_none(tmp_path: Path) -> None:
+    """In a container, or as somebody who may read nothing: no traceback, and no rival that is only guessed."""
+
+    async def spawn(argv: Sequence[str], **_: object) -> Ended:
+        raise FileNotFoundError(2, "No such file or directory", argv[0])
+
+    (tmp_path / "etc/nut/upsmon.conf").mkdir(parents=True)
+    os.mkfifo(tmp_path / "etc/killpower")
+    put(tmp_path, f"{FOLDER}/binary", "\0\xff upsdrvctl", 0o755)
+    found = await findings(armed=True, cuts=True, spawn=spawn, root=tmp_path)
+    assert [(each.name, each.verdict) for each in found] == [("rivals", "WARN"), ("rivals.hook", "FAIL")]
+
+
+@pytest.mark.parametrize(
+    ("mode", "folder", "cuts", "verdicts"),
+    [
+        (0o755, 0o755, False, ["PASS"]),
+        (0o700, 0o755, True, ["PASS", "WARN"]),
+        (0o775, 0o755, False, ["FAIL"]),
+        (0o755, 0o777, False, ["FAIL"]),
+        (0o644, 0o755, False, ["FAIL"]),
+        (0o4755, 0o755, False, ["FAIL"]),
+    ],
+)
+async def test_the_sites_own_program(
+    tmp_path: Path, mode: int, folder: int, verdicts: list[str], *, cuts: bool
+) -> None:
+    """As the last step of a power-off will look at it: what it would not run must not be counted on."""
+    if os.geteuid() != 0:
+        pytest.skip("the program must be root's: run as root")
+    program = put(tmp_path, "etc/powerguard/output-off", "#!/bin/sh\n", mode)
+    program.parent.chmod(folder)
+    found = await findings(armed=True, cuts=cuts, spawn=units(), root=tmp_path)  # type: ignore[arg-type]
+    assert [each.verdict for each in found if each.name == "way_back.local_output"] == verdicts

@@ -1,0 +1,466 @@
+"""`powerguard install` and `uninstall` on an image: everything once, nobody else's file, and nothing left behind.
+
+What systemd makes of it is shown in a container (tests/e2e/test_systemd_install.py).
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerguard.cli import install_host as host
+from powerguard.cli.install_disk import MANIFEST, Disk
+from powerguard.cli.install_pieces import AT_BOOT, PARTS, SENTINEL_AT_BOOT, SETTINGS, pieces, resume_pieces
+from powerguard.cli.install_told import Told
+from powerguard.cli.main import main
+from powerguard.effectors.child import Ended
+
+ROOT = Path(__file__).parents[2]
+UNITS = "etc/systemd/system"
+
+
+def tree(root: Path) -> dict[str, str | bytes]:
+    """Everything below a folder: files with their bytes, links with their targets."""
+    made: dict[str, str | bytes] = {}
+    for path in sorted(root.rglob("*")):
+        name = str(path.relative_to(root))
+        made[name] = str(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else "folder"
+    return made
+
+
+Run = Callable[..., tuple[int, dict[str, Any]]]
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    made = tmp_path / "image"
+    (made / "usr/bin").mkdir(parents=True)
+    (made / "usr/bin/python3").touch()
+    (made / "opt/powerguard/bin").mkdir(parents=True)
+    (made / "opt/powerguard/bin/powerguard").touch()
+    return made
+
+
+@pytest.fixture
+def run(image: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    def say(*words: str, verb: str = "install") -> tuple[int, dict[str, Any]]:
+        code = main([verb, "--json", "--root", str(image), *words])
+        return code, json.loads(capsys.readouterr().out)
+
+    return say
+
+
+def did(told: Mapping[str, Any], path: str) -> str:
+    return next(row["did"] for row in told["files"] if row["path"] == f"/{path}")
+
+
+def test_everything_has_its_place_and_the_second_run_changes_nothing(image: Path, run: Run) -> None:
+    """Every file that the project keeps for systemd lies somewhere, as it is; programs can be run."""
+    code, told = run("--with", "ipmi", "--with", "gpu", "--with", "signals")
+    assert (code, told["is_done"]) == (0, True)
+    laid = {value for value in tree(image).values() if isinstance(value, bytes)}
+    assert [path.name for path in (ROOT / "systemd").iterdir() if path.read_bytes() not in laid] == []
+    for program in ("usr/lib/powerguard/powerguard-off", "usr/lib/systemd/system-shutdown/powerguard"):
+        assert (image / program).stat().st_mode & 0o7777 == 0o755
+    assert (image / UNITS / "powerguard.service").stat().st_mode & 0o7777 == 0o644
+    before = {path: path.lstat().st_ino for path in image.rglob("*") if path.name != Path(MANIFEST).name}
+    code, told = run()
+    assert {row["did"] for row in told["files"]} == {"unchanged"}
+    assert {path: path.lstat().st_ino for path in before} == before
+    assert told["steps"] == [], "nothing is started in an image"
+
+
+def test_units_are_enabled_as_systemctl_would(image: Path, run: Run) -> None:
+    """What is asked for, and the daemon once there are settings; moved away for a moment, they do not take it out."""
+    assert run()[1]["next"] != []
+    wants = image / UNITS
+    assert [path.name for path in wants.glob("*.wants/*")] == ["powerguard-off.socket"]
+    assert not (image / AT_BOOT[1:]).is_symlink()
+    (image / SETTINGS[1:]).parent.mkdir()
+    (image / SETTINGS[1:]).write_text("mode: dry-run\n", encoding="utf-8")
+    for part in PARTS:
+        assert run("--with", part)[0] == 0
+    (image / SETTINGS[1:]).unlink()
+    assert run()[0] == 0
+    links = {path.name: path.readlink() for path in wants.glob("*.wants/*")}
+    enabled = {"powerguard-off.socket", "powerguard.service", *(unit for part in PARTS.values() for unit in part)}
+    assert set(links) == enabled
+    assert all(str(target) == f"/{UNITS}/{name}" for name, target in links.items())
+    assert (wants / "sysinit.target.wants/powerguard-disarm.service").is_symlink()
+    assert (image / "usr/local/bin/powerguard").readlink() == Path("/opt/powerguard/bin/powerguard")
+
+
+def test_a_dry_run_writes_nothing(image: Path, run: Run) -> None:
+    before = tree(image)
+    code, told = run("--dry-run")
+    assert (code, did(told, f"{UNITS}/powerguard.service")) == (0, "would be written")
+    assert tree(image) == before
+    run()
+    before = tree(image)
+    code, told = run("--dry-run", verb="uninstall")
+    assert (code, did(told, f"{UNITS}/powerguard.service")) == (0, "would be removed")
+    assert tree(image) == before
+
+
+@pytest.mark.parametrize("theirs", ["file", "mask"])
+def test_what_is_not_ours_is_refused_before_anything_is_written(image: Path, run: Run, theirs: str) -> None:
+    unit = image / UNITS / "powerguard-off.service"
+    unit.parent.mkdir(parents=True)
+    if theirs == "file":
+        unit.write_text("[Service]\nExecStart=/bin/true\n", encoding="ascii")
+    else:
+        unit.symlink_to("/dev/null")
+    before = tree(image)
+    code, told = run()
+    assert code == 1
+    assert did(told, f"{UNITS}/powerguard-off.service").startswith(
+        "refused: is masked" if theirs == "mask" else "refused"
+    )
+    assert tree(image) == before
+    assert run("--force")[0] == 0
+    assert "powerguard-off" in unit.read_text(encoding="utf-8")
+    assert not unit.is_symlink()
+
+
+def test_what_was_laid_by_hand_is_taken_over_with_its_mode(image: Path, run: Run) -> None:
+    """As the guide had it before this verb: the same bytes are ours from now on, and uninstall removes them."""
+    program = image / "usr/lib/powerguard/powerguard-off"
+    program.parent.mkdir(parents=True)
+    program.write_bytes((ROOT / "systemd/powerguard-off").read_bytes())
+    program.chmod(0o644)
+    code, told = run()
+    assert (code, did(told, "usr/lib/powerguard/powerguard-off")) == (0, "mode set")
+    assert program.stat().st_mode & 0o111
+    run(verb="uninstall")
+    assert not program.exists()
+
+
+def test_an_update_replaces_what_it_has_written_and_refuses_what_was_changed_since(image: Path, run: Run) -> None:
+    run("--prefix", "/opt/older")
+    unit = image / UNITS / "powerguard.service"
+    assert b"ExecStart=/opt/older/bin/powerguard run" in unit.read_bytes()
+    assert did(run()[1], f"{UNITS}/powerguard.service") == "updated"
+    assert b"/opt/older" not in b"".join(value for value in tree(image).values() if isinstance(value, bytes))
+    unit.write_bytes(unit.read_bytes() + b"Nice=5\n")
+    code, told = run()
+    assert (code, did(told, f"{UNITS}/powerguard.service")) == (1, "refused: was changed since it was put there")
+    assert b"Nice=5" in unit.read_bytes()
+
+
+def test_a_unit_that_somebody_has_disabled_stays_so(image: Path, run: Run) -> None:
+    run()
+    link = image / UNITS / "sockets.target.wants/powerguard-off.socket"
+    link.unlink()
+    code, told = run()
+    assert (code, link.is_symlink()) == (0, False)
+    assert did(told, f"{UNITS}/sockets.target.wants/powerguard-off.socket").startswith("left out: was removed since")
+    run("--force")
+    assert link.is_symlink()
+
+
+def test_what_trains_is_named_once_and_stays(image: Path, run: Run) -> None:
+    """The daemon may start it, and is stopped after it; a later word replaces the first, and none changes nothing."""
+    run("--resume-unit", "old.service")
+    assert run("--resume-unit", "train.service", "--resume-unit", "eval@1.service")[0] == 0
+    wants = image / UNITS / "powerguard-resume.target.d/50-resume-units.conf"
+    assert wants.read_text(encoding="ascii").splitlines()[-1] == "Wants=train.service eval@1.service"
+    before = image / UNITS / "powerguard.service.d/50-resume-units.conf"
+    assert before.read_text(encoding="ascii").splitlines()[-1] == "Before=train.service eval@1.service"
+    told = run()[1]
+    assert did(told, f"{UNITS}/powerguard-resume.target.d/50-resume-units.conf") == "unchanged"
+    wants.unlink()
+    assert run()[0] == 0, "somebody took it away: it is not ours any more"
+    assert not wants.exists()
+    for wrong in ("train", "../x.service", "a b.service", "x.service\n[Service]"):
+        with pytest.raises(SystemExit, match="64"):
+            run("--resume-unit", wrong)
+
+
+@pytest.mark.parametrize("done", [0, 1, 7, 20])
+@pytest.mark.parametrize("update", [False, True], ids=["fresh", "update"])
+def test_a_run_that_is_killed_is_completed_by_the_next(image: Path, run: Run, *, done: int, update: bool) -> None:
+    """Killed after so many pieces, with a half-written one beside: in the manifest stands what is ours either way."""
+    empty = tree(image)
+    if update:
+        run("--prefix", "/opt/older")
+    disk = Disk(image)
+    disk.load()
+    wanted = [*pieces(image, "/opt/powerguard", ["ipmi"], with_daemon=False), *resume_pieces(("train.service",))]
+    disk.begin(wanted)
+    for piece in wanted[:done]:
+        disk.put(piece)
+    (half := image / UNITS / ".powerguard.service.powerguard-new").parent.mkdir(parents=True, exist_ok=True)
+    half.write_bytes(b"[Un")
+    if done == 7:
+        assert run(verb="uninstall")[0] == 0
+        assert tree(image) == empty, "also taken away at once"
+    code, told = run("--with", "ipmi", "--resume-unit", "train.service")
+    assert (code, told["is_done"]) == (0, True)
+    whole = tree(image)
+    assert {row["did"] for row in run()[1]["files"]} == {"unchanged"}
+    assert (image / UNITS / "sysinit.target.wants/powerguard-disarm.service").is_symlink()
+    assert not half.exists()
+    assert tree(image) == whole
+
+
+def test_uninstall_leaves_nothing_and_keeps_what_is_the_operators(image: Path, run: Run) -> None:
+    empty = tree(image)
+    secret = image / "etc/powerguard/secrets/bmc"
+    journal = image / "var/lib/powerguard/journal.sqlite"
+    for kept in (secret, journal, image / SETTINGS[1:]):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text("theirs", encoding="ascii")
+    kept_tree = tree(image)
+    run("--with", "gpu", "--resume-unit", "train.service")
+    code, told = run(verb="uninstall")
+    assert (code, did(told, "etc/powerguard")) == (0, "kept")
+    assert tree(image) == kept_tree
+    assert set(empty) < set(kept_tree)
+    code, told = run(verb="uninstall")
+    assert code == 1
+    assert "has put nothing in place here" in told["error"]
+
+
+def test_uninstall_leaves_what_was_changed_and_what_lies_beside(image: Path, run: Run) -> None:
+    run()
+    unit, beside = image / UNITS / "powerguard.service", image / UNITS / "powerguard.service.d/override.conf"
+    unit.write_text("[Service]\n", encoding="ascii")
+    beside.parent.mkdir()
+    beside.write_text("[Service]\n", encoding="ascii")
+    (image / UNITS / "powerguard-off.socket").unlink()
+    code, told = run(verb="uninstall")
+    assert (code, did(told, f"{UNITS}/powerguard.service")) == (0, "left: was changed since")
+    files = {name for name, value in tree(image).items() if isinstance(value, bytes) and value}
+    assert files == {f"{UNITS}/powerguard.service", f"{UNITS}/powerguard.service.d/override.conf"}
+
+
+WHOLE = {"prefix": "", "parts": [], "choices": [], "folders": [], "is_whole": True}
+FOREIGN = [{path: []} for path in ("/home/me/thesis", "/etc/../home/me/thesis", "etc/passwd", "/etc//passwd")]
+
+
+@pytest.mark.parametrize(
+    "manifest", ["", "[]", *(json.dumps({**WHOLE, "files": files}) for files in (7, ["/etc/passwd"], *FOREIGN))]
+)
+def test_a_manifest_that_we_would_not_have_written_removes_nothing(image: Path, run: Run, manifest: str) -> None:
+    run()
+    (image / MANIFEST[1:]).write_text(manifest, encoding="utf-8")
+    before = tree(image)
+    for verb in ("install", "uninstall"):
+        code, told = run(verb=verb)
+        assert code == 1
+        assert "is not what powerguard install has written" in told["error"]
+    assert tree(image) == before
+
+
+def test_links_that_lead_out_of_the_image_are_not_followed(image: Path, run: Run, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (image / "etc").mkdir()
+    (image / "etc/systemd").symlink_to(outside)
+    code, told = run()
+    assert code == 1
+    assert "leads out of" in told["error"]
+    assert tree(outside) == {}
+
+
+def test_a_second_one_at_the_same_time_is_kept_out(image: Path, run: Run) -> None:
+    run()
+    descriptor = os.open((image / MANIFEST[1:]).parent, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        code, told = run("--resume-unit", "train.service")
+    finally:
+        os.close(descriptor)
+    assert code == 1
+    assert "is at work" in told["error"]
+
+
+def test_where_units_cannot_look_or_others_can_write_is_no_place_for_the_program(run: Run, tmp_path: Path) -> None:
+    for prefix, why in (
+        ("/home/me/.venv", "ProtectHome"),
+        ("/opt/my venv", "plain letters"),
+        ("/opt/../x", "plain letters"),
+    ):
+        code, told = run("--prefix", prefix)
+        assert code == 1
+        assert why in told["error"]
+    assert "is not there" in host.wrong_prefix(f"/opt{tmp_path}", live=True)
+
+
+@pytest.mark.root
+def test_what_others_can_write_is_named(tmp_path: Path) -> None:
+    """Whoever can write what a unit runs as root is root: the file itself, or any folder above it."""
+    assert host.not_roots(Path("/usr/bin/env")) == ""
+    program = tmp_path / "bin/python"
+    program.parent.mkdir()
+    program.touch(mode=0o755)
+    assert host.not_roots(program) == ""
+    program.parent.chmod(0o775)
+    assert host.not_roots(program).startswith(f"{program.parent}: others than root can write it")
+    program.parent.chmod(0o755)
+    os.chown(program, 65534, 65534)
+    assert host.not_roots(program).startswith(f"{program}: others than root")
+    assert "No such file" in host.not_roots(tmp_path / "gone")
+
+
+def test_a_host_whose_python_is_its_own_uses_that_for_the_boot_unit(image: Path, run: Run) -> None:
+    (image / "usr/bin/python3").unlink()
+    run("--with", "ipmi")
+    unit = (image / UNITS / "powerguard-disarm.service").read_text(encoding="utf-8")
+    assert "\nExecStart=/opt/powerguard/bin/python -I /usr/lib/powerguard/powerguard-disarm\n" in unit
+
+
+def test_no_test_changes_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("install", "uninstall"):
+        assert main([verb]) == 1
+        assert "refused under test" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["install", "uninstall"])
+def test_the_objects_are_those_of_the_reference(run: Run, verb: str) -> None:
+    run()
+    told = run(verb=verb)[1]
+    example = json.loads((ROOT / f"docs/reference/{verb}.json").read_text(encoding="utf-8"))
+    assert list(told) == list(example)
+    assert list(told["files"][0]) == list(example["files"][0])
+    assert list(example["steps"][0]) == ["command", "what", "did"]
+
+
+def test_people_read_a_line_for_each_thing(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["install", "--root", str(image)]) == 0
+    said = capsys.readouterr().out
+    assert "written  /usr/lib/powerguard/powerguard-off " in said
+    assert "next: write /etc/powerguard/powerguard.yaml" in said
+
+
+def test_a_sentinel_is_started_by_a_person_who_is_told_how(image: Path, run: Run) -> None:
+    """Laid on every host, enabled on none; where it has settings and does not start at boot, that is said."""
+
+    def sentinel() -> list[str]:
+        return [line for line in run()[1]["next"] if "sentinel" in line]
+
+    assert sentinel() == []
+    sample = (image / "usr/share/powerguard/sentinel.yaml").read_bytes()
+    assert sample == (ROOT / "config/sentinel.yaml").read_bytes()
+    (image / "etc/powerguard").mkdir()
+    (image / "etc/powerguard/sentinel.yaml").write_bytes(sample)
+    (told,) = sentinel()
+    assert "systemctl enable --now powerguard-sentinel.service: it is not started at boot" in told
+    link = image / SENTINEL_AT_BOOT[1:]
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(f"/{UNITS}/powerguard-sentinel.service")
+    assert sentinel() == []
+
+
+# --- What is asked of systemd ----------------------------------------------------------------------------------------
+
+ACTIVE = """Id=slow.service
+TimeoutStopUSec=5min
+KillMode=control-group
+
+Id=slurmd.service
+TimeoutStopUSec=1min 30s
+KillMode=process
+
+Id=agent.service
+TimeoutStopUSec=infinity
+KillMode=process
+
+Id=user@1000.service
+TimeoutStopUSec=2min
+KillMode=mixed
+
+Id=user@1001.service
+TimeoutStopUSec=2min
+KillMode=mixed
+
+Id=powerguard-off.service
+TimeoutStopUSec=infinity
+KillMode=process
+"""
+CIRCLE = """var.mount: Found ordering cycle on remote-fs-pre.target/start
+var.mount: Found dependency on powerguard.service/start
+var.mount: Found dependency on var.mount/start
+"""
+
+
+class Systemd:
+    """Answers as the programs would; what it was asked is kept."""
+
+    def __init__(self, answers: Mapping[str, Ended]) -> None:
+        self.answers = answers
+        self.asked: list[str] = []
+
+    async def __call__(
+        self, argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
+    ) -> Ended:
+        words = " ".join(argv)
+        self.asked.append(words)
+        found = [answer for begins, answer in self.answers.items() if words.startswith(begins)]
+        if not found:
+            raise FileNotFoundError(2, "No such file or directory")
+        return found[0]
+
+
+def says(text: str, code: int = 0, errors: str = "") -> Ended:
+    return Ended(returncode=code, stdout=text.encode(), stderr=errors.encode())
+
+
+async def test_drop_ins_are_offered_for_units_that_are_slow_or_leave_processes_behind() -> None:
+    told = says('Environment=LC_ALL=C "POWERGUARD_OFF_KILL=slurmd.service containerd.service"\n')
+    systemd = Systemd({"systemctl show --type": says(ACTIVE), "systemctl show powerguard-off": told})
+    offered = {offer.piece.path: offer.piece.content.decode() for offer in await host.offers(systemd, 110)}
+    assert list(offered) == [
+        f"/{UNITS}/slow.service.d/50-powerguard-stop.conf",
+        f"/{UNITS}/agent.service.d/50-powerguard-stop.conf",
+        f"/{UNITS}/user@.service.d/50-powerguard-stop.conf",
+        f"/{UNITS}/powerguard-off.service.d/50-powerguard-kill.conf",
+    ]
+    assert "\nTimeoutStopSec=55\n" in offered[f"/{UNITS}/slow.service.d/50-powerguard-stop.conf"]
+    kill = 'Environment="POWERGUARD_OFF_KILL=slurmd.service containerd.service agent.service"'
+    assert kill in offered[f"/{UNITS}/powerguard-off.service.d/50-powerguard-kill.conf"]
+    assert await host.offers(Systemd({}), 110) == [], "a systemd that cannot be asked is offered nothing"
+
+
+async def test_what_would_start_at_boot_anyway_or_closes_a_circle_is_told() -> None:
+    systemd = Systemd(
+        {
+            "systemctl show train": says("LoadState=loaded\nWantedBy=powerguard-resume.target multi-user.target\n"),
+            "systemctl show gone": says("LoadState=not-found\nWantedBy=\n"),
+            "systemctl show good": says("LoadState=loaded\nWantedBy=powerguard-resume.target\nRequiredBy=\n"),
+            "systemd-analyze verify": says("", 1, CIRCLE),
+        }
+    )
+    told = await host.doubts(systemd, ["train.service", "gone.service", "good.service"])
+    assert len(told) == 3
+    assert "started by multi-user.target too" in told[0]
+    assert "gone.service: not-found" in told[1]
+    assert "remote-fs-pre.target powerguard.service var.mount" in told[2]
+
+
+async def test_a_step_that_fails_is_told_and_the_others_are_taken() -> None:
+    systemd = Systemd({"systemd-sysusers": says("", 1, "Failed\nno room\n"), "systemctl": says("")})
+    told = Told("install", Path("/nowhere"), dry_run=False)
+    await host.carry_out(systemd, host.steps(["gpu"], with_daemon=True), told)
+    assert told.failed
+    became = {command: did for command, _, did in told.steps}
+    assert became["systemd-sysusers powerguard.conf"] == "failed: exit status 1: no room"
+    assert became["systemd-tmpfiles --create powerguard.conf"] == "failed: systemd-tmpfiles: No such file or directory"
+    listen = "systemctl start powerguard-off.socket powerguard-gpu.socket powerguard-gpu-watch.path"
+    assert list(became)[-3:] == ["systemctl daemon-reload", listen, "systemctl start powerguard.service"]
+
+
+@pytest.mark.parametrize(("state", "goes"), [("active", True), ("activating", True), ("inactive", False), ("", False)])
+async def test_nothing_is_taken_away_from_a_power_off_that_is_under_way(state: str, *, goes: bool) -> None:
+    systemd = Systemd({"systemctl show powerguard-off.service": says(f"ActiveState={state}\n" if state else "")})
+    assert await host.is_powering_off(systemd) is goes
+
+
+def test_a_bmc_is_known_by_its_traces(tmp_path: Path) -> None:
+    assert not host.has_bmc(tmp_path)
+    (tmp_path / "sys/firmware/dmi/entries/38-0").mkdir(parents=True)
+    assert host.has_bmc(tmp_path)

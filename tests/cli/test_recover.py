@@ -1,0 +1,132 @@
+"""`powerguard recover`: what a return waits for, gate by gate; a person's word; and what is left without a daemon."""
+
+import asyncio
+import contextlib
+import io
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerguard.cli.main import main
+from powerguard.core.events import RecoverNow
+from powerguard.daemon.admin import admin_server
+from powerguard.daemon.port import ReturnView
+from tests.cli.checkpoint_sites import save
+from tests.daemon.test_returning import LESS, WHOLE, back, seen
+from tests.daemon.watched import NOW_S, Watched, scene
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+SETTINGS = """\
+mode: armed
+ups: {{rack-a: {{sources: [{{kind: snmp, host: 127.0.0.1, version: 2c}}], runtime_table: {{50: 1620, 100: 720}}}}}}
+checkpoint_dirs: ["{folder}/ckpt"]
+resume: {{command: [{program}]}}
+gpu: {{socket: "{folder}/gpu.sock"}}
+journal: {{path: "{folder}/journal.sqlite"}}
+control: {{socket: "{folder}/s.sock"}}
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    made = Path(tempfile.mkdtemp(dir="/tmp", prefix="pg "))
+    (made / "pg.yaml").write_text(SETTINGS.format(folder=made, program="/bin/true"), encoding="utf-8")
+    yield made
+    shutil.rmtree(made)
+
+
+async def recover(folder: Path, *words: str) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+
+    def run() -> int:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            return main(["recover", "--config", str(folder / "pg.yaml"), *words])
+
+    async with asyncio.timeout(30.0):
+        return await asyncio.to_thread(run), out.getvalue(), err.getvalue()
+
+
+def by_command(daemon: Watched) -> Watched:
+    daemon.returning = replace(daemon.returning, command=("/bin/true",))
+    return daemon
+
+
+async def test_a_dry_run_tells_every_gate_and_starts_nothing(folder: Path) -> None:
+    daemon = by_command(back(for_s=3.0))
+    async with admin_server(daemon, path=f"{folder}/s.sock"):
+        code, out, err = await recover(folder, "--dry-run")
+        assert (code, err, daemon.events) == (1, "", [])
+        lines = out.splitlines()
+        assert lines[0] == "phase recovery: training waits for the gate"
+        assert [line.split()[:2] for line in lines[1:6]] == [
+            ["closed", "utility"],
+            ["open", "countdown"],
+            ["open", "charge"],
+            ["open", "host"],
+            ["open", "target"],
+        ]
+        assert lines[6] == "would start: /bin/true"
+        daemon.state = by_command(back()).state
+        assert (await recover(folder, "--dry-run"))[0] == 0
+        told = json.loads((await recover(folder, "--dry-run", "--json"))[1])
+    example = json.loads((REFERENCE / "recovery.json").read_text(encoding="utf-8"))
+    assert (list(told), [list(gate) for gate in told["gates"]]) == (
+        list(example),
+        [list(gate) for gate in example["gates"]],
+    )
+
+
+async def test_a_persons_word_goes_to_the_daemon(folder: Path) -> None:
+    daemon = by_command(back(for_s=3.0))
+    async with admin_server(daemon, path=f"{folder}/s.sock"):
+        code, out, err = await recover(folder)
+        (event,) = daemon.events
+        assert (code, err, out) == (0, "", "asked for training to be started; phase recovery\n")
+        assert event == RecoverNow(at_s=NOW_S, who=getattr(event, "who", ""))
+        daemon.returning = ReturnView(target="powerguard-resume.target", seen=seen(LESS))
+        code, _, err = await recover(folder)
+        assert (code, "refused: 1 of 2 GPUs are there" in err, len(daemon.events)) == (1, True, 1)
+        assert (await recover(folder, "--unchecked"))[0] == 0
+        told = json.loads((await recover(folder, "--unchecked", "--json"))[1])
+        assert (told["object"], told["unchecked"]) == ("accepted", True)
+
+
+async def test_there_is_nothing_to_recover_from(folder: Path) -> None:
+    async with admin_server(by_command(scene("online")), path=f"{folder}/s.sock"):
+        code, _, err = await recover(folder)
+        _, out, _ = await recover(folder, "--dry-run")
+    assert (code, "the phase is online" in err, "nothing to recover from" in out) == (1, True, True)
+
+
+async def test_without_a_daemon_it_looks_for_itself_and_starts_nothing(folder: Path) -> None:
+    save(folder / "ckpt", 100)
+    code, out, _ = await recover(folder)
+    assert code == 4
+    assert "the daemon is down" in out
+    assert [line.split()[:2] for line in out.splitlines()[1:6]] == [
+        ["?", "utility"],
+        ["?", "countdown"],
+        ["?", "charge"],
+        ["open", "host"],
+        ["open", "target"],
+    ]
+    assert "systemctl start powerguard.service; by hand, with nobody watching the battery: /bin/true" in out
+    told: dict[str, Any] = json.loads((await recover(folder, "--json"))[1])
+    assert list(told) == list(json.loads((REFERENCE / "recovery.json").read_text(encoding="utf-8")))
+    assert "not running" in told["refused"]
+    (folder / "pg.yaml").write_text("mode: perhaps\n", encoding="utf-8")
+    assert (await recover(folder))[0] in (4, 78)
+
+
+async def test_a_command_that_is_not_there_is_a_closed_gate(folder: Path) -> None:
+    daemon = back()
+    daemon.returning = replace(daemon.returning, command=("/nowhere/start",), seen=seen(WHOLE))
+    async with admin_server(daemon, path=f"{folder}/s.sock"):
+        code, out, _ = await recover(folder, "--dry-run")
+    assert (code, "/nowhere/start: no such program" in out) == (1, True)
