@@ -37,7 +37,7 @@ _USER_LEVEL: Final = 2
 _CAUSE_OF_POLICY: Final = {PowerRestorePolicy.ALWAYS_ON: 0x06, PowerRestorePolicy.LAST_STATE: 0x07}
 _POWER_BUTTON: Final = 0x03
 _AC_FAILED: Final = 0x01
-_START_LIMIT_S: Final = 20.0
+_START_LIMIT_S: Final = 60.0
 _TURN_S: Final = 0.05
 """pyghmi's server can miss a wake-up; it looks again after so long."""
 

@@ -13,7 +13,6 @@ import os
 import secrets
 import socket
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from powerguard.daemon.journal import JournalError, Line, read_only, recent
 from powerguard.effectors.child import clean_environment
 from powerguard.sim.bmc import SimBmc
 from powerguard.sim.snmp_agent import SnmpAgent
-from powerguard.sim.story import Facts, StoryError
+from powerguard.sim.story import Facts, StoryError, folder_of
 from powerguard.sim.ups import Battery, SimUps
 from powerguard.trainer.found import Found, look
 from powerguard.trainer.reader import read_shard
@@ -44,7 +43,9 @@ _SETTINGS: dict[str, Any] = {
         "utility_stable_s": 5,
     },
 }
-_READY_S = 30.0
+_READY_S = 60.0
+_KILLED_S = 30.0
+"""A killed process is gone at once, unless the disk holds it; what it writes into is removed after that."""
 _MAX_SOCKET_PATH = 107
 """Bytes that sun_path has room for, unix(7)."""
 
@@ -131,7 +132,7 @@ class LiveStage:
                         process.terminate() if gentle else process.kill()
             for _, process in self._processes:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(12.0 if gentle else 2.0):
+                    async with asyncio.timeout(12.0 if gentle else _KILLED_S):
                         await process.wait()
 
     async def follow_trainer(self) -> None:
@@ -142,7 +143,7 @@ class LiveStage:
             while True:
                 with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError):
                     async with session.get("http://toy/api/v1/status") as answer:
-                        told = await answer.json(content_type=None)
+                        told = await answer.json(content_type=None) or {}  # an empty body is None: it is ending
                     paused, step = bool(told.get("paused")), told.get("step")
                     if paused != self.paused:
                         self._ups.look()
@@ -207,31 +208,18 @@ def _write_settings(folder: Path, agent: SnmpAgent, bmc: SimBmc, battery: Batter
 @contextlib.asynccontextmanager
 async def live(keep: Path | None = None) -> AsyncIterator[LiveStage]:
     """Build the world, wait until the daemon watches it, and take it down again. keep: folder to leave behind."""
-    with contextlib.ExitStack() as stack:
-        if keep is None:
-            # Short: a unix socket's path has room for 107 bytes.
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pg-demo-", dir="/tmp")))
-        else:
-            folder = _fresh(keep)
+    _check_length(keep)
+    with folder_of(keep, within="/tmp") as folder:  # noqa: S108 - a folder of its own below it, closed to others
         async with _world(folder) as stage:
             yield stage
 
 
-def _fresh(keep: Path) -> Path:
-    """Make the folder to leave behind; an older demo's remains in it would be taken for this one's."""
-    folder = keep.absolute()
-    if len(os.fsencode(folder / "powerguard.sock")) > _MAX_SOCKET_PATH:
-        msg = f"{folder}: too long a name for sockets ({_MAX_SOCKET_PATH} bytes with theirs): give --keep a shorter one"
+def _check_length(keep: Path | None) -> None:
+    """Raise StoryError where a unix socket's path would have no room. /tmp is short; TMPDIR may not be."""
+    if keep is not None and len(os.fsencode(keep.absolute() / "powerguard.sock")) > _MAX_SOCKET_PATH:
+        room = f"too long a name for sockets ({_MAX_SOCKET_PATH} bytes with theirs)"
+        msg = f"{keep.absolute()}: {room}: give --keep a shorter one"
         raise StoryError(msg)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            msg = f"{folder} is not empty: give --keep a new folder"
-            raise StoryError(msg)
-    except OSError as error:
-        msg = f"{folder}: {error.strerror}: give --keep a new folder that this user can make"
-        raise StoryError(msg) from None
-    return folder
 
 
 @contextlib.asynccontextmanager
@@ -263,6 +251,7 @@ async def _world(folder: Path) -> AsyncIterator[LiveStage]:
             yield stage
         finally:
             following.cancel()
+            await asyncio.wait([following])
             await stage.stop()
 
 
@@ -277,8 +266,17 @@ async def until(stage: LiveStage, reached: Any, what: str) -> None:  # noqa: ANN
                     return
                 await rest(0.1)
     except TimeoutError:
-        msg = f"waited {_READY_S:.0f} s for {what}, in vain; look into {stage.folder}/*.log (--keep keeps them)"
+        msg = f"waited {_READY_S:.0f} s for {what}, in vain; {_last_words(stage.folder)}"
         raise StoryError(msg) from None
+
+
+def _last_words(folder: Path) -> str:
+    """Return how each log of this world ends: the folder may be gone before anybody can look into it."""
+    words = []
+    for log in sorted(folder.glob("*.log")):
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        words.append(f"{log.name} ends with {lines[-1][:200]!r}" if lines else f"{log.name} is empty")
+    return ", ".join(words) or "nothing was started"
 
 
 async def watches(path: Path) -> bool:

@@ -5,27 +5,18 @@ No socket, no process: those live in real time. What is gained: a real UPS's min
 
 import asyncio
 import contextlib
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from powerguard.core.events import (
-    Action,
-    CheckpointProgress,
-    Detail,
-    EnsurePolicy,
-    OutputSource,
-    Reading,
-    ResumeTrainer,
-    SyncFilesystems,
-    TriggerCheckpoint,
-)
+from powerguard.core.actions import Action, Detail, EnsurePolicy, ResumeTrainer, SyncFilesystems, TriggerCheckpoint
+from powerguard.core.events import CheckpointProgress
+from powerguard.core.readings import OutputSource, Reading
 from powerguard.daemon.assemble import Hands, assemble
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Inline, Journal, JournalError, Line, read_only, recent
 from powerguard.daemon.loop import Loop
 from powerguard.settings.schema import Settings
-from powerguard.sim.story import Facts
+from powerguard.sim.story import Facts, folder_of
 from powerguard.sim.ups import Battery, SimUps
 from powerguard.sources.base import Publish, Source
 
@@ -191,8 +182,8 @@ class FastStage:
 
 
 @contextlib.asynccontextmanager
-async def fast() -> AsyncIterator[FastStage]:
-    """Build the world in the running (virtual) loop, and take it down again."""
+async def fast(keep: Path | None = None) -> AsyncIterator[FastStage]:
+    """Build the world in the running (virtual) loop, and take it down again. keep: where the journal is left."""
     clock = asyncio.get_running_loop().time
     trainer, bmc = FastTrainer(), FastBmc()
     # An SRT 6000 by its data sheet, with a battery that has lost a fifth and a gauge that does not know.
@@ -225,8 +216,8 @@ async def fast() -> AsyncIterator[FastStage]:
         sources=sources,
         effectors={TriggerCheckpoint: trainer, ResumeTrainer: trainer, EnsurePolicy: bmc, SyncFilesystems: disks},
     )
-    with tempfile.TemporaryDirectory(prefix="pg-demo-") as folder:
-        path = Path(folder) / "journal.sqlite"
+    with folder_of(keep) as folder:
+        path = folder / "journal.sqlite"
         journal = Journal(path, boot_id=hands.boot(), wall=hands.wall, writer=Inline(), reader=Inline())
         daemon = assemble(settings, config=Path("virtual.yaml"), hands=hands, journal=journal)
         trainer.loop = daemon

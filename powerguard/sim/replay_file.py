@@ -11,14 +11,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
-from powerguard.core.events import Action, CheckpointProgress, Done, Event, Failed, Reading, SourceFailed, TrainerSeen
+from powerguard.core.actions import Action
+from powerguard.core.events import CheckpointProgress, Done, Event, Failed, TrainerSeen
 from powerguard.core.model import Policy, State, TrainerPolicy
 from powerguard.core.plain import KIND, PlainError, from_plain
+from powerguard.core.readings import Reading, SourceFailed
 from powerguard.core.recovery import reloaded
 from powerguard.core.trainers import at_start
-from powerguard.sim.replay import Deed, Leg, Mark, Recording, mark_of
 from powerguard.sim.replay_sources import coarseness_s, sources_of, with_losses
 from powerguard.sim.replay_table import MAX_SPAN_S, MAX_T_S, ReplayFileError, Table
+from powerguard.sim.replay_values import Deed, Leg, Mark, Recording, mark_of
 
 MAX_LINE_BYTES: Final = 4 << 20
 """The longest line there is holds a state: some ten kilobytes."""

@@ -5,7 +5,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Final
 
-from powerguard.core.events import Event, Reading, SourceFailed
+from powerguard.core.events import Event
+from powerguard.core.readings import Reading, SourceFailed
 
 MISSES: Final = 3
 

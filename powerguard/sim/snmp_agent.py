@@ -19,7 +19,7 @@ from powerguard.sim.snmp_ber import SimValue
 from powerguard.sim.snmp_usm import ReportError, Request, SimUser
 
 Values = Callable[[], Mapping[str, SimValue]]
-OnSet = Callable[[str, SimValue], bool]
+OnSet = Callable[[str, SimValue], bool | int]
 
 _TOO_BIG, _NO_SUCH_NAME, _GEN_ERR, _NOT_WRITABLE = 1, 2, 5, 17
 _READ_ONLY: Final = 4
@@ -51,6 +51,10 @@ class Fault(StrEnum):
     NULLS = "nulls"
     TEXT = "text"
     """Numbers come as strings of rubbish."""
+    SET_LOST = "set_lost"
+    """A SET is not carried out and not answered."""
+    SET_MUTE = "set_mute"
+    """A SET is carried out, and its answer is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +96,8 @@ def _key(dotted: str) -> tuple[int, ...]:
 
 class SnmpAgent:
     """One card. values: its table, read anew for every request. on_set: takes a SET; None or False: not writable.
+
+    An on_set that returns a number refuses with this error status (RFC 3416 section 3); True takes it.
 
     requests: how many were answered or dropped. late_s: how long a late answer takes.
     """
@@ -203,7 +209,10 @@ class SnmpAgent:
                 order = sorted(values, key=_key)
                 found = [_next(values, order, name) for name, _ in pdu.varbinds]
             case ber.SET:
-                return self._set(pdu, v1=v1, may_write=may_write)
+                if self.fault is Fault.SET_LOST:
+                    return None
+                answer = self._set(pdu, v1=v1, may_write=may_write)
+                return None if self.fault is Fault.SET_MUTE else answer
             case _:
                 return None
         answer = replace(pdu, tag=ber.RESPONSE, varbinds=tuple(found))
@@ -217,8 +226,11 @@ class SnmpAgent:
     def _set(self, pdu: _Pdu, *, v1: bool, may_write: bool) -> _Pdu:
         answer = replace(pdu, tag=ber.RESPONSE)
         for place, (name, value) in enumerate(pdu.varbinds, 1):
-            if not may_write or self._on_set is None or not self._on_set(name, value):
+            taken = may_write and self._on_set is not None and self._on_set(name, value)
+            if taken is False:
                 return replace(answer, status=_READ_ONLY if v1 else _NOT_WRITABLE, index=place)
+            if taken is not True:
+                return replace(answer, status=taken, index=place)
         return answer
 
     def _spoil(self, answer: _Pdu, asked: _Pdu) -> _Pdu:

@@ -6,8 +6,11 @@ the battery really held, what the BMC really stores, what is really on the disk.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from powerguard.daemon.attempt import rest
@@ -19,6 +22,29 @@ _BAR = 64
 
 class StoryError(Exception):
     """The world did not do what the story needs: what was waited for, and for how long."""
+
+
+@contextlib.contextmanager
+def folder_of(keep: Path | None, *, within: str | None = None) -> Iterator[Path]:
+    """Make the folder of one demo: `keep`, to be left behind; None: one of its own, that goes. Raises StoryError.
+
+    within: where its own is made; None: where temporary things are.
+    """
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="pg-demo-", dir=within) as name:
+            yield Path(name)
+        return
+    folder = keep.absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        is_empty = not any(folder.iterdir())
+    except OSError as error:
+        msg = f"{folder}: {error.strerror}: give --keep a new folder that this user can make"
+        raise StoryError(msg) from None
+    if not is_empty:  # an older demo's remains in it would be taken for this one's
+        msg = f"{folder} is not empty: give --keep a new folder"
+        raise StoryError(msg)
+    yield folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from math import exp, log
 
 from powerguard.clock import Clock
 from powerguard.sim.snmp_ber import SimValue, gauge, integer, octets, oid, timeticks
+from powerguard.sim.ups_output import SimOutput
 
 APC = "1.3.6.1.4.1.318.1.1.1"
 _SYSTEM = "1.3.6.1.2.1.1"
@@ -44,7 +45,8 @@ class SimUps:
     """One UPS, brought up to date whenever somebody looks.
 
     load: the share of the rating that is drawn now. gauge: by how much the reported runtime exaggerates. utility: is
-    there power at the input; set it to pull the plug. alive: False once the battery was empty under load.
+    there power at the input; set it to pull the plug. alive: False once the battery was empty under load. output: what
+    can be ordered off and on again, and draws nothing meanwhile.
     """
 
     def __init__(
@@ -56,8 +58,10 @@ class SimUps:
         low_battery_s: float = 120.0,
         gauge: float = 1.0,
         rating_w: float = 5400.0,
+        output: SimOutput | None = None,
     ) -> None:
         self.battery = battery
+        self.output = SimOutput() if output is None else output
         self.alive = True
         self.flipped_at_s: float | None = None
         self._clock = clock
@@ -80,12 +84,13 @@ class SimUps:
         if present != self._utility:
             self._utility = present
             self.flipped_at_s = self._clock()
+            self.output.look(self._clock(), utility=present)
 
     @property
     def left_s(self) -> float:
         """Seconds that the battery really lasts at the load of now."""
         self.look()
-        return self._left * self.battery.tau_s(self._load())
+        return self._left * self.battery.tau_s(self.load)
 
     @property
     def charge(self) -> float:
@@ -95,8 +100,8 @@ class SimUps:
 
     @property
     def load(self) -> float:
-        """Share of the rating that is drawn now."""
-        return self._load()
+        """Share of the rating that is drawn now; nothing while the output is off."""
+        return self._load() if self.output.on else 0.0
 
     @property
     def on_battery_s(self) -> float:
@@ -116,13 +121,21 @@ class SimUps:
     def look(self) -> None:
         """Let physics catch up."""
         now_s = self._clock()
+        off_at_s = self.output.off_at_s
+        if off_at_s is not None and self._at_s < off_at_s < now_s:
+            self._look(off_at_s)  # until then the load draws, from then on nothing
+        self._look(now_s)
+
+    def _look(self, now_s: float) -> None:
         gone_s, self._at_s = now_s - self._at_s, now_s
+        load, was_on = self.load, self.output.on
+        self.output.look(now_s, utility=self._utility)
         if self._utility:
             gained = gone_s / self.battery.recharge_s * self.battery.health
             self._left = min(self.battery.health, self._left + gained)
             return
-        self._left = max(0.0, self._left - gone_s / self.battery.tau_s(self._load()))
-        if self._left == 0.0:
+        self._left = max(0.0, self._left - gone_s / self.battery.tau_s(load))
+        if self._left == 0.0 and was_on:
             self.alive = False
 
     def apc_table(self) -> Mapping[str, SimValue]:

@@ -5,7 +5,9 @@ import pytest
 from powerguard.sim.looped import wired
 from powerguard.sim.looped.run import play_many
 from powerguard.sim.world.report import Options, report
-from powerguard.sim.world.site import Site
+from powerguard.sim.world.site import ReturnSite, Site
+
+WAYS = ReturnSite(output_share=0.8, bracket_share=0.8, dry_run_share=0.3)
 
 
 def test_three_outages_break_no_invariant() -> None:
@@ -27,6 +29,26 @@ def test_script_breaks_everything_sooner_or_later() -> None:
     assert {word for script in scripts for word in script.disk} == {"--mb-per-s", "8", "2.5", "--full"}
     assert not any(wired.draw(seed, faults=False).kills for seed in range(100))
     assert len({wired.draw(seed, faults=False).disk for seed in range(100)}) == 1
+
+
+def test_script_names_the_ways_of_the_site() -> None:
+    """A host that goes off in earnest is not there for a second cut; without a section `returns` there is no way."""
+    scripts = [wired.draw(seed, faults=True, returns=WAYS) for seed in range(100)]
+    kinds = {(script.armed, script.output, script.bracket) for script in scripts}
+    assert len(kinds) == 8
+    assert {len(script.cuts) for script in scripts if script.armed} == {1}
+    plain = [wired.draw(seed, faults=True) for seed in range(100)]
+    assert plain == [wired.draw(seed, faults=True, returns=ReturnSite()) for seed in range(100)]
+    assert not any(script.armed or script.output or script.bracket for script in plain)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_forty_outages_with_ways_back_break_no_invariant() -> None:
+    """SETs over UDP and the policy over RMCP+: once, late enough, never in dry-run, and put back."""
+    options = Options(seed=2000, outages=40, level="sockets")
+    told = report(play_many(Site(returns=WAYS), options, jobs=6), options)
+    assert told["invariant_violations"] == []
 
 
 @pytest.mark.slow

@@ -11,23 +11,14 @@ from pathlib import Path
 import pytest
 
 from powerguard.cli.main import main
-from powerguard.core.events import (
-    CheckpointNow,
-    Conduct,
-    Done,
-    EnsurePolicy,
-    Failed,
-    OutputSource,
-    PowerOff,
-    Reading,
-    SourceFailed,
-    TrainerSeen,
-    TriggerCheckpoint,
-)
+from powerguard.core.actions import Conduct, EnsurePolicy, PowerOff, TriggerCheckpoint
+from powerguard.core.events import CheckpointNow, Done, Failed, TrainerSeen
 from powerguard.core.model import Policy, TrainerPolicy
+from powerguard.core.readings import OutputSource, Reading, SourceFailed
 from powerguard.daemon.loop import TICK_OUTAGE_S
-from powerguard.sim.replay import Deed, Leg, Mark, Recording, Replayed, compare, replay
+from powerguard.sim.replay import replay
 from powerguard.sim.replay_sources import with_losses
+from powerguard.sim.replay_values import Deed, Leg, Mark, Recording, Replayed, compare
 
 FOLDER = Path(__file__).parent.parent / "replays"
 OPTIONS = {
@@ -234,7 +225,8 @@ def test_another_boot_is_a_return() -> None:
     first = Leg(at_s=0.0, policy=POLICY, events=outage(400.0))
     back = tuple(reading(at_s, "utility", charge_pct=95.0) for at_s in range(30, 60))
     policy = dataclasses.replace(POLICY, boot_id="next")
-    second = Leg(at_s=30.0, policy=policy, shift_s=1000.0, restored=True, events=back)
+    trains = TrainerSeen(at_s=59.5, trainer="llm", alive=True, step=7)
+    second = Leg(at_s=30.0, policy=policy, shift_s=1000.0, restored=True, events=(*back, trains))
     told = replay(Recording(name="r", legs=(first, second)))
     assert told.phase == "online"
     returned = [line for line in told.lines if line.note is not None and line.note.event == "host_returned"]

@@ -14,8 +14,9 @@ from powerguard.core.model import Online, Policy, Shutdown
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import history, read_only
 from powerguard.daemon.journal.export import lines
-from powerguard.sim.replay import compare, replay
+from powerguard.sim.replay import replay
 from powerguard.sim.replay_file import Wanted, load
+from powerguard.sim.replay_values import compare
 from powerguard.sim.virtual import VirtualLoop
 from tests.daemon.looped import World
 

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from powerguard.core.events import CheckpointProgress, OutputSource, Reading, SourceFailed, TrainerSeen
+from powerguard.core.events import CheckpointProgress, TrainerSeen
 from powerguard.core.model import FeedPolicy, Policy, TrainerPolicy
-from powerguard.sim.replay import Recording, replay
+from powerguard.core.readings import OutputSource, Reading, SourceFailed
+from powerguard.sim.replay import replay
 from powerguard.sim.replay_file import MAX_LINE_BYTES, Wanted, load
 from powerguard.sim.replay_table import COLUMNS, MAX_SPAN_S, ReplayFileError
+from powerguard.sim.replay_values import Recording
 
 DEFAULT = Policy(boot_id="replay", ups="", trainers=(TrainerPolicy(name="trainer"),))
 WANTED = Wanted(policy=None, default=DEFAULT)

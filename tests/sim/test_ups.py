@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerguard.core.events import OutputSource
+from powerguard.core.readings import OutputSource
 from powerguard.profiles.decode import decode
 from powerguard.profiles.load import load_profiles
 from powerguard.profiles.values import Answer, Oid

@@ -2,7 +2,8 @@
 
 import pytest
 
-from powerguard.core.events import Event, NetworkSeen, OutputSource, Reading, SourceFailed
+from powerguard.core.events import Event
+from powerguard.core.readings import NetworkSeen, OutputSource, Reading, SourceFailed
 from powerguard.sim.world.beside import LINK, TWIN, Beside, BesideFacts
 from powerguard.sim.world.many import play_many
 from powerguard.sim.world.report import Options, report

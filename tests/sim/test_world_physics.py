@@ -8,7 +8,7 @@ from statistics import mean
 
 import pytest
 
-from powerguard.core.events import Conduct
+from powerguard.core.actions import Conduct
 from powerguard.sim.world import outages
 from powerguard.sim.world.battery import Curve, Gauge, GaugeFacts, GaugeKind, Pack
 from powerguard.sim.world.host import Host, Power
@@ -65,7 +65,7 @@ def test_a_bad_cell_ends_it_at_once() -> None:
 
 
 def told(kind: GaugeKind, battery: Pack, **facts: object) -> tuple[float | None, float | None, bool]:
-    gauge = Gauge(GaugeFacts(kind=kind, noise=0.0, **facts), Random(1), Random(2))  # type: ignore[arg-type]
+    gauge = Gauge(GaugeFacts(kind=kind, **facts), Random(2))  # type: ignore[arg-type]
     said = gauge.tell(0.0, battery, 0.75, on_battery=True)
     return said.runtime_s, said.charge_pct, said.low_battery
 
@@ -97,7 +97,7 @@ def test_low_battery_is_called_by_voltage_or_by_runtime(left: float, by_voltage:
 def test_a_gauge_rounds_and_lags() -> None:
     """Whole minutes; and after a load step the runtime follows within its lag, the load at once."""
     assert told(GaugeKind.PROPORTIONAL, pack(left=0.99), minutes=True)[0] == 300.0
-    gauge = Gauge(GaugeFacts(noise=0.0, lag_s=15.0), Random(1), Random(2))
+    gauge = Gauge(GaugeFacts(lag_s=15.0), Random(2))
     full = pack()
     assert gauge.tell(0.0, full, 0.75, on_battery=True).runtime_s == pytest.approx(360.0)
     after = gauge.tell(1.0, full, 0.25, on_battery=True)
@@ -111,10 +111,10 @@ def test_a_gauge_rounds_and_lags() -> None:
 
 def test_glitches_lie_in_time_whoever_asks() -> None:
     """About one reading in ten is nonsense, and asking twice as often moves none of them."""
-    facts = GaugeFacts(noise=0.0, glitch_rate=0.1)
+    facts = GaugeFacts(glitch_rate=0.1)
 
     def glitches(step_s: float) -> list[float]:
-        gauge, found = Gauge(facts, Random(1), Random(2)), []
+        gauge, found = Gauge(facts, Random(2)), []
         for at in range(int(1000 / step_s)):
             said = gauge.tell(at * step_s, pack(), 0.75, on_battery=True)
             if said.runtime_s != pytest.approx(360.0):
@@ -127,7 +127,7 @@ def test_glitches_lie_in_time_whoever_asks() -> None:
 
 
 def test_silent_fields_are_not_told() -> None:
-    gauge = Gauge(GaugeFacts(silent=frozenset(("runtime", "charge", "load"))), Random(1), Random(2))
+    gauge = Gauge(GaugeFacts(silent=frozenset(("runtime", "charge", "load"))), Random(2))
     said = gauge.tell(0.0, pack(), 0.75, on_battery=True)
     assert (said.runtime_s, said.charge_pct, said.load_pct) == (None, None, None)
 

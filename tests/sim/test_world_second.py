@@ -2,7 +2,7 @@
 
 import pytest
 
-from powerguard.core.events import OutputSource, Reading, SourceFailed
+from powerguard.core.readings import OutputSource, Reading, SourceFailed
 from powerguard.sim.world.many import play_many
 from powerguard.sim.world.report import Options, report
 from powerguard.sim.world.scene import draw

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from powerguard.cli.main import main
+from powerguard.sim.world.layers import Layers, Return
 from powerguard.sim.world.many import play_many
 from powerguard.sim.world.reference import page
 from powerguard.sim.world.report import Options, Sample, report
@@ -72,6 +73,30 @@ def test_people_get_it_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert "3 outages from seed 5, with faults, policy fixed, level core" in out
     assert re.search(r"shut down +\d \(\d+\.\d\d %\), needlessly \d \(\d+\.\d\d %\)", out)
     assert re.search(r"training lost in all +\d+\.\d s an outage", out)
+    assert "back by" not in out, "there is nothing but the BMC's policy"
+
+
+def test_stranded_is_told_for_each_set_of_ways(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """One run of a mixed site: every outage is in the set that it had, with who brought it back, or did not."""
+    file = tmp_path / "site.yaml"
+    short = "outage: {bins: [{from_s: 150, to_s: 420, share: 1}], restrike_share: 0}\n"
+    file.write_text(f"{short}returns: {{sentinel_share: 0.5, late_share: 0.5, output_share: 0.2}}\n", encoding="utf-8")
+    words = ("--seed", "1", "--outages", "40", "--site", str(file), "--no-faults")
+    told = told_by(capsys, *words)
+    sets = {each["set"]: each for each in told["stranded_by_ways"]}
+    assert {"P", "A, P", "C, P", "A, C, P", "B cycles, P"} <= set(sets)
+    assert sum(each["outages"] for each in sets.values()) == 40
+    assert sum(each["stranded"] for each in sets.values()) == told["stranded"] > 0
+    assert sets["C, P"]["stranded"] == 0 < sets["C, P"]["back_by"]["sentinel"]
+    assert sets["C, P"]["wait_s_mean"] > 5.0
+    assert len(sets["P"]["stranded_seeds"]) == sets["P"]["stranded"] > 0
+    for each in sets.values():
+        assert each["went_off"] <= each["stranded"] + sum(each["back_by"].values())
+        assert all(count == 0 for way, count in each["back_by"].items() if way not in {*each["ways"], "policy"})
+    status, out, _ = simulate(capsys, *words)
+    assert status == 0
+    assert re.search(r"(?m)^  C, P +\d+ +\d+ +0 +\d+ s  C \d", out)
+    assert re.search(r"(?m)^  P +\d+ +\d+ +[1-9]", out)
 
 
 def test_a_run_is_its_outages_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,14 +181,17 @@ def test_a_site_changes_what_it_names(capsys: pytest.CaptureFixture[str], tmp_pa
     assert load(file).host == Site().host
 
 
-def test_the_site_of_the_guide_is_one(tmp_path: Path) -> None:
+def test_the_sites_of_the_guide_are_some(tmp_path: Path) -> None:
     guide = (ROOT / "docs/guides/simulator.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```yaml\n(.*?)```", guide, flags=re.DOTALL)
-    assert len(blocks) == 1
-    file = tmp_path / "site.yaml"
-    file.write_text(blocks[0], encoding="utf-8")
-    site = load(file)
+    sites = []
+    for block in blocks:
+        file = tmp_path / "site.yaml"
+        file.write_text(block, encoding="utf-8")
+        sites.append(load(file))
+    site, returning = sites
     assert (site.ups.runtime_table[50.0], site.drill.done, len(site.outage.bins)) == (900.0, True, 2)
+    assert (returning.returns.output_share, returning.returns.bracket_share) == (0.5, 0.3)
 
 
 def test_an_empty_site_is_the_default(tmp_path: Path) -> None:
@@ -252,6 +280,31 @@ def some(seed: int, excess_s: float = 0.0) -> Sample:
         stranded=False,
         violations=(),
     )
+
+
+def came(stranded: bool, *by: str, broken: bool = False, **there: bool | str) -> Sample:
+    ways = {"reboot": False, "output": "", "sentinel": False, "watchdog": False, "rtc": False, "policy": "always-on"}
+    layers = Layers(**(ways | there))  # type: ignore[arg-type] # a table
+    return some(1)._replace(stranded=stranded, back=Return(layers=layers, broken=broken, by=by, wait_s=8.0 * len(by)))
+
+
+def test_sets_of_ways_are_counted_apart() -> None:
+    """Two outages of the same set are one row; who was never off waits for nobody, and a broken way is told as one."""
+    samples = [
+        came(False, "rtc", "policy", rtc=True),
+        came(False, rtc=True),
+        came(True, broken=True, rtc=True),
+        came(True, output="aborts", policy="lies"),
+        some(9),
+    ]
+    samples = [one._replace(seed=seed) for seed, one in enumerate(samples)]
+    rows = report(samples, Options(seed=0, outages=5))["stranded_by_ways"]
+    assert [row["set"] for row in rows] == ["E, P", "B aborts, P lies"]
+    counts = ("outages", "went_off", "stranded", "stranded_broken", "stranded_seeds", "wait_s_mean")
+    assert [rows[0][key] for key in counts] == [3, 2, 1, 1, [2], 16.0]
+    assert (rows[0]["back_by"]["rtc"], rows[0]["back_by"]["policy"], rows[0]["back_by"]["reboot"]) == (1, 1, 0)
+    assert (rows[1]["ways"], rows[1]["output"], rows[1]["policy"]) == (["output"], "aborts", "lies")
+    assert str(rows[1]["stranded_seeds"]) == "[3]"
 
 
 def test_sums_are_of_outages() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from powerguard.core.events import Conduct
+from powerguard.core.actions import Conduct
 from powerguard.sim.world.host import Host
 from powerguard.sim.world.policies import one as play_one
 from powerguard.sim.world.scene import TrainerFacts, draw

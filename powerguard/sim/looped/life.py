@@ -11,26 +11,22 @@ from typing import Any
 
 import structlog
 
-from powerguard.core.events import (
-    Abort,
-    Action,
-    CheckpointNow,
-    Conduct,
-    Event,
-    ResumeTrainer,
-    SetMaintenance,
-    TrainerSeen,
-)
-from powerguard.core.model import Online, Shutdown, State
+from powerguard.core.actions import Action, CheckWay, Conduct, EnsurePolicy, ResumeTrainer
+from powerguard.core.events import Abort, CheckpointNow, Event, SetMaintenance, TrainerSeen
+from powerguard.core.model import Online, Recovery, Shutdown, State
 from powerguard.daemon.assemble import Hands, assemble
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Inline, Journal, Loaded
 from powerguard.daemon.log import describe
 from powerguard.daemon.loop import Loop
+from powerguard.effectors.gpu.limits import LEASE_S as CAP_LEASE_S
 from powerguard.effectors.signals.kept import LEASE_S
 from powerguard.settings.schema import Settings
+from powerguard.sim.looped.hardware import Hardware
 from powerguard.sim.looped.mischief import Kill, Mischief, Moment
 from powerguard.sim.looped.ports import SimDisk, SimSource, SimStore, effectors
+from powerguard.sim.looped.way_witness import WayWitness
+from powerguard.sim.looped.ways import SimBmc, ways
 from powerguard.sim.looped.witness import Witness
 from powerguard.sim.virtual import VirtualLoop
 from powerguard.sim.world.host import Answer, Power
@@ -43,6 +39,11 @@ TRAINER = "toy"
 EPOCH_S = 1_800_000_000.0
 _WATCH_S = 2.0
 _TERMINATED_S = 1.0
+_LAST_S = 0.5
+"""Before the end of the stop: the daemon is the last but the network."""
+_FOREIGN_LIMIT_S = 1e9
+"""Whoever else stops the host has no deadline."""
+_GUARD_S = 30.0
 _BURIED_TURNS = 20
 _LOAD_S = 2.5
 _SETTLED_S = 35.0
@@ -99,6 +100,7 @@ class Life:
         world: World,
         mischief: Mischief,
         witness: Witness,
+        hardware: Hardware,
         settings: Settings,
         path: Path,
         boot: str,
@@ -112,11 +114,13 @@ class Life:
         serial: int,
     ) -> None:
         """offset_s: this boot's clock at the first cut. path: of the journal. words: of the operator, still to come."""
-        self.world, self.mischief, self.witness = world, mischief, witness
+        self.world, self.mischief, self.witness, self.hardware = world, mischief, witness, hardware
         self.offset_s, self.calls, self.checkpoints = offset_s, calls, checkpoints
         self.path, self.boot = path, boot
         self.dead = False
         self.daemon: Loop | None = None
+        self.starts = world.back.starts
+        """So often the host was switched on when this life began: another time is another boot."""
         self._settings, self._wall_error_s = settings, wall_error_s
         self._kill, self._stored, self._words, self.serial = kill, stored, words, serial
         self._moments: Counter[Moment] = Counter()
@@ -127,13 +131,20 @@ class Life:
         self._aborts_late = mischief.late_abort
         witness.blind |= self._began_blind
         self._crashes = mischief.crash_s is not None and world.now_s < mischief.crash_s
-        self._held_s = world.now_s
-        """When the daemon last knew of a trainer that it had stopped: without that word, the helper lets it go on."""
+        self._held_s = self._capped_s = world.now_s
+        """When the daemon last knew of a trainer that it had stopped, or of a cap: after that the helpers undo it."""
+
+    @property
+    def ways(self) -> WayWitness:
+        """Who watches the ways back."""
+        return self.witness.ways
 
     # --- What happens to it ----------------------------------------------------------------------------------------
 
     def moment(self, moment: Moment) -> None:
-        """Die here, if this is where it was to be."""
+        """Die here, if this is where it was to be. A way back counts from the first cut: before, none is armed."""
+        if moment is Moment.WAY and self.world.now_s < 0.0:
+            return
         self._moments[moment] += 1
         kill = self._kill
         if not self.dead and kill is not None and kill.moment is moment and self._moments[moment] == kill.count:
@@ -168,6 +179,7 @@ class Life:
                 self.witness.restored(self._stored, state)
         if self._initial is None:
             self.witness.turn(state)
+            self.ways.turn(state)
             if isinstance(state.phase, Shutdown) and self._aborts_late:
                 self._aborts_late = False
                 self.submit(Abort(at_s=daemon.clock(), who="somebody", reason="too late (simulated)"))
@@ -181,10 +193,13 @@ class Life:
             if world.host.power is Power.UP:
                 world.host.lose_power(crash_s)
                 world.host.dirty_at_s.pop()  # It was no lack of power.
+                self.hardware.crashed = True
         world.advance(at_s)
-        if world.host.power not in (Power.UP, Power.STOPPING):
+        self.ways.passed()
+        if world.host.power not in (Power.UP, Power.STOPPING) or world.back.starts != self.starts:
             self.dead = True
             self.keep_journal()
+            self.ways.off()
             raise GoneError
 
     # --- What it does ----------------------------------------------------------------------------------------------
@@ -194,7 +209,10 @@ class Life:
         daemon = self.daemon
         if daemon is None:
             return
-        is_watch = "-policy-" in action.id
+        # Asked in daylight, by nobody's order: those are not in the journal.
+        is_watch = (isinstance(action, EnsurePolicy) and not action.outage) or (
+            isinstance(action, CheckWay) and f"-{action.way}{action.ups}-" in action.id
+        )
         journalled = is_watch or not daemon.journal.health.durable or self._is_journalled(action.id)
         if not is_watch:
             self.witness.heard(action, daemon.state, journalled=journalled)
@@ -227,8 +245,10 @@ class Life:
             with quiet():
                 return loop.run_until_complete(self._main(loop, until_s))
         except (DiedError, GoneError) as end:
-            if self.daemon is not None and self.daemon.journal.health.durable and not self._began_blind:
-                self.witness.died(self.daemon.state)
+            if self.daemon is not None:
+                self.ways.died(self.daemon.state, killed=isinstance(end, DiedError))
+                if self.daemon.journal.health.durable and not self._began_blind:
+                    self.witness.died(self.daemon.state)
             return "died" if isinstance(end, DiedError) else "gone"
         except (ExceptionGroup, RuntimeError) as error:
             self.witness.broke("daemon_broke", describe(error))
@@ -250,12 +270,20 @@ class Life:
         def sources(_settings: Settings, _clock: object) -> list[tuple[str, str, Source]]:
             return [(UPS, SOURCE, SimSource(self, chance))]
 
+        least_s = self._settings.host.force_after_s + _GUARD_S
         hands = Hands(
-            clock=loop.time, wall=self.wall, boot=lambda: self.boot, sources=sources, effectors=effectors(self)
+            clock=loop.time,
+            wall=self.wall,
+            boot=lambda: self.boot,
+            sources=sources,
+            effectors=effectors(self, armed=self._settings.mode == "armed"),
+            ways=lambda armed: ways(self, boot=self.boot, clock=loop.time, least_s=least_s, armed=armed),
+            bmc=lambda options: SimBmc(self, options),
         )
         daemon = assemble(self._settings, config=Path("virtual.yaml"), hands=hands, journal=journal)
         self._initial = daemon.state
         self.witness.began(daemon.policy, self._stored, boot=self.boot, offset_s=self.offset_s)
+        self.ways.began(daemon.policy, boot=self.boot, offset_s=self.offset_s)
         self.daemon = daemon
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -308,11 +336,28 @@ class Life:
                     daemon.stop_for_signal(host_stopping=False)
 
     async def _stopped(self, daemon: Loop) -> None:
-        """The service manager stops us a moment after the host has begun to go down."""
-        while self.world.host.power is Power.UP:
+        """The service manager stops us a moment after the host has begun to go down, or as the last of all."""
+        world, host = self.world, self.world.host
+        while host.power is Power.UP:
             await rest(0.5)
-        await rest(_TERMINATED_S)
+            if self._is_stopped_by_others(daemon.state):
+                self.hardware.foreign = True
+                if world.scene.returns.called_off:
+                    break
+                world.foreign = True
+                world.power_off(_FOREIGN_LIMIT_S)
+        if world.foreign or host.power is Power.UP or not world.scene.returns.late:
+            await rest(_TERMINATED_S)
+        while world.scene.returns.late and not world.foreign and world.now_s < host.stop_ends_s - _LAST_S:
+            await rest(min(0.25, host.stop_ends_s - _LAST_S - world.now_s))
+        self.ways.told_to_end(daemon.state, foreign=host.power is Power.UP or world.foreign)
         daemon.stop_for_signal(host_stopping=True)
+
+    def _is_stopped_by_others(self, state: State) -> bool:
+        """Say whether somebody else stops the host now: once in an outage, on battery and before us."""
+        world = self.world
+        is_time = world.now_s >= world.scene.returns.foreign_s and not self.hardware.foreign
+        return is_time and not world.utility and not isinstance(state.phase, Online | Recovery | Shutdown)
 
     def _is_busy(self, daemon: Loop) -> bool:
         """Something is under way that will have an end: who answers nobody is told to go on for ever."""
@@ -321,12 +366,17 @@ class Life:
         return any(not (mute and isinstance(action, ResumeTrainer)) for action in under_way)
 
     def _watch_lease(self, state: State) -> None:
-        """The watch of the helper: a stop that no daemon stands for any more has an end."""
+        """The watch of the helpers: a stop, and a cap, that no daemon stands for any more has an end."""
         host, now_s = self.world.host, self.world.now_s
         if state.signalled or not host.stopped:
             self._held_s = now_s
         elif now_s - self._held_s > LEASE_S:
             host.signal(now_s, "continue")
+        if state.cap is not None or not host.capped:
+            self._capped_s = now_s
+        elif now_s - self._capped_s > CAP_LEASE_S:
+            host.cap(now_s, on=False)
+            self._capped_s = now_s
 
     async def _story(self, daemon: Loop, until_s: float) -> str:
         """Wait for the end of the story, or of this process."""
@@ -339,7 +389,9 @@ class Life:
             state = daemon.state
             self._watch_lease(state)
             calm = world.now_s > last_s and isinstance(state.phase, Online) and state.cap is None
-            calm = calm and not (state.signalled or world.host.starts or world.host.stopped)
+            host = world.host
+            calm = calm and not (state.signalled or host.starts or host.stopped or host.capped)
+            calm = calm and not state.armed and state.bracket is None and state.start is None
             calm = calm and not self._is_busy(daemon)
             health = daemon.journal.health
             calm = calm and health.durable and not health.waiting

@@ -25,6 +25,8 @@ class Manner(StrEnum):
     """It hangs, and swallows its cancellation."""
     LIE = "lie"
     """It says that it did what it did not."""
+    LOST = "lost"
+    """It does what it is told, and its answer is lost."""
 
 
 class Moment(StrEnum):
@@ -34,6 +36,8 @@ class Moment(StrEnum):
     WRITE_BEGINS = "write_begins"
     WRITE_ENDED = "write_ended"
     ACTION_BEGINS = "action_begins"
+    WAY = "way"
+    """Before and after each step in which a way back, or the BMC's policy, is armed, changed or taken back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,31 +92,50 @@ PEERS: tuple[tuple[str, tuple[Manner, ...]], ...] = (
     ("gpu", (Manner.REFUSE, Manner.HANG, Manner.LATE)),
     ("checkpoint", (Manner.BREAK, Manner.REFUSE)),
     ("signals", (Manner.REFUSE, Manner.HANG, Manner.LATE)),
+    ("check", (Manner.REFUSE, Manner.HANG, Manner.LATE, Manner.BREAK)),
 )
 """Who may answer how, by the peer's word."""
 
-_MOST = {"start": 2} | {peer: 4 for peer, _ in PEERS if peer != "start"}
+_ANYHOW = (Manner.LATE, Manner.REFUSE, Manner.HANG, Manner.BREAK, Manner.STRAY, Manner.LIE, Manner.LOST)
+WAYS: tuple[tuple[str, tuple[Manner, ...]], ...] = (
+    ("output", _ANYHOW),
+    ("rtc", _ANYHOW),
+    ("sentinel", _ANYHOW),
+    ("watchdog", _ANYHOW),
+    ("look", (Manner.LATE, Manner.REFUSE, Manner.HANG)),
+    ("reboot", (Manner.REFUSE, Manner.HANG)),
+)
+"""The same of the ways back, where there are any."""
+
+_MOST = {"start": 2}
+_MOST_OTHERS = 4
 """How many of its orders a peer may spoil: whoever cannot be started three times is left to a person, by design."""
+_ANYWHERE = (Moment.TURN, Moment.WRITE_BEGINS, Moment.WRITE_ENDED, Moment.ACTION_BEGINS)
 _LATE_ABORT = 0.10
 _KILLED, _CRASHED, _LIED, _STEPPED, _DISK, _PEERS, _PEOPLE = 0.35, 0.02, 0.10, 0.10, 0.10, 0.30, 0.08
 
 
-def draw(seed: int, *, faults: bool) -> Mischief:
-    """Draw what breaks in one outage; without faults nothing does."""
+def draw(seed: int, *, faults: bool, ways: bool = False) -> Mischief:
+    """Draw what breaks in one outage; without faults nothing does. ways: there are ways back that may break, too."""
     if not faults:
         return Mischief()
     disk = stream(seed, "loop disk")
     windows = _windows(disk) if disk.random() < _DISK else ()
     is_full = disk.random() < 0.5
     crash = stream(seed, "loop crash")
+    kills, manners = _kills(stream(seed, "loop kills")), _manners(stream(seed, "loop peers"), PEERS)
+    if ways:
+        # Whoever dies at a way back dies there and nowhere else: in another life there is none to arm.
+        kills = _way_kills(stream(seed, "loop way kills")) or kills
+        manners += _manners(stream(seed, "loop ways"), WAYS)
     return Mischief(
-        kills=_kills(stream(seed, "loop kills")),
+        kills=kills,
         crash_s=crash.uniform(1.0, 900.0) if crash.random() < _CRASHED else None,
         lies=_lies(stream(seed, "loop lies")),
         wall_steps=_wall_steps(stream(seed, "loop wall")),
         hung=() if is_full else windows,
         full=windows if is_full else (),
-        manners=_manners(stream(seed, "loop peers")),
+        manners=manners,
         words=_words(stream(seed, "loop people")),
         late_abort=stream(seed, "loop late abort").random() < _LATE_ABORT,
     )
@@ -123,12 +146,19 @@ def _kills(chance: Random) -> tuple[Kill, ...]:
         return ()
     kills = []
     for _ in range(chance.randint(1, 4)):
-        moment = chance.choice(tuple(Moment))
+        moment = chance.choice(_ANYWHERE)
         # Turns come by thousands, writes and actions by dozens: early ones of each are where the story is.
         most = {Moment.TURN: 8000, Moment.WRITE_BEGINS: 60, Moment.WRITE_ENDED: 60, Moment.ACTION_BEGINS: 12}[moment]
         count = 1 + int(most * chance.random() ** 2)
         kills.append(Kill(moment, count, chance.choice((0.5, 2.0, 5.0, 15.0))))
     return tuple(kills)
+
+
+def _way_kills(chance: Random) -> tuple[Kill, ...]:
+    if chance.random() >= _KILLED:
+        return ()
+    aways = (0.5, 2.0, 5.0, 15.0)
+    return tuple(Kill(Moment.WAY, chance.randint(1, 12), chance.choice(aways)) for _ in range(chance.randint(1, 3)))
 
 
 def _lies(chance: Random) -> tuple[float, ...]:
@@ -147,12 +177,14 @@ def _windows(chance: Random) -> tuple[tuple[float, float], ...]:
     return ((begin_s, begin_s + chance.choice((0.3, 2.0, 20.0, 300.0))),)
 
 
-def _manners(chance: Random) -> tuple[tuple[str, tuple[Manner, ...]], ...]:
+def _manners(
+    chance: Random, peers: tuple[tuple[str, tuple[Manner, ...]], ...]
+) -> tuple[tuple[str, tuple[Manner, ...]], ...]:
     found = []
-    for peer, manners in PEERS:
+    for peer, manners in peers:
         if chance.random() < _PEERS:
-            choices = (Manner.WELL, *manners)
-            found.append((peer, tuple(chance.choice(choices) for _ in range(chance.randint(1, _MOST[peer])))))
+            choices, most = (Manner.WELL, *manners), _MOST.get(peer, _MOST_OTHERS)
+            found.append((peer, tuple(chance.choice(choices) for _ in range(chance.randint(1, most)))))
     return tuple(found)
 
 

@@ -12,14 +12,16 @@ from powerguard.daemon.journal.recording import dump
 from powerguard.daemon.journal.records import Snapshot
 from powerguard.daemon.journal.store import Batch, Store
 from powerguard.settings.schema import Settings
+from powerguard.sim.looped.hardware import Hardware
 from powerguard.sim.looped.life import EPOCH_S, TRAINER, Life
 from powerguard.sim.looped.mischief import Mischief
 from powerguard.sim.looped.mischief import draw as draw_mischief
 from powerguard.sim.looped.witness import Violation, Witness
+from powerguard.sim.world.back import Waker
 from powerguard.sim.world.host import Answer, Power
 from powerguard.sim.world.scene import Scene
 from powerguard.sim.world.scene import draw as draw_scene
-from powerguard.sim.world.site import Site
+from powerguard.sim.world.site import ReturnSite, Site
 from powerguard.sim.world.streams import stream
 from powerguard.sim.world.world import UPS, World
 
@@ -27,8 +29,14 @@ BEGIN_S = -40.0
 _BOOTED_S = 100_000.0
 _LOOK_S = 20.0
 _PATIENCE_S = 1.5 * 3600.0
+_ALARM_S = 30 * 3600.0
+"""A clock that is to wake the host after hours, and that was put off, has done so by then."""
+_RESTORE_S = 4.5 * 3600.0
+"""A BMC that refuses to take its policy back is asked again every hour."""
 _MOST_LIVES = 60
 _DRILLED = 0.5
+_NOWHERE = "/nowhere"
+"""Whatever is not replaced in this world must find nothing of the machine that plays it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +44,8 @@ class Told:
     """How one outage went. how: "finished", or why not. dirty: power was lost so often under a host that was up.
 
     needless: it was powered off, and the battery would have carried it, paused, until utility was back.
-    lost_s: of training.
+    lost_s: of training. sent: orders to a UPS to cut its output; rebooted: power-offs that were to end in a reboot.
+    wakers, waited_s: as in `world.run.Result`.
     """
 
     seed: int
@@ -50,6 +59,10 @@ class Told:
     planning_dirty: bool
     needless: bool
     stranded: bool
+    wakers: tuple[Waker, ...]
+    waited_s: float
+    sent: int
+    rebooted: int
     rollback_s: float
     lost_s: float
 
@@ -59,20 +72,33 @@ def settings_of(scene: Scene, site: Site) -> Settings:
     budget: dict[str, object] = {"recharge_h": site.ups.recharge_h}
     if site.drill.done:
         budget["health"] = round(min(1.0, max(0.2, scene.measured_health)), 3)
+    facts = scene.returns
+    ups: dict[str, object] = {
+        "sources": [{"kind": "snmp", "host": "127.0.0.1", "version": "2c"}],
+        "runtime_table": dict(site.ups.runtime_table),
+    }
+    if facts.output:
+        ups["output_off"] = {"by": "snmp", "dedicated_network": True}
+    sentinel = {"kind": "http", "urls": ["https://127.0.0.1:1"], "key": {"file": f"{_NOWHERE}/key"}}
     return Settings.model_validate(
         {
-            "mode": "armed",
-            "ups": {
-                UPS: {
-                    "sources": [{"kind": "snmp", "host": "127.0.0.1", "version": "2c"}],
-                    "runtime_table": dict(site.ups.runtime_table),
-                }
+            "mode": "dry-run" if facts.dry_run else "armed",
+            "ups": {UPS: ups},
+            "host": {"kind": "systemd", "fifo": f"{_NOWHERE}/off", "late_reboot": facts.late},
+            "bmc": {
+                "kind": "in-band",
+                "socket": f"{_NOWHERE}/ipmi.sock",
+                "policy": "bracket" if facts.bracket else "ensure",
+                "watchdog": facts.watchdog,
             },
-            "host": {"kind": "systemd"},
+            "rtc": {"kind": "device" if facts.rtc else "none", "device": f"{_NOWHERE}/rtc"},
+            "sentinel": sentinel if facts.sentinel else {"kind": "none"},
             "gpu": {"kind": "nvml"},
             "signals": {"kind": "helper" if site.host.signals else "none"},
             "budget": budget,
-            "trainers": [{"name": TRAINER, "url": "unix:/nowhere/toy.sock", "checkpoint_s": scene.trainer.estimate_s}],
+            "trainers": [
+                {"name": TRAINER, "url": f"unix:{_NOWHERE}/toy.sock", "checkpoint_s": scene.trainer.estimate_s}
+            ],
             "trainer_sockets": None,
         }
     )
@@ -100,12 +126,14 @@ class Outage:
         """folder: empty, for the journals."""
         self.scene, self.mischief, self.site = scene, mischief, site
         self.world = World(self.scene, site, began_s=BEGIN_S)
-        self.witness = Witness(self.world, self.mischief)
+        self.hardware = Hardware.of(self.world, folder)
+        self.witness = Witness(self.world, self.mischief, self.hardware)
         self.settings = settings_of(self.scene, site)
         self.boots = 1
         self.lives = 0
         self.needless = self.stranded = False
         self._dark_before_us = 0
+        self._up_s = BEGIN_S
         self._folder = folder
         self._offset_s = _BOOTED_S - BEGIN_S
         self._wall_error_s = 0.0
@@ -120,10 +148,10 @@ class Outage:
         if remembered is not None:
             self._seed(remembered)
         how = "too many lives"
-        until_s = self.scene.end_s + _PATIENCE_S
+        patience_s = _PATIENCE_S + (_RESTORE_S if self.scene.returns.bracket else 0.0)
         while self.lives < _MOST_LIVES:
             life = self._life()
-            how = life.run(until_s)
+            how = life.run(max(self.scene.end_s, self._up_s) + patience_s)
             if how in ("finished", "late"):
                 break
             if how == "stopped":
@@ -152,6 +180,7 @@ class Outage:
             world=self.world,
             mischief=self.mischief,
             witness=self.witness,
+            hardware=self.hardware,
             settings=self.settings,
             path=self._path,
             boot=f"b{self.boots:03d}-sim",
@@ -180,7 +209,8 @@ class Outage:
             world.advance(world.now_s + kills[life.serial].away_s)
         elif how == "stopped":
             world.advance(world.now_s + 2.0)
-        return world.host.power is Power.UP or self._boot()
+        is_same = world.host.power is Power.UP and world.back.starts == life.starts
+        return is_same or self._boot()
 
     def _boot(self) -> bool:
         """Let time pass until the host is up again, and its daemon runs."""
@@ -188,30 +218,40 @@ class Outage:
         if world.host.power is Power.STOPPING:
             world.advance(world.host.stop_ends_s)
         if world.host.power is Power.OFF:
+            self.witness.ways.off()
+        if world.host.power is Power.OFF and not world.foreign:
             self._was_it_needed()
-        latest_s = max(world.now_s, self.scene.end_s) + _PATIENCE_S
+        latest_s = max(world.now_s, self.scene.end_s) + (_PATIENCE_S if world.back.idle else _ALARM_S)
         while world.now_s < latest_s:
-            if world.stranded:
+            if world.host.power is Power.DARK and self.hardware.crashed and world.output:
+                world.press_button(Waker.ITSELF)
+            elif world.stranded:
                 self.stranded = True
+                self.witness.ways.stranded()
                 world.press_button()
             if world.host.power is Power.UP:
-                up_s, lost = world.now_s, len(world.host.dirty_at_s)
-                world.advance(up_s + self.site.host.boot_s)
+                self.hardware.crashed, self._up_s = False, world.now_s
+                lost = len(world.host.dirty_at_s)
+                world.advance(self._up_s + self.site.host.boot_s)
                 self._dark_before_us += len(world.host.dirty_at_s) - lost
                 if world.host.power is Power.UP:
                     break
-            elif world.host.power is Power.DARK and world.output and world.utility:
-                world.host.switch_on(world.now_s)  # A crash: the power was there all the time.
             else:
                 world.advance(world.now_s + _LOOK_S)
         else:
             return False
+        world.foreign = False
         self.boots += 1
         self._offset_s = 30.0 - world.now_s
         self._wall_error_s = self.scene.wall_error_s
         self._checkpoints.clear()
         stored = self._stored()
-        if stored is None or stored.state is None or isinstance(stored.state.phase, Online):
+        if (
+            stored is None
+            or stored.state is None
+            or isinstance(stored.state.phase, Online)
+            or self.scene.returns.dry_run
+        ):
             world.host.start_training(world.now_s)  # No outage of ours: it starts as after any other boot.
         return True
 
@@ -235,6 +275,7 @@ class Outage:
             open_outage="" if stored is None or stored.outage is None else stored.outage.id,
             in_flight=() if stored is None else stored.in_flight,
         )
+        self.witness.ways.ended(None if stored is None else stored.state)
 
     def _told(self, how: str) -> Told:
         host = self.world.host
@@ -250,6 +291,10 @@ class Outage:
             planning_dirty=len(host.dirty_at_s) > self._dark_before_us and self._was_avoidable(),
             needless=self.needless,
             stranded=self.stranded,
+            wakers=tuple(self.world.back.wakers),
+            waited_s=self.world.waited_s,
+            sent=self.hardware.sent,
+            rebooted=self.witness.ways.rebooted,
             rollback_s=host.rollback_s,
             lost_s=max(0.0, self.world.now_s - BEGIN_S - host.progress_s),
         )
@@ -272,6 +317,7 @@ class Outage:
             or mischief.people
             or mischief.crash_s is not None
             or mischief.words
+            or scene.returns.dry_run
         )
 
 
@@ -282,7 +328,8 @@ def play(seed: int, site: Site, *, faults: bool) -> Told:
     with tempfile.TemporaryDirectory(prefix="pg-sim-", dir=where) as folder:
         site = quick(site)
         scene = draw_scene(seed, site, faults=faults)
-        return Outage(scene, draw_mischief(seed, faults=faults), site, Path(folder)).play()
+        mischief = draw_mischief(seed, faults=faults, ways=site.returns != ReturnSite())
+        return Outage(scene, mischief, site, Path(folder)).play()
 
 
 def quick(site: Site) -> Site:

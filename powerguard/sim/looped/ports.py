@@ -1,96 +1,50 @@
 """The daemon's hands in this world: what it reads, whom it orders, and the disk of its journal.
 
-Everything that leaves the daemon passes here, so here it is witnessed, and here it can be killed: a dead life does
-nothing any more, whatever of its tasks still lies around.
+Its ways back are in `looped.ways`.
 """
 
 import asyncio
 import contextlib
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
-from typing import Protocol
 
-from powerguard.core.events import (
+from powerguard.core.actions import (
     Action,
     CapPower,
-    CheckpointProgress,
+    CheckHost,
     Conduct,
     ContinueTrainer,
     Detail,
-    EnsurePolicy,
-    Event,
-    OutputSource,
     PauseTrainer,
     PowerOff,
+    Reboot,
     RestorePower,
     ResumeTrainer,
     ResumeTraining,
-    SourceFailed,
     StopTrainer,
     SyncFilesystems,
     TerminateTrainer,
     TriggerCheckpoint,
 )
+from powerguard.core.events import CheckpointProgress
+from powerguard.core.readings import OutputSource, SourceFailed
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import JournalError
 from powerguard.daemon.journal.store import Batch, Store
-from powerguard.effectors.base import Effector, EffectorError
-from powerguard.sim.looped.mischief import Manner, Mischief, Moment
-from powerguard.sim.world.host import Answer
-from powerguard.sim.world.world import SOURCE, UPS, World
+from powerguard.effectors.base import Effector
+from powerguard.sim.looped.mischief import Moment
+from powerguard.sim.looped.peer import Life, Peer
+from powerguard.sim.world.host import Power
+from powerguard.sim.world.world import SOURCE, UPS
 from powerguard.sources.base import Publish
 
 POLL_S = 1.0
 TIMEOUT_S = 1.0
 MISSES = 3
-_LATE_S = 3.0
-_STRAY_S = 30.0
 _WRITE_S = 0.002
-
-
-class Life(Protocol):
-    """One process of the daemon, as its hands need it."""
-
-    world: World
-    mischief: Mischief
-    offset_s: float
-    calls: dict[str, int]
-    checkpoints: dict[str, tuple[float, Answer]]
-
-    @property
-    def dead(self) -> bool:
-        """It does nothing any more."""
-        ...
-
-    def moment(self, moment: Moment) -> None:
-        """Say that a moment has come in which it can be killed."""
-        ...
-
-    def heard(self, action: Action) -> None:
-        """Witness that an effector was given this order."""
-        ...
-
-    def answered(self, action: Action) -> None:
-        """Witness that an effector has ended, in whatever way."""
-        ...
-
-    def submit(self, event: Event) -> None:
-        """Hand the daemon an event."""
-        ...
-
-
-async def _never() -> None:
-    await asyncio.Event().wait()
-
-
-async def _stray() -> None:
-    """Hang, and do not listen when told to stop, as a library may that catches everything."""
-    with contextlib.suppress(asyncio.CancelledError):
-        await _never()
-    await rest(_STRAY_S)
+_WORD_S = 0.05
 
 
 class SimSource:
@@ -134,88 +88,7 @@ class SimSource:
                     await self._asked.wait()
 
 
-class _Peer(ABC):
-    """Somebody who carries out orders in some manner."""
-
-    def __init__(self, life: Life, word: str) -> None:
-        """word: by which `Mischief` knows them."""
-        self.life, self.word = life, word
-
-    async def carry_out(self, action: Action) -> Detail:
-        """Carry out an order as this peer does; a dead daemon orders nothing."""
-        life = self.life
-        life.moment(Moment.ACTION_BEGINS)
-        if life.dead:
-            await _never()
-        life.heard(action)
-        try:
-            return await self._in_its_manner(action)
-        finally:
-            life.answered(action)
-
-    async def _in_its_manner(self, action: Action) -> Detail:
-        life = self.life
-        call = life.calls.get(self.word, 0)
-        life.calls[self.word] = call + 1
-        match life.mischief.manner_of(self.word, call):
-            case Manner.REFUSE:
-                msg = f"{self.word}: refused (simulated)"
-                raise EffectorError(msg)
-            case Manner.HANG:
-                await _never()
-            case Manner.STRAY:
-                await _stray()
-            case Manner.BREAK:
-                msg = "a bug (simulated)"
-                raise LookupError(msg)
-            case Manner.LATE:
-                await rest(_LATE_S)
-            case Manner.LIE:
-                return self.lie()
-            case Manner.WELL:
-                pass
-        if life.dead:
-            await _never()
-        return await self.do(action)
-
-    def lie(self) -> Detail:
-        """Say that it was done."""
-        return ()
-
-    @abstractmethod
-    async def do(self, action: Action) -> Detail:
-        """Do it."""
-
-    async def answer(self, answer: Answer) -> Detail:
-        """Wait as long as the world takes, and pass on what it says."""
-        if math.isinf(answer.after_s):
-            await _never()
-        await rest(answer.after_s)
-        if answer.failure:
-            raise EffectorError(answer.failure)
-        return answer.detail
-
-
-class SimBmc(_Peer):
-    """The BMC: it powers on when AC returns, once it was told to, or it refuses for ever."""
-
-    async def do(self, action: Action) -> Detail:
-        """Set the policy, and read it back."""
-        del action
-        world = self.life.world
-        await rest(0.05)
-        if world.scene.bmc_refuses:
-            msg = "bmc: invalid command (simulated)"
-            raise EffectorError(msg)
-        world.always_on = True
-        return (("policy", "always-on"), ("verified", True))
-
-    def lie(self) -> Detail:
-        """Say that the policy is set."""
-        return (("policy", "always-on"), ("verified", True))
-
-
-class SimDisks(_Peer):
+class SimDisks(Peer):
     """The filesystems with checkpoints."""
 
     async def do(self, action: Action) -> Detail:
@@ -225,7 +98,7 @@ class SimDisks(_Peer):
         return (("filesystems", 1),)
 
 
-class SimTrainer(_Peer):
+class SimTrainer(Peer):
     """The trainer, who remembers a checkpoint by its id, so that one who asks again joins it."""
 
     async def do(self, action: Action) -> Detail:
@@ -266,17 +139,49 @@ class SimTrainer(_Peer):
         )
 
 
-class SimHost(_Peer):
+class SimHost(Peer):
     """The host's own stop."""
 
+    def word_of(self, action: Action) -> str:
+        """Of a reboot it is asked in another word."""
+        return "reboot" if isinstance(action, Reboot) else self.word
+
     async def do(self, action: Action) -> Detail:
-        """Begin to go down; what still runs after force_after_s is cut off."""
-        if not isinstance(action, PowerOff):
-            return ()
-        return await self.answer(self.life.world.power_off(action.force_after_s))
+        """Begin to go down; what still runs after force_after_s is cut off. Or come up again where it goes down."""
+        world = self.life.world
+        match action:
+            case PowerOff():
+                self.life.ways.powers_off(action.force_after_s)
+                return await self.answer(world.power_off(action.force_after_s))
+            case Reboot():
+                await rest(_WORD_S)
+                self.life.ways.reboots()
+                world.host.reboots = world.host.power is Power.STOPPING
+            case _:
+                pass
+        return ()
 
 
-class SimStart(_Peer):
+class SimCheck(Peer):
+    """Who looks at a host that is back: its GPUs, its storage, its newest checkpoint."""
+
+    async def do(self, action: Action) -> Detail:
+        """Find everything there."""
+        del action
+        await rest(0.2)
+        return (("gpus", 8),)
+
+
+class SimRecorder(Peer):
+    """In dry-run nobody does anything."""
+
+    async def do(self, action: Action) -> Detail:
+        """Record it."""
+        del action
+        return (("dry_run", True),)
+
+
+class SimStart(Peer):
     """What starts training."""
 
     async def do(self, action: Action) -> Detail:
@@ -285,7 +190,7 @@ class SimStart(_Peer):
         return await self.answer(self.life.world.host.start_training(self.life.world.now_s))
 
 
-class SimGpus(_Peer):
+class SimGpus(Peer):
     """The helper that sets GPU power limits."""
 
     async def do(self, action: Action) -> Detail:
@@ -293,7 +198,7 @@ class SimGpus(_Peer):
         return await self.answer(self.life.world.host.cap(self.life.world.now_s, on=isinstance(action, CapPower)))
 
 
-class SimSignals(_Peer):
+class SimSignals(Peer):
     """The helper that signals a trainer's processes."""
 
     async def do(self, action: Action) -> Detail:
@@ -302,24 +207,26 @@ class SimSignals(_Peer):
         return await self.answer(self.life.world.host.signal(self.life.world.now_s, word))
 
 
-def effectors(life: Life) -> dict[type[Action], Effector]:
-    """Return who carries out what."""
-    gpus = SimGpus(life, "gpu")
-    signals = SimSignals(life, "signals")
-    return {
+def effectors(life: Life, *, armed: bool) -> dict[type[Action], Effector]:
+    """Return who carries out what. armed: False in dry-run, where nobody does but who only looks."""
+    host, gpus, signals = SimHost(life, "host"), SimGpus(life, "gpu"), SimSignals(life, "signals")
+    made: dict[type[Action], Effector] = {
         TriggerCheckpoint: SimTrainer(life, "checkpoint"),
         PauseTrainer: SimTrainer(life, "pause"),
         ResumeTrainer: SimTrainer(life, "resume"),
         ResumeTraining: SimStart(life, "start"),
-        EnsurePolicy: SimBmc(life, "bmc"),
         SyncFilesystems: SimDisks(life, "disks"),
-        PowerOff: SimHost(life, "host"),
+        PowerOff: host,
+        Reboot: host,
         CapPower: gpus,
         RestorePower: gpus,
         StopTrainer: signals,
         TerminateTrainer: signals,
         ContinueTrainer: signals,
     }
+    if not armed:
+        made = dict.fromkeys(made, SimRecorder(life, "recorder"))
+    return {**made, CheckHost: SimCheck(life, "check")}
 
 
 class SimDisk:

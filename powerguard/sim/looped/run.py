@@ -4,6 +4,7 @@ from typing import Final
 
 from powerguard.sim.looped import outage, wired
 from powerguard.sim.world.bound import bound
+from powerguard.sim.world.layers import returned
 from powerguard.sim.world.many import Tell, cores, spread
 from powerguard.sim.world.oracle import best
 from powerguard.sim.world.report import Options, Sample
@@ -20,7 +21,7 @@ def play_many(site: Site, options: Options, *, jobs: int | None = None, tell: Te
     jobs: processes, or at the socket level outages at a time; None: as many as there are cores.
     """
     if options.level == "sockets":
-        return wired.play_many(options, at_once=jobs, tell=tell)
+        return wired.play_many(options, at_once=jobs, tell=tell, returns=site.returns)
     jobs = min(jobs or cores(), max(1, options.outages // _CHUNK))
     size = min(_MOST_CHUNK, max(1, options.outages // (4 * jobs)))
     return spread(_played, site, options, jobs=jobs, size=size, tell=tell)
@@ -35,7 +36,7 @@ def one(seed: int, site: Site, *, faults: bool) -> Sample:
     told = outage.play(seed, site, faults=faults)
     quick = outage.quick(site)
     scene = draw(seed, quick, faults=faults)
-    loss_s = told.lost_s
+    loss_s, facts = told.lost_s, scene.returns
     return Sample(
         seed=seed,
         excess_s=max(0.0, loss_s - best(scene, quick).loss_s),
@@ -48,4 +49,5 @@ def one(seed: int, site: Site, *, faults: bool) -> Sample:
         needless=told.needless,
         stranded=told.stranded,
         violations=tuple(f"{violation.name}: {violation.what}" for violation in told.violations),
+        back=returned(scene, told.wakers, told.waited_s, arms=not facts.dry_run, brackets=facts.bracket),
     )

@@ -2,6 +2,10 @@
 
 The UPS is an SNMP agent over UDP, the trainer really trains and is reached over HTTP on a unix socket, the BMC speaks
 RMCP+; the daemon is killed with SIGKILL. Batteries last seconds, so an outage does too. The power-off is recorded.
+
+Of the ways back the order to cut an output goes to the UPS's card by SETs, and the BMC's policy is set and put back
+over its wire. Nobody comes back here: an outage ends with the power-off, and which way would have brought the host back
+is for the other levels.
 """
 
 import asyncio
@@ -11,8 +15,8 @@ import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -20,13 +24,17 @@ from typing import Any, Final
 from powerguard.clock import boottime_s
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import JournalError, Line, history, read_only, recent
+from powerguard.effectors.bmc.ipmi import PowerRestorePolicy
 from powerguard.sim.bmc import Faults, SimBmc
 from powerguard.sim.demo import LiveStage, free_port, until, verified_step, watches, write_secret
 from powerguard.sim.snmp_agent import Fault, SnmpAgent
+from powerguard.sim.snmp_ber import SimValue
 from powerguard.sim.story import StoryError, numbers
 from powerguard.sim.ups import Battery, SimUps
+from powerguard.sim.ups_output import XUPS, SimCard, U
 from powerguard.sim.world.many import Tell
 from powerguard.sim.world.report import Options, Sample
+from powerguard.sim.world.site import ReturnSite
 from powerguard.sim.world.streams import stream, uniform
 
 AT_ONCE: Final = 3
@@ -36,6 +44,8 @@ _HEALTH: Final = 0.65
 _FORCE_S: Final = 10.0
 _NEWS_S: Final = 4.0
 _END_S: Final = 60.0
+_GUARD_S: Final = 30.0
+_HAIR_S: Final = 2.0
 _FAULTS: Final = (Fault.DROP, Fault.LOSS, Fault.LATE, Fault.GARBAGE, Fault.GEN_ERR, Fault.NULLS, Fault.TEXT)
 
 
@@ -49,7 +59,8 @@ class Script:
     """What happens in one outage. Times are seconds since the first cut.
 
     cuts: (from, to). kills: (when, until the daemon is started again). spoiled: (from, to, how) of the UPS's card.
-    bmc: how it misbehaves. disk: the trainer's, as words for the toy: honest, slow, or full.
+    bmc: how it misbehaves. disk: the trainer's, as words for the toy: honest, slow, or full. output: this host may have
+    the UPS cut its output. bracket: the BMC's policy is set for the outage only. armed: the host is told to go off.
     """
 
     cuts: tuple[tuple[float, float], ...]
@@ -57,10 +68,29 @@ class Script:
     spoiled: tuple[tuple[float, float, Fault], ...] = ()
     bmc: Faults = field(default_factory=Faults)
     disk: tuple[str, ...] = _HONEST
+    output: bool = False
+    bracket: bool = False
+    armed: bool = False
 
 
-def draw(seed: int, *, faults: bool) -> Script:
-    """Draw one outage: a dip, a hold or a shutdown, perhaps twice, and what breaks meanwhile."""
+def draw(seed: int, *, faults: bool, returns: ReturnSite | None = None) -> Script:
+    """Draw one outage: a dip, a hold or a shutdown, perhaps twice, and what breaks. returns: None: no ways."""
+    script, chance = _drawn(seed, faults=faults), stream(seed, "wired ways")
+    if returns is None or returns == ReturnSite():
+        return script
+    output, bracket, dry_run = (chance.random() for _ in range(3))
+    armed = dry_run >= returns.dry_run_share
+    return replace(
+        script,
+        # A host that goes off is not there for a second cut.
+        cuts=script.cuts[:1] if armed else script.cuts,
+        output=output < returns.output_share,
+        bracket=bracket < returns.bracket_share,
+        armed=armed,
+    )
+
+
+def _drawn(seed: int, *, faults: bool) -> Script:
     lengths = stream(seed, "wired cuts")
     cuts = [(0.0, _length_s(lengths))]
     if lengths.random() < 0.25:
@@ -117,6 +147,11 @@ class Stage(LiveStage):
 
     stood_s = 0.0
 
+    @property
+    def policy(self) -> str:
+        """Policy that the BMC holds."""
+        return self._bmc.policy
+
     async def run_daemon(self, config: Path) -> None:
         """Start the daemon, and wait until it watches."""
         await self.start("daemon", sys.executable, "-P", "-m", "powerguard", "run", "--config", str(config))
@@ -139,7 +174,7 @@ class Stage(LiveStage):
                 self.stood_s += boottime_s() - began_s
 
 
-def _settings(folder: Path, agent: SnmpAgent, bmc: SimBmc) -> Path:
+def _settings(folder: Path, agent: SnmpAgent, bmc: SimBmc, script: Script) -> Path:
     """Write the settings file. JSON is YAML."""
     source = {
         "kind": "snmp",
@@ -149,15 +184,29 @@ def _settings(folder: Path, agent: SnmpAgent, bmc: SimBmc) -> Path:
         "community": {"file": str(folder / "community")},
     }
     password = {"file": str(folder / "bmc-password")}
+    host: dict[str, Any] = (
+        {"kind": "command", "command": ["true", "{deadline_s}"]} if script.armed else {"kind": "dry-run"}
+    )
+    ups: dict[str, Any] = {"sources": [source], "runtime_table": "TABLE"}
+    if script.output:
+        writes = {"file": str(folder / "community-that-writes")}
+        ups["output_off"] = {"by": "snmp", "dedicated_network": True, "community": writes}
     settings: dict[str, Any] = {
         "mode": "armed",
-        "host": {"kind": "dry-run", "force_after_s": _FORCE_S},
+        "host": {**host, "force_after_s": _FORCE_S},
         "budget": {"health": 0.5, "reserve_s": 2, "recharge_h": 0.01, "low_battery_s": 20, "utility_stable_s": 3},
-        "ups": {"sim": {"sources": [source], "runtime_table": "TABLE"}},
+        "ups": {"sim": ups},
         "trainers": [{"kind": "http", "name": "toy", "url": f"unix:{folder / 'toy.sock'}", "checkpoint_s": 2}],
         "trainer_sockets": None,
         "checkpoint_dirs": [str(folder / "checkpoints")],
-        "bmc": {"kind": "ipmi-lan", "host": bmc.host, "port": bmc.port, "user": "powerguard", "password": password},
+        "bmc": {
+            "kind": "ipmi-lan",
+            "host": bmc.host,
+            "port": bmc.port,
+            "user": "powerguard",
+            "password": password,
+            "policy": "bracket" if script.bracket else "ensure",
+        },
         "http": {"port": free_port()},
         "control": {"socket": str(folder / "powerguard.sock")},
         "journal": {"path": str(folder / "journal.sqlite")},
@@ -181,6 +230,9 @@ class Outage:
         self.died_at_s: float | None = None
         self.left_at_off_s: float | None = None
         self.password = secrets.token_hex(8)
+        self.sets_s: list[float] = []
+        """When a SET came by which an output was told to go off."""
+        self._card: SimCard | None = None
 
     async def play(self) -> Sample:
         """Play it."""
@@ -195,6 +247,7 @@ class Outage:
                 finally:
                     watching.cancel()
                 await self._look_back()
+                self._look_at_ways(stage)
                 stood_s = stage.stood_s
         except StoryError as error:
             self.violations.append(f"world_broke: {error}")
@@ -212,13 +265,31 @@ class Outage:
         battery = Battery(runtime=runtime, health=_HEALTH, recharge_s=20.0)
         ups = SimUps(battery, clock=boottime_s, load=load, low_battery_s=4.0, gauge=1.0 / _HEALTH)
         write_secret(folder / "community", "public")
+        write_secret(folder / "community-that-writes", "private")
         write_secret(folder / "bmc-password", self.password)
         (folder / "checkpoints").mkdir()
-        async with SnmpAgent(ups.apc_table, seed=self.seed) as agent, SimBmc("powerguard", self.password) as bmc:
+        card = self._card = SimCard(
+            ups.output, boottime_s, utility=lambda: ups.utility, lacks=frozenset({XUPS, U, "1.3.6.1.2.1.1."})
+        )
+
+        def values() -> Mapping[str, SimValue]:
+            return {**card.values(), **ups.apc_table()} if self.script.output else ups.apc_table()
+
+        def take(name: str, value: SimValue) -> bool | int:
+            before = ups.output.off_at_s
+            taken = card.take(name, value)
+            if ups.output.off_at_s not in (None, before):
+                self.sets_s.append(boottime_s())
+            return taken
+
+        async with (
+            SnmpAgent(values, seed=self.seed, on_set=take) as agent,
+            SimBmc("powerguard", self.password) as bmc,
+        ):
             await bmc.set_faults(self.script.bmc)
             stage = Stage(folder, ups, bmc)
             stages.append(stage)
-            config = _settings(folder, agent, bmc)
+            config = _settings(folder, agent, bmc, self.script)
             tasks = [asyncio.get_running_loop().create_task(each) for each in (stage.follow_trainer(), stage.count())]
             try:
                 toy = ["--socket", str(folder / "toy.sock"), "--dir", str(folder / "checkpoints")]
@@ -277,7 +348,9 @@ class Outage:
                 while calm < 10:
                     await rest(0.2)
                     stage.check()
-                    calm = calm + 1 if not stage.paused and not self._open() else 0
+                    over = self.left_at_off_s is not None if self._is_latched(stage) else not stage.paused
+                    is_open = self._open() and not self._is_latched(stage)
+                    calm = calm + 1 if over and not is_open else 0
         except TimeoutError:
             what = "training stands" if stage.paused else "the outage is still open"
             self._broke("never_ended", f"{_END_S:.0f} s after utility was back for good {what}")
@@ -286,6 +359,28 @@ class Outage:
 
     def _broke(self, name: str, what: str) -> None:
         self.violations.append(f"{name}: {what}")
+
+    def _is_latched(self, stage: Stage) -> bool:
+        """Say whether this host goes off in earnest, and for good."""
+        return self.script.armed and any(line.event == "power_off_ordered" for line in stage.lines())
+
+    def _look_at_ways(self, stage: Stage) -> None:
+        """What was told to cut was told once, by the commit alone, and no sooner than the host may be on."""
+        latched = self._is_latched(stage)
+        if self.sets_s and not latched and not self.script.kills:
+            self._broke("cut_without_commit", "the output was told to go off, and no power-off was ordered")
+        if self._card is not None and self._card.sets and not self.script.armed:
+            self._broke("armed_in_dry_run", f"{self._card.sets[-1][0]} was set")
+        if len(self.sets_s) > 1:
+            self._broke("output_sent_twice", f"{len(self.sets_s)} times")
+        if self.sets_s and latched and not self.script.kills:
+            cut_s = None if self._card is None else self._card.output.off_at_s
+            off = [line.at_s for line in stage.lines() if line.event == "power_off_ordered"]
+            if cut_s is not None and cut_s < off[0] + _FORCE_S + _GUARD_S - _HAIR_S:
+                self._broke("cut_too_early", f"{cut_s - off[0]:.1f} s after the power-off was ordered")
+        is_well = self.script.bmc == Faults()
+        if self.script.bracket and not latched and is_well and stage.policy != PowerRestorePolicy.LAST_STATE:
+            self._broke("policy_left", f"the BMC's policy is {stage.policy}")
 
     def _open(self) -> bool:
         with contextlib.suppress(JournalError), read_only(self.folder / "journal.sqlite") as db:
@@ -364,19 +459,19 @@ def _steps(payload: Any) -> list[int]:  # noqa: ANN401 - JSON
     return [step] if isinstance(step, int) else []
 
 
-async def _play(seed: int, *, faults: bool) -> Sample:
+async def _play(seed: int, *, faults: bool, returns: ReturnSite | None) -> Sample:
     # Short: a unix socket's path has room for 107 bytes.
     with tempfile.TemporaryDirectory(prefix="pg-wired-", dir="/tmp") as folder:
-        return await Outage(seed, draw(seed, faults=faults), Path(folder)).play()
+        return await Outage(seed, draw(seed, faults=faults, returns=returns), Path(folder)).play()
 
 
-async def _play_all(options: Options, at_once: int, tell: Tell) -> list[Sample]:
+async def _play_all(options: Options, at_once: int, tell: Tell, returns: ReturnSite | None) -> list[Sample]:
     samples: list[Sample] = []
     todo = iter(range(options.seed, options.seed + options.outages))
 
     async def worker() -> None:
         for seed in todo:
-            samples.append(await _play(seed, faults=options.faults))
+            samples.append(await _play(seed, faults=options.faults, returns=returns))
             tell(len(samples))
 
     async with asyncio.TaskGroup() as tasks:
@@ -385,6 +480,12 @@ async def _play_all(options: Options, at_once: int, tell: Tell) -> list[Sample]:
     return samples
 
 
-def play_many(options: Options, *, at_once: int | None = None, tell: Tell = lambda _: None) -> list[Sample]:
-    """Play all outages of a run in real time, at_once of them side by side; None: AT_ONCE."""
-    return asyncio.run(_play_all(options, at_once or AT_ONCE, tell))
+def play_many(
+    options: Options,
+    *,
+    at_once: int | None = None,
+    tell: Tell = lambda _: None,
+    returns: ReturnSite | None = None,
+) -> list[Sample]:
+    """Play all outages of a run in real time, at_once of them side by side; None: AT_ONCE. returns: as for `draw`."""
+    return asyncio.run(_play_all(options, at_once or AT_ONCE, tell, returns))

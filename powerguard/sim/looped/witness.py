@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from powerguard.core import budget as sums
-from powerguard.core.events import (
+from powerguard.core.actions import (
     Action,
     Conduct,
     EnsurePolicy,
@@ -24,7 +24,9 @@ from powerguard.core.events import (
 from powerguard.core.model import EmergencyCheckpoint, Holding, OnBattery, Online, Policy, Recovery, Shutdown, State
 from powerguard.core.table import TABLE, phase_name
 from powerguard.daemon.journal import Loaded
+from powerguard.sim.looped.hardware import Hardware
 from powerguard.sim.looped.mischief import Mischief
+from powerguard.sim.looped.way_witness import WayWitness
 from powerguard.sim.world.world import World
 
 NEWS_S = 4.0
@@ -52,11 +54,13 @@ class Violation:
 class Witness:
     """Watches one outage over all lives and boots of its daemon.
 
-    blind: a life began while the disk of its journal did not answer, so that nobody knew of the outage any more.
+    ways: who watches the ways back. blind: a life began while the disk of its journal did not answer, so that nobody
+    knew of the outage any more.
     """
 
-    def __init__(self, world: World, mischief: Mischief) -> None:
+    def __init__(self, world: World, mischief: Mischief, hardware: Hardware) -> None:
         """Nothing seen yet."""
+        self.ways = WayWitness(world, mischief, hardware, self.broke)
         self.violations: list[Violation] = []
         self.latches = 0
         self.holds = 0
@@ -279,7 +283,7 @@ class Witness:
 
     def _moved(self, old: State, state: State) -> None:
         before, phase = old.phase, state.phase
-        if isinstance(before, Shutdown):
+        if isinstance(before, Shutdown) and (self._policy is None or self._policy.powers_off):
             self.broke("latch_undone", f"the latch became {phase_name(phase)} in the same boot")
         if isinstance(before, Online) and isinstance(phase, OnBattery | EmergencyCheckpoint):
             utility_s = self._since_s(utility=True)
@@ -306,6 +310,8 @@ class Witness:
     def _latched(self, phase: Shutdown) -> None:
         now_s = self._world.now_s
         since_s = max(phase.latched_s - self._offset_s, self._life_s)
+        if phase.ordered and self._policy is not None and not self._policy.powers_off:
+            return  # In dry-run it is ordered once, and no host ends by it.
         if not self._off_after_latch and now_s - since_s > ORDER_S:
             self.broke("power_off_late", f"latched {now_s - since_s:.1f} s ago, and the power-off is not ordered")
         elif self._off_after_latch and not phase.ordered and now_s - max(self._off_at_s, self._life_s) > AGAIN_S:

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
+from typing import NamedTuple
 
 _LEAST_LOAD = 0.01
 _NOTHING = 1e-9
@@ -99,8 +100,8 @@ class GaugeFacts:
     error: its runtime is this many times what its own sums should say. minutes: it tells whole minutes. lag_s: until
     the runtime follows a step of the load. knee: share of the battery that is left when its voltage falls.
     by_voltage: low battery is called at the knee, else when the told runtime is below low_battery_s.
-    silent: which figures it never tells ("runtime", "charge", "load"). noise: of the load, either way.
-    glitch_rate: share of readings that hold nonsense.
+    silent: which figures it never tells ("runtime", "charge", "load"). noise: of the load, as a share of the rating,
+    second by second, over and over. glitch_rate: share of readings that hold nonsense.
     """
 
     kind: GaugeKind = GaugeKind.PROPORTIONAL
@@ -111,12 +112,11 @@ class GaugeFacts:
     by_voltage: bool = False
     low_battery_s: float = 120.0
     silent: frozenset[str] = frozenset()
-    noise: float = 0.01
+    noise: tuple[float, ...] = (0.0,)
     glitch_rate: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(NamedTuple):
     """What the gauge says at one moment: seconds, percent, percent; None: it says nothing of it."""
 
     runtime_s: float | None
@@ -128,15 +128,17 @@ class Told:
 class Gauge:
     """A gauge at work. Its noise and its glitches lie in the world's time, whoever asks and however often."""
 
-    def __init__(self, facts: GaugeFacts, noise: Random, glitches: Random) -> None:
-        """noise, glitches: their streams."""
+    def __init__(self, facts: GaugeFacts, glitches: Random) -> None:
+        """glitches: their stream."""
         self.facts = facts
-        self._noise = tuple(noise.uniform(-facts.noise, facts.noise) for _ in range(61)) if facts.noise else (0.0,)
+        self._is_proportional = facts.kind is GaugeKind.PROPORTIONAL
         self._glitches = glitches
         self._glitch_at_s = math.inf
         self._glitch = ""
         self._load: float | None = None
         self._at_s = 0.0
+        self._known = -1.0, 0.0
+        """A load, and the runtime of a full battery at it: both stay as they are for minutes."""
         if facts.glitch_rate:
             self._glitch_at_s = 0.0
             self._next_glitch()
@@ -146,8 +148,11 @@ class Gauge:
         facts = self.facts
         seen = self._seen(at_s, load)
         charge = self._charge(pack)
-        runtime_s = charge * pack.curve.tau_s(round(seen, 3)) * facts.error
-        load_pct: float | None = round(100.0 * max(0.0, load + self._noise[int(at_s) % len(self._noise)]), 1)
+        drawn = load + facts.noise[int(at_s) % len(facts.noise)]
+        if seen != self._known[0]:
+            self._known = seen, pack.curve.tau_s(round(seen, 3))
+        runtime_s = charge * self._known[1] * facts.error
+        load_pct: float | None = round(100.0 * drawn, 1) if drawn > 0.0 else 0.0
         if facts.minutes:
             runtime_s = 60.0 * math.floor(runtime_s / 60.0)
         low = on_battery and (
@@ -184,7 +189,7 @@ class Gauge:
 
     def _charge(self, pack: Pack) -> float:
         """Charge as a share, as this gauge counts it."""
-        if self.facts.kind is GaugeKind.PROPORTIONAL:
+        if self._is_proportional:
             return pack.left / pack.health
         counted = 1.0 - (pack.health - pack.left)
         # At the knee the voltage tells it the truth, too late: the cliff.

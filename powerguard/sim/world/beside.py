@@ -9,8 +9,9 @@ host needs both, the other UPS may hang on another circuit, which keeps its util
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from powerguard.core.events import Event, NetworkSeen, OutputSource, Reading, SourceFailed
+from powerguard.core.events import Event
 from powerguard.core.frozen import replace
+from powerguard.core.readings import NetworkSeen, OutputSource, Reading, SourceFailed
 from powerguard.sim.world.outages import Cut
 from powerguard.sim.world.site import FaultSite
 from powerguard.sim.world.streams import stream, uniform

@@ -10,120 +10,72 @@ import math
 from dataclasses import replace
 
 from powerguard.core import needs, plan
-from powerguard.core.events import (
+from powerguard.core.actions import (
     Action,
+    ArmWay,
     CapPower,
-    CheckpointProgress,
     Conduct,
     ContinueTrainer,
-    Done,
+    DisarmWay,
     EnsurePolicy,
-    Event,
-    Failed,
     PauseTrainer,
     PollNow,
     PowerOff,
+    Reboot,
     RestorePower,
     ResumeTrainer,
     ResumeTraining,
-    SourceFailed,
     StopTrainer,
     SyncFilesystems,
     TerminateTrainer,
-    Tick,
-    TrainerSeen,
     TriggerCheckpoint,
+    Way,
 )
-from powerguard.core.learned import Drop, Health, Need
+from powerguard.core.events import CheckpointProgress, Done, Event, Failed, ForeignStop, Outcome, TrainerSeen
 from powerguard.core.machine import step
 from powerguard.core.model import (
-    FeedPolicy,
     Holding,
     OnBattery,
     Online,
-    Policy,
     Recovery,
     Shutdown,
     State,
     Step,
     Supply,
-    TrainerPolicy,
 )
 from powerguard.core.plain import from_plain, to_plain
+from powerguard.core.readings import SourceFailed
 from powerguard.core.recovery import Stored, restore
-from powerguard.sim.world.beside import TWIN, Beside
-from powerguard.sim.world.host import Answer
+from powerguard.sim.world.beside import Beside
+from powerguard.sim.world.host import STOPPING, Answer, Power
 from powerguard.sim.world.invariants import check_step
-from powerguard.sim.world.scene import Scene
+from powerguard.sim.world.readied import TRAINER, drilled, policy_of
 from powerguard.sim.world.second import Second
-from powerguard.sim.world.site import Site
-from powerguard.sim.world.streams import stream
 from powerguard.sim.world.together import check_restored
 from powerguard.sim.world.violation import hold
 from powerguard.sim.world.world import SOURCE, UPS, World
 
-TRAINER = "llm"
 POLL_S = 1.0
 CALM_POLL_S = 4.0
 """While nothing happens and the next thing to do is more than CALM_S away: time that nobody needs to see."""
 CALM_S = 15.0
 SNAPSHOT_S = 5.0
 """The journal keeps every answer that orders or tells something, and otherwise the state this often."""
+_UTILITY = Supply.UTILITY
 _MISSES = 3
 _SEEN_S = 30.0
 _PROGRESS_S = 1.0
-_OLD_MONTHS = 36
 _BOOT_CLOCK_S = 60.0
 _BMC_S = 1.2
 _SYNC_S = 1.5
 _ASK_S = 0.2
-_DRILL_CHECKPOINTS = 5
+_SOONEST_CUT_S = 30.0
+"""No output goes off sooner than this after the order: a bare stop takes its seconds, and a guard lies behind it."""
+_LAST_S = 0.5
+"""Before the end of the stop: the daemon is the last but the network."""
+_FOREIGN_LIMIT_S = 1e9
+"""Whoever else stops the host has no deadline."""
 _NEWS_S = 2.5 * CALM_POLL_S
-
-
-def policy_of(scene: Scene, site: Site) -> Policy:
-    """Return what the settings of such a site say: the data sheet's table, and the battery's date."""
-    alone = Policy(
-        boot_id="simboot1",
-        ups=UPS,
-        sources=1 if scene.second is None else 2,
-        runtime_table=tuple((load / 100.0, float(seconds)) for load, seconds in sorted(site.ups.runtime_table.items())),
-        health=0.6 if scene.age_months > _OLD_MONTHS else 0.75,
-        recharge_s=site.ups.recharge_h * 3600.0,
-        fsd_delay_s=site.faults.fsd_delay_s[0],
-        cap_share=site.host.capped_load if site.drill.cap else None,
-        signals=site.host.signals,
-        trainers=(TrainerPolicy(name=TRAINER, conduct=Conduct.PAUSE, disk="local"),),
-    )
-    if not scene.beside.twin:
-        return alone
-    feeds = tuple(FeedPolicy(policy=replace(alone, ups=name)) for name in (UPS, TWIN))
-    return replace(alone, feeds=feeds, minimum_supplies=scene.beside.needed)
-
-
-def drilled(scene: Scene, site: Site, state: State) -> State:
-    """Return the state as a drill on this host would have left it; what it measures, the site file says."""
-    host, at_s = site.host, state.battery.at_s
-    if site.drill.done:
-        health = Health(
-            share=scene.measured_health, error=max(site.drill.health_error, 0.01), depth=0.5, at_s=at_s, how="drill"
-        )
-        chance = stream(scene.seed, "drill checkpoints")
-        trainer = site.trainer
-        took = tuple(
-            trainer.checkpoint_median_s * chance.lognormvariate(0.0, trainer.checkpoint_spread)
-            for _ in range(_DRILL_CHECKPOINTS)
-        )
-        pause = Drop(before=host.load, after=host.load * host.paused_load, at_s=at_s)
-        learned = replace(
-            state.learned, pauses=((TRAINER, pause),), needs=(Need(of="checkpoint", name=TRAINER, seconds=took),)
-        )
-        battery = replace(state.battery, model=replace(state.battery.model, health=health), health=health.share)
-        state = replace(state, learned=learned, battery=battery)
-    if site.drill.cap:
-        cap = Drop(before=host.load, after=host.load * host.capped_load, at_s=at_s, speed=host.capped_speed)
-        state = replace(state, learned=replace(state.learned, cap=cap))
-    return state
 
 
 class Guarded:
@@ -153,6 +105,8 @@ class Guarded:
         self._missed = 0
         self._kills = [kill for kill in world.scene.kills if kill[0] > world.now_s]
         self._back_s: float | None = None
+        self._stopped = False
+        """The daemon was told to end: the host goes down, and it is the last to go."""
         self._second: Second | None = None
         self._beside = Beside(world.scene.beside, world.now_s)
         self._foreseen_s = self._busy_s = self._turned_s = -math.inf
@@ -168,14 +122,14 @@ class Guarded:
     def settled(self) -> bool:
         """The core is online and has nothing left to undo; after a boot the engine starts training, not the gate."""
         state = self._state
-        running = self._back_s is None and state.cap is None and not state.signalled
+        running = self._back_s is None and state.cap is None and not state.signalled and not state.armed
         return running and isinstance(state.phase, Online | Recovery)
 
     def boot(self, *, was_off_s: float | None) -> None:
         """Start the daemon in this boot, from what the journal kept."""
         now_s = self.world.now_s
         self._boots += 1
-        self._back_s = None
+        self._back_s, self._stopped = None, False
         self._missed = 0
         facts = self.world.scene.second
         self._second = None if facts is None else Second(facts)
@@ -210,10 +164,14 @@ class Guarded:
         """Utility is there and training runs: nothing may be left behind."""
         hold(not self.world.host.capped, "GPU power is restored when the outage is over")
         hold(not self.world.host.stopped, "nobody is left stopped when the outage is over")
+        hold(self.world.back.idle, "no way back is left armed when the outage is over")
 
     def look(self) -> None:
         """Do what is due."""
         now_s = self.world.now_s
+        if now_s >= self._told_to_end_s:
+            self._end_daemon()
+            return
         if self._back_s is not None:
             if now_s >= self._back_s:
                 self._restart()
@@ -225,7 +183,7 @@ class Guarded:
             return
         while self._due and self._due[0][0] <= now_s:
             _, _, event = heapq.heappop(self._due)
-            if isinstance(event, Done | Failed):
+            if isinstance(event, Outcome):
                 self._open.pop(event.action.id, None)
             self._send(event)
         if now_s >= self._ask_s:
@@ -237,11 +195,36 @@ class Guarded:
             self._poll_s += POLL_S if self._missed else self._pause_s()
         self._plan()
 
+    @property
+    def _told_to_end_s(self) -> float:
+        """When the daemon gets its SIGTERM: at the end of a stop in order, or when somebody else stops the host."""
+        world, host = self.world, self.world.host
+        if self._stopped or self._back_s is not None:
+            return math.inf
+        if host.power is STOPPING:
+            if host.forced or not world.scene.returns.late:
+                return math.inf
+            return max(world.now_s, host.stop_ends_s - _LAST_S)
+        foreign_s = world.scene.returns.foreign_s
+        if foreign_s == math.inf or world.utility or isinstance(self._state.phase, Online | Recovery | Shutdown):
+            return math.inf
+        return max(world.now_s, foreign_s)
+
+    def _end_daemon(self) -> None:
+        world = self.world
+        if world.host.power is Power.UP:
+            world.foreign = True
+            world.power_off(_FOREIGN_LIMIT_S)
+        self._read()
+        self._send(ForeignStop(at_s=world.now_s + self._offset_s, host_stopping=True))
+        self._stopped = True
+        self.next_s = math.inf
+
     def _pause_s(self) -> float:
         """Return the time to the next reading: some seconds where one in between would show nothing new."""
         world, now_s = self.world, self.world.now_s
         happens_s = min(world.next_edge_s, world.next_order_s)
-        waits = any(not isinstance(action, TriggerCheckpoint) for action in self._open.values())
+        waits = self._open and not all(isinstance(action, TriggerCheckpoint) for action in self._open.values())
         if happens_s < now_s + CALM_POLL_S or waits or not self._is_calm():
             return POLL_S
         return CALM_POLL_S
@@ -254,7 +237,7 @@ class Guarded:
                 return state.phase.ordered
             case Online() | Recovery():
                 settle_s = 2.0 * CALM_S if state.cap is not None else CALM_S
-                return state.feed.supply is Supply.UTILITY and now_s - self._turned_s > settle_s
+                return state.feed.supply is _UTILITY and now_s - self._turned_s > settle_s
             case OnBattery() | Holding() if self.world.scene.order is None and self.world.utility is False:
                 pass
             case _:
@@ -272,7 +255,8 @@ class Guarded:
             return
         due_s = self._due[0][0] if self._due else math.inf
         killed_s = self._kills[0][0] if self._kills else math.inf
-        self.next_s = max(self.world.now_s, min(self._poll_s, self._ask_s, due_s, killed_s))
+        wanted_s = min(self._poll_s, self._ask_s, due_s, killed_s, self._told_to_end_s)
+        self.next_s = max(self.world.now_s, wanted_s)
 
     # --- The sources -------------------------------------------------------------------------------------------------
 
@@ -287,7 +271,6 @@ class Guarded:
             self._missed += 1
             lost = self._missed >= _MISSES
             self._send(SourceFailed(at_s=reading.at_s, ups=UPS, source=SOURCE, reason="no answer", lost=lost))
-            self._send(Tick(at_s=reading.at_s))
         told = None if self._second is None else self._second.tell(reading, world.now_s)
         if told is not None:
             self._send(told)
@@ -389,17 +372,34 @@ class Guarded:
                 answer = host.cap(now_s, on=False)
             case StopTrainer() | TerminateTrainer() | ContinueTrainer():
                 answer = self._signalled(action)
+            case ResumeTraining():
+                answer = host.start_training(now_s)
+            case _:
+                answer = self._going_down(action)
+        return answer
+
+    def _going_down(self, action: Action) -> Answer:
+        """Ask the world for what a power-off, and the way back from it, are made of."""
+        world, host = self.world, self.world.host
+        answer = Answer(after_s=0.1)
+        match action:
             case EnsurePolicy() if world.scene.bmc_refuses:
                 answer = Answer(after_s=_BMC_S, failure="the BMC refuses the session")
             case EnsurePolicy():
-                world.always_on = True
+                world.always_on = not world.scene.returns.lies
                 answer = Answer(after_s=_BMC_S, detail=(("policy", "always-on"), ("verified", True)))
             case SyncFilesystems():
                 answer = Answer(after_s=_SYNC_S, detail=(("filesystems", 1),))
             case PowerOff():
                 answer = world.power_off(action.force_after_s)
-            case ResumeTraining():
-                answer = host.start_training(now_s)
+            case ArmWay():
+                hold(action.way is not Way.OUTPUT or action.in_s > _SOONEST_CUT_S, "no output is cut under its host")
+                answer = world.arm(action.way, action.in_s)
+            case DisarmWay():
+                answer = world.disarm(action.way)
+            case Reboot():
+                hold(not world.is_counting, "no reboot races a cut")
+                host.reboots = host.power is Power.STOPPING
             case _:
                 pass
         return answer
@@ -416,7 +416,7 @@ class Guarded:
                 began_s = cut.end_s
         beside = world.scene.beside
         # A UPS that fell silent with the power is on battery, to whoever needs it, until it answers.
-        silences = (*world.scene.silences, *((beside.silent,) if beside.twin else ()))
+        silences = (*world.scene.silences, *((beside.silent,) if beside.twin else ()), beside.network or (0.0, 0.0))
         unheard = any(begin_s < world.now_s and end_s > began_s for begin_s, end_s in silences)
         known = world.utility and world.now_s - began_s > _NEWS_S and not unheard and self._second is None
         hold(not known, "nobody is signalled with utility there")

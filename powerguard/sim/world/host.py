@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from powerguard.core.events import Conduct, Scalar
+from powerguard.core.actions import Conduct, Scalar
 from powerguard.sim.world.scene import Scene
 from powerguard.sim.world.site import Site
 from powerguard.sim.world.streams import stream, uniform
@@ -28,6 +28,10 @@ class Power(StrEnum):
     OFF = "off"
     DARK = "dark"
     """Power was lost under it."""
+
+
+UP, STOPPING, OFF, DARK = Power
+"""By names of their own, for they are asked at every step: Python 3.11 takes long to find a member of an enum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +56,12 @@ class Host:
         self.rollback_s = 0.0
         self.dirty_at_s: list[float] = []
         self.off_at_s: float | None = None
+        self.gone_at_s = 0.0
+        """When it was up the last time: off in order, without power, or crashed."""
         self.stop_ends_s = math.inf
         self.capped = False
+        self.reboots = self.forced = False
+        """Its power-off ends in a reboot; it is forced, as something in it hangs."""
         self.starts = False
         """Training was started, and loads its checkpoint."""
         self.stopped = False
@@ -65,6 +73,9 @@ class Host:
         self.trains_from_s = -math.inf
         """After a boot, training that is started does not run before this."""
         self._scene, self._site = scene, site
+        self._load, self._standby_load = site.host.load, site.ups.standby_load
+        self._paused_load = self._load * site.host.paused_load
+        self._capped_load = self._load * site.host.capped_load
         self._at_s = at_s
         self._changes: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = 0
@@ -86,12 +97,11 @@ class Host:
     @property
     def load(self) -> float:
         """Share of the UPS's rating that it draws now."""
-        host = self._site.host
-        if self.power is Power.OFF or self.power is Power.DARK:
-            return self._site.ups.standby_load
+        if self.power is OFF or self.power is DARK:
+            return self._standby_load
         if not self._draws:
-            return host.load * host.paused_load
-        return host.load * (host.capped_load if self.capped else 1.0)
+            return self._paused_load
+        return self._capped_load if self.capped else self._load
 
     @property
     def _draws(self) -> bool:
@@ -122,7 +132,7 @@ class Host:
 
     def advance(self, to_s: float) -> None:
         """Let time pass, to next_change_s at most."""
-        if self.running and self.power is Power.UP:
+        if self.running and self.power is UP:
             speed = self._site.host.capped_speed if self.capped else 1.0
             self.progress_s += speed * (to_s - self._at_s)
         self._at_s = to_s
@@ -282,7 +292,8 @@ class Host:
         stuck = chance.random() < site.stop_stuck_share
         stuck_s, by_trainer = uniform(chance, site.stop_stuck_s), chance.random() < _STUCK_TRAINER_SHARE
         takes_s = stuck_s if stuck else min(takes_s, site.stop_stuck_s[0])
-        self.stop_ends_s = at_s + (takes_s if takes_s <= force_after_s else force_after_s + site.off_s)
+        self.forced, self.reboots = takes_s > force_after_s, False
+        self.stop_ends_s = at_s + (takes_s if not self.forced else force_after_s + site.off_s)
         if not (stuck and by_trainer):
             self._later(min(at_s + _TERMINATED_S, self.stop_ends_s), self._killed)
         self._later(self.stop_ends_s, self._off)
@@ -295,6 +306,7 @@ class Host:
         was_up = self.power in (Power.UP, Power.STOPPING)
         if was_up:
             self.dirty_at_s.append(at_s)
+            self.gone_at_s = at_s
             self.power = Power.DARK
             self._gone()
         return was_up
@@ -362,7 +374,7 @@ class Host:
     def _off(self) -> None:
         if self.power is Power.STOPPING and self._at_s >= self.stop_ends_s - 1e-9:
             self.power = Power.OFF
-            self.off_at_s = self._at_s
+            self.off_at_s = self.gone_at_s = self._at_s
             self._gone()
 
     def _gone(self) -> None:

@@ -6,7 +6,7 @@ moments are computed, so it costs next to nothing to play. It is one of those wh
 
 import math
 
-from powerguard.core.events import Conduct
+from powerguard.core.actions import Conduct
 from powerguard.sim.world.world import World
 
 _CAP_DWELL_S = 10.0

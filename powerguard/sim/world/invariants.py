@@ -6,23 +6,18 @@ state space; these are the ones that mean something to whoever simulates his own
 
 from powerguard.core import budget as sums
 from powerguard.core import ladder, plan, trainers
-from powerguard.core.events import (
-    ON_UTILITY,
+from powerguard.core.actions import (
     CapPower,
     Conduct,
-    Done,
-    Event,
-    Failed,
     Grade,
-    OutputSource,
     PollNow,
     PowerOff,
-    Reading,
     ResumeTrainer,
     StopTrainer,
     TerminateTrainer,
     TriggerCheckpoint,
 )
+from powerguard.core.events import Done, Event, Failed, Outcome
 from powerguard.core.model import (
     Battery,
     EmergencyCheckpoint,
@@ -37,6 +32,7 @@ from powerguard.core.model import (
     Step,
     Supply,
 )
+from powerguard.core.readings import ON_UTILITY, OutputSource, Reading
 from powerguard.core.table import TABLE, phase_name
 from powerguard.sim.world.together import check_feeds
 from powerguard.sim.world.violation import hold
@@ -44,6 +40,7 @@ from powerguard.sim.world.violation import hold
 _MOVES = {(phase_name(old), cause.value, phase_name(new)) for (old, cause), new in TABLE.items()}
 _GRADES = tuple(Grade)
 _HAIR = 1e-6
+_BATTERY = Supply.BATTERY
 
 
 def check_step(policy: Policy, before: State, event: Event, answer: Step) -> None:
@@ -51,7 +48,7 @@ def check_step(policy: Policy, before: State, event: Event, answer: Step) -> Non
     old, new = before.phase, answer.state.phase
     if answer.actions:
         _check_actions(policy, before, event, answer)
-    if isinstance(event, Done | Failed) and isinstance(event.action, TriggerCheckpoint):
+    if isinstance(event, Outcome) and isinstance(event.action, TriggerCheckpoint):
         _check_checkpoint(before, event, event.action, answer)
     if old is not new or answer.notes:
         _check_phases(policy, before, answer)
@@ -205,7 +202,7 @@ def _check_battery(was: Battery, was_on: Feed, battery: Battery, feed: Feed) -> 
     hold(used is None or 0.0 <= used <= 1.0, "what is used is a share")
     hold(left is None or left >= 0.0, "what is left is a share")
     hold(battery.at_s >= was.at_s, "the account never runs backwards")
-    if was_on.supply is Supply.BATTERY and feed.supply is Supply.BATTERY:
+    if was_on.supply is _BATTERY and feed.supply is _BATTERY:
         rises = left is not None and was.left is not None and left > was.left + 1e-9
         hold(not rises, "on battery the energy left never rises")
         given_back = was.used is not None and (used is None or used < was.used - 1e-9)

@@ -3,6 +3,7 @@
 Each is played in the same world and keeps the margins that it keeps. What could be had without any is the `bound`.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -23,7 +24,14 @@ _LISTED: Final[Mapping[str, Callable[[World], Decider]]] = {
 """Whom the oracle compares; whoever is judged is always one of them, too."""
 
 
-def best(scene: Scene, site: Site, *, but: str = "") -> Result:
-    """Return the result of whoever of the listed lost least. but: one who need not be asked again."""
-    results = (play(scene, site, make) for name, make in _LISTED.items() if name != but)
+def best(scene: Scene, site: Site, *, but: str = "", at_most_s: float = math.inf) -> Result:
+    """Return the result of whoever of the listed lost least. but: one who need not be asked again.
+
+    at_most_s: nobody who loses that much is played to the end; who is returned may be one of them, if all did.
+    """
+    results: list[Result] = []
+    for name, make in _LISTED.items():
+        if name != but:
+            results.append(play(scene, site, make, at_most_s=at_most_s))
+            at_most_s = min(at_most_s, results[-1].loss_s)
     return min(results, key=lambda result: result.loss_s)

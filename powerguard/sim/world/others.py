@@ -6,7 +6,8 @@ ONBATTERYDELAY).
 
 import math
 
-from powerguard.core.events import Conduct, OutputSource, Reading
+from powerguard.core.actions import Conduct
+from powerguard.sim.world.battery import Told
 from powerguard.sim.world.world import World
 
 _ALERT_S = 5.0
@@ -52,18 +53,21 @@ class Plain:
             return
         if self._halting or not world.answers():
             return
-        reading = world.reading()
+        told = world.told()
         if self._since_s is None:
             self._since_s = world.now_s
-        wait_s = self.rule(reading)
+        wait_s = self.rule(told)
         if wait_s is not None:
             self._halting = True
             if world.live(world.now_s + wait_s):
                 world.power_off(_NO_FORCE_S)
 
-    def rule(self, reading: Reading) -> float | None:
-        """Return after how many seconds the host is to be stopped, or None. This one never stops it."""
-        del reading
+    def rule(self, told: Told) -> float | None:
+        """Return after how many seconds the host is to be stopped, or None. This one never stops it.
+
+        told: by the gauge, on battery.
+        """
+        del told
         return None
 
     def gone(self) -> None:
@@ -85,10 +89,9 @@ class Fixed(Plain):
 
     kills_power = False
 
-    def rule(self, reading: Reading) -> float | None:
+    def rule(self, told: Told) -> float | None:
         """Fire at the first look on battery; nothing calls it back."""
-        if reading.output_source is not OutputSource.BATTERY:
-            return None
+        del told
         self.world.host.checkpoint(self.world.now_s, Conduct.CONTINUE)
         return _FIXED_S
 
@@ -96,10 +99,9 @@ class Fixed(Plain):
 class Nut(Plain):
     """upsmon as it comes: wait for low battery, then FSD, FINALDELAY and SHUTDOWNCMD; no checkpoint."""
 
-    def rule(self, reading: Reading) -> float | None:
+    def rule(self, told: Told) -> float | None:
         """Low battery on battery, or FSD set by another."""
-        on_battery = reading.output_source is OutputSource.BATTERY
-        return _NUT_HALT_S if (on_battery and reading.low_battery) or reading.forced_shutdown else None
+        return _NUT_HALT_S if told.low_battery or self.world.is_ordered_down else None
 
 
 class Apcupsd(Plain):
@@ -107,11 +109,11 @@ class Apcupsd(Plain):
 
     every_s = 2.0
 
-    def rule(self, reading: Reading) -> float | None:
+    def rule(self, told: Told) -> float | None:
         """Whichever limit is reached first."""
         if self._on_battery_s < _APC_ON_BATTERY_S:
             return None
-        low = reading.low_battery
-        low = low or (reading.charge_pct is not None and reading.charge_pct <= _APC_BATTERY_PCT)
-        low = low or (reading.runtime_s is not None and reading.runtime_s <= _APC_RUNTIME_S)
+        low = told.low_battery
+        low = low or (told.charge_pct is not None and told.charge_pct <= _APC_BATTERY_PCT)
+        low = low or (told.runtime_s is not None and told.runtime_s <= _APC_RUNTIME_S)
         return 0.0 if low else None

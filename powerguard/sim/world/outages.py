@@ -26,7 +26,7 @@ def sample(seed: int, site: OutageSite, *, faults: bool) -> tuple[Cut, ...]:
     lengths = stream(seed, "outage length")
     cuts = [Cut(0.0, _length_s(lengths, site))]
     again = stream(seed, "second strike")
-    if again.random() < site.restrike_share:
+    while len(cuts) <= site.most_restrikes and again.random() < site.restrike_share:
         gap_s = max(_SHORTEST_GAP_S, site.restrike_after_s * again.lognormvariate(0.0, site.restrike_spread))
         begin_s = cuts[-1].end_s + gap_s
         cuts.append(Cut(begin_s, begin_s + _length_s(again, site)))

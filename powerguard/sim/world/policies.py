@@ -5,6 +5,7 @@ from typing import Final, NamedTuple
 
 from powerguard.sim.world.bound import bound
 from powerguard.sim.world.guarded import Guarded
+from powerguard.sim.world.layers import Return, returned
 from powerguard.sim.world.oracle import best
 from powerguard.sim.world.others import Apcupsd, Fixed, Nut
 from powerguard.sim.world.run import Decider, Result, play
@@ -23,11 +24,12 @@ POLICIES: Final = (*MAKERS, ORACLE)
 
 
 class Judged(NamedTuple):
-    """A result, and the training time lost beyond the oracle's, and beyond what nobody can beat."""
+    """A result, and the training time lost beyond the oracle's, and beyond what nobody can beat; and the way back."""
 
     result: Result
     excess_s: float
     beyond_bound_s: float
+    back: Return
 
 
 def one(seed: int, site: Site, policy: str, *, faults: bool) -> Judged:
@@ -37,5 +39,6 @@ def one(seed: int, site: Site, policy: str, *, faults: bool) -> Judged:
     result = best(scene, site) if policy == ORACLE else play(scene, site, MAKERS[policy])
     excess_s = 0.0
     if policy != ORACLE and result.loss_s > least_s:
-        excess_s = max(0.0, result.loss_s - best(scene, site, but=policy).loss_s)
-    return Judged(result, excess_s, max(0.0, result.loss_s - least_s))
+        excess_s = max(0.0, result.loss_s - best(scene, site, but=policy, at_most_s=result.loss_s).loss_s)
+    back = returned(scene, result.wakers, result.waited_s, arms=policy == "powerguard")
+    return Judged(result, excess_s, max(0.0, result.loss_s - least_s), back)

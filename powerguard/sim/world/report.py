@@ -7,10 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from powerguard.sim.world.layers import LETTERS, Layers, Return
 from powerguard.sim.world.run import Result
 
 MOST_TOLD: Final = 100
 """Seeds of planning failures that are listed; their number is always told in full."""
+MOST_SEEDS: Final = 5
+"""The same for those that stay off, for each set of ways back."""
 
 
 class Sample(NamedTuple):
@@ -27,10 +30,12 @@ class Sample(NamedTuple):
     stranded: bool
     violations: tuple[str, ...]
     beyond_bound_s: float = 0.0
+    back: Return | None = None
+    """None: nobody comes back at this level."""
 
 
-def sample(result: Result, excess_s: float, beyond_bound_s: float) -> Sample:
-    """Return what counts of one result. The two figures are those of `policies.Judged`."""
+def sample(result: Result, excess_s: float, beyond_bound_s: float, back: Return) -> Sample:
+    """Return what counts of one result. The rest is as in `policies.Judged`."""
     return Sample(
         seed=result.seed,
         excess_s=excess_s,
@@ -43,6 +48,7 @@ def sample(result: Result, excess_s: float, beyond_bound_s: float) -> Sample:
         needless=result.needless > 0,
         stranded=result.stranded,
         violations=tuple(result.violations),
+        back=back,
     )
 
 
@@ -96,6 +102,7 @@ def report(samples: Iterable[Sample], options: Options) -> dict[str, Any]:
         "shutdowns": sum(one.shutdown for one in ordered),
         "needless": sum(one.needless for one in ordered),
         "stranded": sum(one.stranded for one in ordered),
+        "stranded_by_ways": _by_ways(ordered),
         "planning_dirty_outages": [{"seed": seed, "reproduce": options.reproduce(seed)} for seed in dirty[:MOST_TOLD]],
         "invariant_violations": [
             {"seed": one.seed, "violation": violation, "reproduce": options.reproduce(one.seed)}
@@ -103,6 +110,31 @@ def report(samples: Iterable[Sample], options: Options) -> dict[str, Any]:
             for violation in one.violations
         ],
     }
+
+
+def _by_ways(samples: Iterable[Sample]) -> list[dict[str, Any]]:
+    """Count who came back by what, and who did not, for each set of ways that there was."""
+    sets: dict[Layers, list[tuple[Sample, Return]]] = {}
+    for one in samples:
+        if one.back is not None:
+            sets.setdefault(one.back.layers, []).append((one, one.back))
+    return [
+        {
+            "set": str(layers),
+            "ways": layers.ways,
+            "output": layers.output or None,
+            "policy": layers.policy,
+            "outages": len(found),
+            "went_off": sum(one.stranded or bool(back.by) for one, back in found),
+            "stranded": sum(one.stranded for one, _ in found),
+            "stranded_broken": sum(one.stranded and back.broken for one, back in found),
+            "stranded_seeds": [one.seed for one, _ in found if one.stranded][:MOST_SEEDS],
+            "back_by": {waker.value: sum(waker.value in back.by for _, back in found) for waker in LETTERS},
+            "wait_s_mean": _mean(back.wait_s for _, back in found if back.by),
+            "excess_s_mean": _mean(one.excess_s for one, _ in found),
+        }
+        for layers, found in sorted(sets.items())
+    ]
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from powerguard.sim.world.back import Waker
 from powerguard.sim.world.host import Power
 from powerguard.sim.world.scene import Scene
 from powerguard.sim.world.site import Site
@@ -67,7 +68,8 @@ class Result:
     loss_s: training time lost. rollback_s: of that, work that had to be done again. shutdowns: orderly power-offs;
     needless: those after which utility came back while the battery would still have carried the paused host.
     dirty: moments at which power was lost under the host, and "planning" or "physics" for each.
-    stranded: a person had to press the button. lasted_s: until the end of the account.
+    stranded: a person had to press the button. wakers: who switched the host on, each time; waited_s: it was off with
+    utility there, until something did that by itself. lasted_s: until the end of the account.
     """
 
     seed: int
@@ -77,6 +79,8 @@ class Result:
     needless: int = 0
     dirty: list[tuple[float, str]] = field(default_factory=list)
     stranded: bool = False
+    wakers: list[Waker] = field(default_factory=list)
+    waited_s: float = 0.0
     lasted_s: float = 0.0
     violations: list[str] = field(default_factory=list)
 
@@ -85,10 +89,10 @@ class Result:
         return any(kind == whose for _, kind in self.dirty)
 
 
-def play(scene: Scene, site: Site, make: Callable[[World], Decider]) -> Result:
-    """Play one outage. make: the policy, given the world."""
+def play(scene: Scene, site: Site, make: Callable[[World], Decider], *, at_most_s: float = math.inf) -> Result:
+    """Play one outage. make: the policy, given the world. at_most_s: who loses that much is not played to the end."""
     world = World(scene, site, began_s=-WARM_S)
-    stage = _Stage(world, make(world))
+    stage = _Stage(world, make(world), at_most_s)
     try:
         stage.run()
     except Violation as violation:
@@ -99,10 +103,11 @@ def play(scene: Scene, site: Site, make: Callable[[World], Decider]) -> Result:
 class _Stage:
     """The state of one play."""
 
-    def __init__(self, world: World, decider: Decider) -> None:
+    def __init__(self, world: World, decider: Decider, at_most_s: float) -> None:
         self.world = world
         self.decider = decider
         self.result = Result(seed=world.scene.seed)
+        self._at_most_s = at_most_s
         self._began_progress_s = 0.0
         self._dirty = False
         self._watched_since_s = -math.inf
@@ -112,15 +117,14 @@ class _Stage:
         self.decider.boot(was_off_s=None)
         self._until(0.0)
         self._began_progress_s = world.host.progress_s
-        while True:
-            ended = self._boot_to_end()
-            if ended:
-                self.decider.end()
+        while not self._boot_to_end():
+            if self._is_beaten:
                 return
             went_s = world.now_s
             self.decider.gone()
             self._wait_for_power()
             self._start_up(world.now_s - went_s)
+        self.decider.end()
 
     # --- While it is up ----------------------------------------------------------------------------------------------
 
@@ -134,15 +138,16 @@ class _Stage:
         world.live(to_s)
 
     def _boot_to_end(self) -> bool:
-        """Play until training runs with utility there for good (True), or the host is off or dark (False)."""
+        """Play until training runs with utility there for good (True), or it is off, dark or beaten (False)."""
         world, decider, host = self.world, self.decider, self.world.host
         last_s = world.scene.end_s
-        while world.live(decider.next_s):
+        while not self._is_beaten and world.live(decider.next_s):
             decider.look()
             back = world.now_s >= last_s and world.utility and host.power is Power.UP
             if back and host.training and not host.capped and decider.settled:
                 return True
-            if world.now_s > last_s + PATIENCE_S and host.power is Power.UP:
+            now_s = world.now_s - PATIENCE_S
+            if now_s > last_s and now_s > self._watched_since_s and host.power is Power.UP:
                 sentence = "training goes on when utility is back for good"
                 raise Violation(sentence)
         return False
@@ -180,14 +185,15 @@ class _Stage:
         paused = world.site.host.load * world.site.host.paused_load
         carried_s = max(0.0, left - world.pack.dies_at) * world.pack.curve.tau_s(paused)
         foreign = world.scene.order is not None and began_s <= world.scene.order.at_s <= ordered_s
-        if not foreign and (not in_cut or carried_s >= back_s - ordered_s):
+        if not foreign and not world.foreign and (not in_cut or carried_s >= back_s - ordered_s):
             self.result.needless += 1
 
     def _whose(self, at_s: float) -> str:
         """Was there a plan that would have had the host off in time, with what could be known?
 
         A bad cell cannot be known; nor what happens before the daemon runs, or while it gets no answer, or only the
-        answers of a source that says utility in the dark, or of a trainer that says that it stands.
+        answers of a source that says utility in the dark, or of a trainer that says that it stands. A host whose own
+        network is down presumes battery, and counts it; what somebody else orders of the UPS meanwhile it cannot hear.
         """
         world = self.world
         silent = any(begin_s <= at_s < end_s for begin_s, end_s in world.scene.silences)
@@ -203,7 +209,12 @@ class _Stage:
         if order is not None and ordered:
             began_s = order.at_s
         known_s = max(began_s, self._watched_since_s)
-        for begin_s, end_s in world.scene.silences:
+        beside, unheard = world.scene.beside, list(world.scene.silences)
+        if ordered and beside.network is not None:
+            unheard.append(beside.network)
+        if ordered and beside.twin and beside.needed == 1:
+            unheard.append(beside.silent)  # It is ordered off as well: until that is heard, it carries the host.
+        for begin_s, end_s in unheard:
             if begin_s <= known_s < end_s and (ordered or begin_s <= began_s):
                 known_s = min(end_s, at_s)
         return "planning" if at_s - known_s >= BARE_NEED_S else "physics"
@@ -214,6 +225,7 @@ class _Stage:
         resumed_s = site.dirty_s if self._dirty else site.resumed_s
         daemon_s = max(0.0, resumed_s - (site.resumed_s - site.boot_s))
         on_s = world.now_s
+        world.foreign = False
         host.trains_from_s = on_s + resumed_s
         self._watched_since_s = math.inf
         if not world.live(on_s + daemon_s):
@@ -233,6 +245,16 @@ class _Stage:
     def finish(self) -> Result:
         world, result = self.world, self.result
         result.lasted_s = world.now_s
+        result.wakers, result.waited_s = world.back.wakers, world.waited_s
         result.rollback_s = world.host.rollback_s
-        result.loss_s = world.now_s - (world.host.progress_s - self._began_progress_s)
+        result.loss_s = self._loss_s
         return result
+
+    @property
+    def _loss_s(self) -> float:
+        """What is lost so far: it only ever grows, for nobody trains faster than at full speed."""
+        return self.world.now_s - (self.world.host.progress_s - self._began_progress_s)
+
+    @property
+    def _is_beaten(self) -> bool:
+        return self._loss_s >= self._at_most_s

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from powerguard.sim.world import outages
+from powerguard.sim.world.back import ReturnFacts, draw_returns
 from powerguard.sim.world.battery import Curve, Gauge, GaugeFacts, GaugeKind, Pack
 from powerguard.sim.world.beside import BesideFacts, draw_beside
 from powerguard.sim.world.outages import Cut
@@ -15,6 +16,8 @@ from powerguard.sim.world.streams import stream, uniform
 _TORN_TWICE_SHARE = 0.3
 """Of torn checkpoints: those whose predecessor is torn, too."""
 _SILENT_FIELDS = ("runtime", "charge", "load", "on_battery_s", "input_present")
+_NOISE_S = 61
+"""After so many seconds the noise of a load begins again."""
 NEVER_S = 1e9
 
 
@@ -62,7 +65,7 @@ class Scene:
     measured_health: what a drill would have found. age_months: of the battery, as an operator would know it.
     silences: (from, to) in which the source says nothing. kills: (at, away) of the daemon. always_on: the BMC's policy.
     wall_error_s: by how much the wall clock is wrong after a boot. second: another source of the same UPS.
-    beside: this host's network, and another UPS.
+    beside: this host's network, and another UPS. returns: what brings the host back.
     """
 
     seed: int
@@ -83,6 +86,7 @@ class Scene:
     wall_error_s: float = 0.0
     second: SecondFacts | None = None
     beside: BesideFacts = field(default_factory=BesideFacts)
+    returns: ReturnFacts = field(default_factory=ReturnFacts)
 
     @property
     def end_s(self) -> float:
@@ -101,7 +105,7 @@ class Scene:
 
     def new_gauge(self) -> Gauge:
         """Return the UPS's gauge."""
-        return Gauge(self.gauge, stream(self.seed, "gauge noise"), stream(self.seed, "gauge glitches"))
+        return Gauge(self.gauge, stream(self.seed, "gauge glitches"))
 
 
 def draw(seed: int, site: Site, *, faults: bool) -> Scene:
@@ -144,6 +148,7 @@ def draw(seed: int, site: Site, *, faults: bool) -> Scene:
         wall_error_s=_wall_error_s(seed, site) if faults else 0.0,
         second=second,
         beside=beside,
+        returns=draw_returns(seed, site.returns, faults=faults),
     )
 
 
@@ -154,7 +159,7 @@ def _charge(seed: int, site: Site, *, faults: bool) -> float:
 
 
 def _gauge(seed: int, site: Site, *, faults: bool) -> tuple[GaugeFacts, str]:
-    ups, chance = site.ups, stream(seed, "gauge")
+    ups, chance, noise = site.ups, stream(seed, "gauge"), stream(seed, "gauge noise")
     kind = GaugeKind.COULOMB if chance.random() < ups.coulomb_share else GaugeKind.PROPORTIONAL
     facts = GaugeFacts(
         kind=kind,
@@ -164,7 +169,7 @@ def _gauge(seed: int, site: Site, *, faults: bool) -> tuple[GaugeFacts, str]:
         knee=uniform(chance, ups.knee),
         by_voltage=chance.random() < ups.knee_flag_share,
         low_battery_s=ups.low_battery_s,
-        noise=ups.load_noise,
+        noise=tuple(noise.uniform(-ups.load_noise, ups.load_noise) for _ in range(_NOISE_S)),
         glitch_rate=site.faults.glitch_rate if faults or site.faults.glitches_always else 0.0,
     )
     silence = stream(seed, "silent field")

@@ -8,8 +8,8 @@ from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
 
-from powerguard.core.events import OutputSource, Reading, SourceFailed
 from powerguard.core.frozen import replace
+from powerguard.core.readings import OutputSource, Reading, SourceFailed
 from powerguard.sim.world.site import FaultSite
 from powerguard.sim.world.streams import stream, uniform
 

@@ -55,6 +55,7 @@ class OutageSite(Options):
         description="Lengths of outages.",
     )
     restrike_share: Share = Field(default=0.25, description="Outages that strike a second time.")
+    most_restrikes: int = Field(default=1, ge=1, le=100, description="So often at most, each with that share.")
     restrike_after_s: float = Field(default=120.0, ge=10.0, le=1e6, description="Median time until they do.")
     restrike_spread: float = Field(default=0.3, ge=0.0, le=2.0, description="Spread of that time (of its logarithm).")
     sag_share: Share = Field(default=0.0, description="Outages that are sags of some seconds instead.")
@@ -215,6 +216,29 @@ class FaultSite(Options):
     low_charge: Shares = Field(default=(0.3, 1.0), description="How full it is then.")
 
 
+class ReturnSite(Options):
+    """What there is to come back by, beside the BMC's policy: in which share of the hosts. Nothing, by default."""
+
+    output_share: Share = Field(default=0.0, description="Hosts that switch their UPS's output off and on again.")
+    aborts_share: Share = Field(default=0.0, description="Of those UPSes: they abort the cut when utility returns.")
+    stays_off_share: Share = Field(default=0.0, description="Of those: they cut, and stay off.")
+    unknown_share: Share = Field(default=0.0, description="Of those: their profile does not say which.")
+    hidden_share: Share = Field(default=0.0, description="Of those: they show no countdown that this host has ordered.")
+    rtc_share: Share = Field(default=0.0, description="Hosts that their clock wakes.")
+    sentinel_share: Share = Field(default=0.0, description="Hosts that a sentinel powers on.")
+    watchdog_share: Share = Field(default=0.0, description="Hosts that their BMC's watchdog power-cycles.")
+    late_share: Share = Field(default=0.0, description="Hosts whose power-off may end in a reboot.")
+    lies_share: Share = Field(default=0.0, description="BMCs that take a policy and keep none.")
+    bracket_share: Share = Field(
+        default=0.0, description="Hosts with bmc.policy: bracket, which is set for the outage only. Level loop."
+    )
+    dry_run_share: Share = Field(default=0.0, description="Hosts in dry-run: nothing may be armed. Level loop.")
+    fails_share: Share = Field(default=0.05, description="With faults: each way that does not do what it promises.")
+    foreign_share: Share = Field(default=0.05, description="With faults: somebody else stops the host on battery.")
+    foreign_s: Span = Field(default=(5.0, 300.0), description="When, from the first cut.")
+    called_off_share: Share = Field(default=0.0, description="Of those: the shutdown is called off. Level loop.")
+
+
 class Site(Options):
     """One site: the world's numbers."""
 
@@ -224,6 +248,7 @@ class Site(Options):
     trainer: TrainerSite = Field(default=TrainerSite(), description="The training job.")
     drill: DrillSite = Field(default=DrillSite(), description="What a drill has measured.")
     faults: FaultSite = Field(default=FaultSite(), description="What breaks, with --faults.")
+    returns: ReturnSite = Field(default=ReturnSite(), description="What brings a host back.")
 
 
 def load(path: Path) -> Site:

@@ -6,14 +6,19 @@ constant, so it is exact however long the step. Nothing here decides anything.
 
 import math
 
-from powerguard.core.events import OutputSource, Reading
-from powerguard.sim.world.host import Answer, Host, Power
+from powerguard.core.actions import Way
+from powerguard.core.frozen import replace
+from powerguard.core.readings import OutputSource, Reading
+from powerguard.sim.world.back import Back, Standing, Waker
+from powerguard.sim.world.battery import Told
+from powerguard.sim.world.host import STOPPING, UP, Answer, Host, Power
 from powerguard.sim.world.scene import Scene
 from powerguard.sim.world.second import Ill
 from powerguard.sim.world.site import Site
 
 UPS = "sim"
 SOURCE = "sim"
+_BATTERY, _UTILITY = OutputSource.BATTERY, OutputSource.UTILITY
 
 
 class World:
@@ -30,7 +35,10 @@ class World:
         self.pack = scene.pack(site)
         self.gauge = scene.new_gauge()
         self.utility = self.output = True
-        self.always_on = scene.always_on
+        self.always_on = scene.always_on and not scene.returns.lies
+        self.foreign = False
+        """Somebody else is stopping the host."""
+        self.back = Back(scene.returns)
         # Never at once: whoever watches must see that it was off.
         self._restart_s = max(site.ups.restart_s, 0.01)
         self.ordered_off = (-math.inf, 0.0)
@@ -42,8 +50,22 @@ class World:
         self._fsd_since_s = math.inf
         self._ordered = scene.order is None
         self._off_since_s = -math.inf
+        self._utility_since_s: float | None = began_s
+        self._cuts_for_us = False
+        """The countdown that runs was ordered by this host."""
+        self._went_for_us = False
+        """The output has gone by such an order."""
+        self.waited_s = 0.0
+        """Off with utility there, until something switched the host on by itself."""
         self._planned, self._next_s = -1, began_s
         self._began_battery_s: float | None = None
+        self._blank = Reading(
+            at_s=0.0,
+            ups=UPS,
+            source=SOURCE,
+            output_source=OutputSource.UNKNOWN,
+            authenticated=scene.second is not None and scene.second.ill is Ill.FORGED,
+        )
 
     @property
     def next_edge_s(self) -> float:
@@ -66,12 +88,32 @@ class World:
     @property
     def stranded(self) -> bool:
         """The host is off with power at its supply, which was never interrupted: no BMC has noticed, and none will."""
-        return not self.is_on and self.utility and self.output and self._off_at_s == math.inf
+        if self.is_on or not self.utility:
+            return False
+        if not self.output:
+            return self._on_at_s == math.inf
+        return self._off_at_s == math.inf and self._back_s == math.inf
 
     @property
     def next_event_s(self) -> float:
         """When something next happens by itself; inf: never."""
-        return min(self.next_edge_s, self.host.next_change_s, self.lost_at_s, self._on_at_s, self.next_order_s)
+        return min(
+            self.next_edge_s, self.host.next_change_s, self.lost_at_s, self._on_at_s, self.next_order_s, self._back_s
+        )
+
+    @property
+    def _back_s(self) -> float:
+        """When the next way back acts; inf: none does."""
+        return math.inf if self.back.idle else self.back.next_s(**self._standing)
+
+    @property
+    def _standing(self) -> Standing:
+        off_at_s = self.host.off_at_s
+        return {
+            "is_on": self.is_on,
+            "utility_since_s": self._utility_since_s if self.output else None,
+            "off_since_s": self._off_since_s if off_at_s is None else off_at_s,
+        }
 
     def live(self, to_s: float) -> bool:
         """Play physics up to to_s, or until the host is off or dark; return whether it still runs."""
@@ -82,7 +124,7 @@ class World:
     @property
     def is_on(self) -> bool:
         """The host runs, or is still stopping."""
-        return self.host.power is Power.UP or self.host.power is Power.STOPPING
+        return self.host.power is UP or self.host.power is STOPPING
 
     def advance(self, to_s: float) -> None:
         """Play physics up to to_s, whatever happens to the host."""
@@ -101,6 +143,9 @@ class World:
                 self.pack.drain(gone_s, host.load)
             self.now_s = next_s
             host.advance(next_s)
+            if host.reboots and host.power is Power.OFF:
+                host.reboots, self._planned = False, -1
+                self.back.reboot(next_s)
             if next_s >= self._next_s:
                 self._happen()
                 self._planned = -1
@@ -118,13 +163,28 @@ class World:
             self._lose_output()
         if not self.output and now_s >= self._on_at_s:
             self._output_back()
+        if now_s >= self._back_s:
+            by = self.back.acts(now_s, powered=self.output, **self._standing)
+            if by is not None:
+                self._power_on(by)
+
+    def _power_on(self, by: Waker) -> None:
+        """Something powers the host on without AC having dropped; one that is up is reset by it."""
+        if self.is_on:
+            self.host.lose_power(self.now_s)
+            self.back.reboot(self.now_s, by)
+            return
+        self._switch_on(by)
 
     def _turn(self, *, utility: bool) -> None:
         self._edge += 1
         self.utility = utility
         self._began_battery_s = None if utility else self.now_s
+        self._utility_since_s = self.now_s if utility else None
         if not utility:
             self._on_at_s = math.inf
+        elif self._cuts_for_us and self.output and self.back.facts.output == "aborts":
+            self._off_at_s, self._cuts_for_us = math.inf, False
         elif not self.output:
             self._on_at_s = max(self.now_s, self._off_since_s) + self._restart_s
 
@@ -133,7 +193,10 @@ class World:
         self._off_at_s = self._fsd_since_s = math.inf
         self._off_since_s = self.now_s
         self.host.lose_power(self.now_s)
-        if self.utility:
+        self.back.lose_power()
+        stays = self._cuts_for_us and self.back.facts.output == "stays_off"
+        self._went_for_us, self._cuts_for_us = self._cuts_for_us, False
+        if self.utility and not stays:
             self._on_at_s = self.now_s + self._restart_s
 
     def _output_back(self) -> None:
@@ -141,7 +204,14 @@ class World:
         self._on_at_s = math.inf
         self.gauge = self.scene.new_gauge()
         if self.always_on:
-            self.host.switch_on(self.now_s)
+            self._switch_on(Waker.OUTPUT if self._went_for_us else Waker.POLICY)
+
+    def _switch_on(self, by: Waker) -> None:
+        utility_s = self._utility_since_s
+        if utility_s is not None and by is not Waker.PERSON:
+            self.waited_s += self.now_s - max(self.host.gone_at_s, utility_s)
+        self.host.switch_on(self.now_s)
+        self.back.boots(self.now_s, by)
 
     # --- Others on this UPS ------------------------------------------------------------------------------------------
 
@@ -164,34 +234,72 @@ class World:
         self._off_at_s = min(self._off_at_s, self.now_s + after_s)
         self._planned = -1
 
+    def arm(self, way: Way, in_s: float) -> Answer:
+        """Arm a way back, or order the output off."""
+        self._planned = -1
+        if way is not Way.OUTPUT:
+            self.back.arm(way, self.now_s, in_s)
+            return Answer(after_s=0.3, detail=(("in_s", in_s),))
+        if self.utility:
+            return Answer(after_s=0.3, failure="the UPS refuses it on utility")
+        if self.back.facts.told == "stays_off":
+            return Answer(after_s=0.3, failure="the profile says that this UPS would stay off")
+        if self._off_at_s < math.inf:
+            return Answer(after_s=0.3, failure="a countdown stands that this host has not ordered")
+        self._off_at_s, self._cuts_for_us = self.now_s + in_s, True
+        return Answer(after_s=0.5, detail=(("in_s", in_s), ("returns", self.back.facts.told)))
+
+    def disarm(self, way: Way) -> Answer:
+        """Take a way back back."""
+        self._planned = -1
+        self.back.disarm(way)
+        return Answer(after_s=0.3)
+
     def power_off(self, force_after_s: float) -> Answer:
         """Order the host off."""
         if self.host.power is Power.UP:
             self.ordered_off = (self.now_s, self.pack.left)
         return self.host.power_off(self.now_s, force_after_s)
 
-    def press_button(self) -> None:
-        """Switch on a stranded host by hand; its supply was never interrupted."""
-        self.host.switch_on(self.now_s)
+    @property
+    def is_counting(self) -> bool:
+        """The UPS counts down to the end of its output."""
+        return self._off_at_s < math.inf
+
+    def press_button(self, by: Waker = Waker.PERSON) -> None:
+        """Switch on a stranded host by hand, and its UPS where that has stayed off."""
+        self.output = True
+        self._switch_on(by)
 
     # --- What the UPS says -------------------------------------------------------------------------------------------
 
     def answers(self) -> bool:
         """Say whether the source gets an answer now."""
-        return all(not begin_s <= self.now_s < end_s for begin_s, end_s in self.scene.silences)
+        silences = self.scene.silences
+        return not silences or all(not begin_s <= self.now_s < end_s for begin_s, end_s in silences)
+
+    def told(self) -> Told:
+        """Return what its gauge says now."""
+        return self.gauge.tell(self.now_s, self.pack, self.load, on_battery=not self.utility)
+
+    @property
+    def is_ordered_down(self) -> bool:
+        """Somebody has set FSD, and the UPS's daemon tells everybody."""
+        return self._fsd_since_s < math.inf
 
     def reading(self, offset_s: float = 0.0) -> Reading:
         """Return what the UPS answers now. offset_s: of the asking clock, seconds at the first cut."""
         on_battery = not self.utility
-        told = self.gauge.tell(self.now_s, self.pack, self.load, on_battery=on_battery)
-        silent, second = self.scene.gauge.silent, self.scene.second
+        told = self.told()
+        silent = self.scene.gauge.silent
         since_s = self._began_battery_s
         countdown = self._off_at_s < math.inf and self._fsd_since_s == math.inf
-        return Reading(
+        if countdown and self._cuts_for_us:
+            countdown = self.back.facts.shows
+        return replace(
+            self._blank,
             at_s=self.now_s + offset_s,
-            ups=UPS,
-            source=SOURCE,
-            output_source=OutputSource.BATTERY if on_battery else OutputSource.UTILITY,
+            output_source=_BATTERY if on_battery else _UTILITY,
             runtime_s=told.runtime_s,
             charge_pct=told.charge_pct,
             load_pct=told.load_pct,
@@ -199,6 +307,5 @@ class World:
             input_present=None if "input_present" in silent else self.utility,
             low_battery=told.low_battery,
             output_off_in_s=self._off_at_s - self.now_s if countdown else None,
-            forced_shutdown=self._fsd_since_s < math.inf,
-            authenticated=second is not None and second.ill is Ill.FORGED,
+            forced_shutdown=self.is_ordered_down,
         )

@@ -29,6 +29,48 @@ _FULL: dict[str, Any] = {"faults": {"disk_full_share": 1.0}}
 _DRAWING: dict[str, Any] = {"trainer": {"draws_on_share": 0.6, "never_pauses_share": 0.4}}
 
 
+_RETURNS: dict[str, Any] = {
+    "returns": {"output_share": 1.0, "late_share": 1.0, "rtc_share": 1.0, "sentinel_share": 1.0}
+}
+_RACES: dict[str, Any] = {**_RETURNS, "outage": {"bins": [{"from_s": 150.0, "to_s": 420.0, "share": 1.0}]}}
+"""Utility returns while the host goes down, often."""
+_SHORT: dict[str, Any] = {"bins": [{"from_s": 150.0, "to_s": 420.0, "share": 1.0}], "restrike_share": 0.0}
+_LONG: dict[str, Any] = {"bins": [{"from_s": 900.0, "to_s": 1200.0, "share": 1.0}], "restrike_share": 0.0}
+_ANY_WAY: dict[str, Any] = {
+    "returns": {
+        "rtc_share": 1.0, "sentinel_share": 1.0, "watchdog_share": 1.0, "late_share": 1.0, "output_share": 0.5,
+        "fails_share": 0.0, "foreign_share": 0.0,
+    },
+    "outage": _SHORT,
+}  # fmt: skip
+_HIDDEN: dict[str, Any] = {"returns": {"output_share": 1.0, "hidden_share": 1.0, "foreign_share": 0.0}, "outage": _LONG}
+_CUT_AND_WOKEN: dict[str, Any] = {
+    "returns": {"output_share": 1.0, "rtc_share": 1.0, "fails_share": 0.0, "foreign_share": 0.0},
+    "outage": _LONG,
+}
+_STOPPED: dict[str, Any] = {
+    "returns": {
+        "sentinel_share": 1.0,
+        "rtc_share": 1.0,
+        "fails_share": 0.0,
+        "foreign_share": 1.0,
+        "foreign_s": [5, 60],
+    },
+    "outage": {"bins": [{"from_s": 30.0, "to_s": 120.0, "share": 1.0}], "restrike_share": 0.0},
+}
+_CALLED_OFF: dict[str, Any] = {**_STOPPED, "returns": {**_STOPPED["returns"], "called_off_share": 1.0}}
+_LATE: dict[str, Any] = {"returns": {"late_share": 1.0, "foreign_share": 0.0}, "outage": _SHORT}
+_REHEARSED: dict[str, Any] = {
+    "returns": {
+        "output_share": 1.0,
+        "rtc_share": 1.0,
+        "bracket_share": 1.0,
+        "dry_run_share": 1.0,
+        "foreign_share": 0.0,
+    },
+    "outage": _LONG,
+}
+_BRACKET: dict[str, Any] = {"returns": {"bracket_share": 1.0, "foreign_share": 0.0}}
 _CUT_OFF: dict[str, Any] = {"faults": {"network_lost_share": 1.0, "second_share": 0.0}}
 _TWO_UPSES: dict[str, Any] = {"faults": {"twin_share": 1.0, "second_share": 0.0}}
 _TWO_CUT_OFF: dict[str, Any] = {"faults": {"twin_share": 1.0, "network_lost_share": 1.0, "second_share": 0.0}}
@@ -37,8 +79,15 @@ _TWO_TWICE: dict[str, Any] = {
     "faults": {"twin_share": 1.0, "second_share": 0.0, "source_lost_s": [200.0, 600.0]},
 }
 """Short outages that strike again, and the other UPS silent for minutes: long before the second one, at times."""
+_ONE_FOR_GOOD: dict[str, Any] = {
+    "outage": {"bins": [{"from_s": 60.0, "to_s": 300.0, "share": 1.0}], "restrike_share": 0.0},
+    "faults": {"twin_share": 1.0, "second_share": 0.0, "source_lost_share": 1.0, "source_gone_share": 1.0},
+}
+"""Two UPSes, one of which falls silent for good; utility is back soon."""
 _TWO_SOURCES: dict[str, Any] = {"faults": {"second_share": 1.0, "glitch_rate": 0.02}}
 
+_NOTED = "        await self._notes.write(action.ups, sent)\n"
+_SENT = "        left_s = await self._send(output, action, prepared_s)\n"
 _TOLD_OFF = "    if feed.countdown_at_s is None or feed.fsd_at_s is None:\n"
 _START = "        for action in answer.actions:\n            self._start(action)\n"
 
@@ -175,8 +224,8 @@ PLANTS: tuple[Plant, ...] = (
         module="powerguard.core.feeds",
         swaps=(
             (
-                "    if mine is None or _word(upses, each) is not Supply.BATTERY:",
-                "    if mine is None or each.feed.supply is not Supply.BATTERY:",
+                "_advanced(policy, each, now_s) if words[each.ups] is Supply.BATTERY",
+                "_advanced(policy, each, now_s) if each.feed.supply is Supply.BATTERY",
             ),
         ),
         site=_TWO_CUT_OFF,
@@ -223,7 +272,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="energy_of_a_silent_feed_not_counted",
         module="powerguard.core.feeds",
-        swaps=(("    upses = tuple(_advanced(policy, upses, each, now_s) for each in upses)\n", ""),),
+        swaps=(("_advanced(policy, each, now_s) if words[each.ups] is Supply.BATTERY else each", "each"),),
         within=20,
         site=_TWO_CUT_OFF,
     ),
@@ -244,9 +293,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="feeds_forgotten_at_boot",
         module="powerguard.core.feeds",
-        swaps=(
-            ("battery=carried(each.battery)) for each in upses)", "battery=carried(each.battery)) for each in ())"),
-        ),
+        swaps=(("carried(each.battery)) for each in upses)", "carried(each.battery)) for each in ())"),),
         within=20,
         site=_TWO_UPSES,
     ),
@@ -265,6 +312,21 @@ PLANTS: tuple[Plant, ...] = (
         within=75,
         hint=43,
         site=_TWO_UPSES,
+    ),
+    Plant(
+        name="silent_for_good_and_held_for_ever",
+        module="powerguard.core.watch",
+        swaps=(("OUTLIVED = 1.25\n", "OUTLIVED = 1e9\n"),),
+        within=35,
+        hint=39,
+        site=_ONE_FOR_GOOD,
+    ),
+    Plant(
+        name="silent_for_good_and_believed_at_once",
+        module="powerguard.core.watch",
+        swaps=(("OUTLIVED = 1.25\n", "OUTLIVED = 0.0\n"),),
+        within=20,
+        site=_ONE_FOR_GOOD,
     ),
     Plant(
         name="a_source_is_its_own_second_witness",
@@ -334,7 +396,10 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="resume_while_on_battery",
         module="powerguard.core.machine",
-        swaps=(("    if not _is_stable(turn):", "    if False:"),),
+        swaps=(
+            ("    if state.feed.supply is not Supply.UTILITY or sums.", "    if sums."),
+            ("    if not _is_stable(turn):", "    if False:"),
+        ),
         level="loop",
     ),
     Plant(
@@ -382,7 +447,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="stop_forgotten_at_a_restart",
         module="powerguard.core.recovery",
-        swaps=(("    ladder.after_restart(turn, expired)\n", "    turn.update(signalled=())\n"),),
+        swaps=(("    ladder.after_restart(turn, given)\n", "    turn.update(signalled=())\n"),),
         level="loop",
         within=90,
         hint=47,
@@ -405,7 +470,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="told_to_go_on_while_it_is_stopped",
         module="powerguard.core.trainers",
-        swaps=(("        if due and not ladder.is_stopped(turn.state, trainer.name):\n", "        if due:\n"),),
+        swaps=(("        elif due and not ladder.is_stopped(turn.state, trainer.name):\n", "        elif due:\n"),),
         hint=30,
         site=_DRAWING,
     ),
@@ -578,6 +643,158 @@ PLANTS: tuple[Plant, ...] = (
         ),
         level="loop",
         within=40,
+    ),
+    Plant(
+        name="a_reboot_races_the_cut",
+        module="powerguard.core.ways",
+        swaps=(
+            ('each.way is Way.OUTPUT and each.returns != "aborts" for each', "False for each"),
+            ("sums.power_off_at_s(feed) is not None for feed in (", "False for feed in ("),
+        ),
+        site=_RACES,
+        within=120,
+    ),
+    Plant(
+        name="an_output_cut_before_the_host_is_off",
+        module="powerguard.core.ways",
+        swaps=(
+            ("        Way.OUTPUT: off_in_s + sums.CUT_GUARD_S,", "        Way.OUTPUT: off_in_s - sums.CUT_GUARD_S,"),
+        ),
+        site=_RETURNS,
+        within=60,
+    ),
+    Plant(
+        name="a_way_back_that_is_never_taken_back",
+        module="powerguard.core.ways",
+        swaps=(
+            (
+                "        if each.order is None and not (each.kept or (dark and each.way in _KEEPS_AWAY)):",
+                "        if each.order is None and dark and not dark:",
+            ),
+        ),
+        site=_RETURNS,
+        within=20,
+    ),
+    Plant(
+        name="armed_ways_forgotten_over_a_boot",
+        module="powerguard.core.recovery",
+        swaps=(("        armed=ways.after_boot(policy, old, now_s),", "        armed=(),"),),
+        site=_RETURNS,
+        within=20,
+    ),
+    # --- The ways back, with the real loop ----------------------------------------------------------------------------
+    Plant(
+        name="armed_in_dry_run",
+        module="powerguard.daemon.assemble",
+        swaps=(("        return hands.ways(armed)\n", "        return hands.ways(True)\n"),),
+        level="loop",
+        within=10,
+        site=_REHEARSED,
+    ),
+    Plant(
+        name="policy_set_in_dry_run",
+        module="powerguard.daemon.assemble",
+        swaps=(
+            (
+                '    options = settings.bmc if armed else settings.bmc.model_copy(update={"policy": "observe"})\n',
+                "    options = settings.bmc\n",
+            ),
+        ),
+        level="loop",
+        within=10,
+        site=_REHEARSED,
+    ),
+    Plant(
+        name="policy_never_put_back",
+        module="powerguard.core.ways",
+        swaps=(("    if turn.state.bracket is not None and isinstance(phase, Online):\n", "    if False:\n"),),
+        level="loop",
+        within=10,
+        site=_BRACKET,
+    ),
+    Plant(
+        name="a_cut_noted_after_it_is_ordered",
+        module="powerguard.effectors.ups.effector",
+        swaps=(
+            (
+                f"{_NOTED}{_SENT}",
+                f"{_SENT}{_NOTED}",
+            ),
+        ),
+        level="loop",
+        within=90,
+        hint=52,
+        site=_HIDDEN,
+    ),
+    Plant(
+        name="a_cut_that_nobody_sees_counts_as_none",
+        module="powerguard.effectors.ups.effector",
+        swaps=(
+            ("        if sent is not None and not output.shows and sent.left_s(came_s) > 0:\n", "        if False:\n"),
+        ),
+        level="loop",
+        within=90,
+        hint=41,
+        site=_HIDDEN,
+    ),
+    Plant(
+        name="an_order_that_failed_armed_nothing",
+        module="powerguard.core.ways",
+        swaps=(
+            (
+                "            _put(turn, mine, None if outcome.harmless else replace(mine, order=None))\n",
+                "            _put(turn, mine, None)\n",
+            ),
+        ),
+        level="loop",
+        within=100,
+        hint=52,
+        site=_ANY_WAY,
+    ),
+    Plant(
+        name="woken_before_the_output_is_cut",
+        module="powerguard.core.ways",
+        swaps=(("        Way.RTC: max(dark_in_s + RTC_AFTER_S", "        Way.RTC: max(off_in_s"),),
+        level="loop",
+        within=60,
+        hint=22,
+        site=_CUT_AND_WOKEN,
+    ),
+    Plant(
+        name="somebody_elses_shutdown_arms_nothing",
+        module="powerguard.core.machine",
+        swaps=(("    if event.host_stopping:\n        ways.foreign_stop(turn)\n", ""),),
+        level="loop",
+        within=30,
+        hint=21,
+        site=_STOPPED,
+    ),
+    Plant(
+        name="a_shutdown_that_is_called_off_leaves_its_ways_armed",
+        module="powerguard.core.ways",
+        swaps=(("in given else None, kept=False)", "in given else None)"),),
+        level="loop",
+        within=30,
+        hint=21,
+        site=_CALLED_OFF,
+    ),
+    Plant(
+        name="the_daemon_ends_before_its_reboot_is_ordered",
+        module="powerguard.daemon.loop",
+        swaps=(("RETURNS = (EnsurePolicy, ArmWay, Reboot)", "RETURNS = (EnsurePolicy, ArmWay)"),),
+        level="loop",
+        within=60,
+        hint=22,
+        site=_LATE,
+    ),
+    Plant(
+        name="the_daemon_ends_before_a_way_is_armed",
+        module="powerguard.daemon.loop",
+        swaps=(("RETURNS = (EnsurePolicy, ArmWay, Reboot)", "RETURNS = (Reboot,)"),),
+        level="loop",
+        within=30,
+        hint=21,
+        site=_STOPPED,
     ),
 )
 """All of them."""
