@@ -8,7 +8,8 @@ Needs the standard library and xxhash, and knows nothing of UPSes.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from powerguard.trainer.guard import Guard, StopTraining
+    from powerguard.trainer.boundary import StopTraining
+    from powerguard.trainer.guard import Guard
     from powerguard.trainer.items import Buffer, Item, Loaded, Parts, State
     from powerguard.trainer.store import SavedCheckpoint, StoreError
 
@@ -20,7 +21,7 @@ _WHERE = {
     "Parts": "items",
     "SavedCheckpoint": "store",
     "State": "items",
-    "StopTraining": "guard",
+    "StopTraining": "boundary",
     "StoreError": "store",
 }
 

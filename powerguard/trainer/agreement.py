@@ -151,12 +151,22 @@ class Agreement:
                 known = None if self._news(state, joined, entry, asked_at_s) else joined
             return known
 
-        self._replica.append(entry, lambda state: answered(state) is not None or state.leaving is not None)
-        with self._replica.lock:
-            known = answered(self._replica.state)
-        if known is None:
-            msg = "nothing more is saved: every rank exits after the checkpoint that was just made"
-            raise RanksError(msg)
+        joined: list[Generation] = []
+
+        def moot(state: State) -> bool:
+            joined[:] = filter(None, [answered(state)])
+            return bool(joined) or state.leaving is not None
+
+        known: Generation | None = None
+        while known is None:  # else what it had joined came to nothing before it was looked at: asked once more
+            self._replica.append(entry, moot)
+            with self._replica.lock:
+                state = self._replica.state
+                last = state.generation(joined[0].number) if joined else None
+                known = answered(state) or (last if last is not None and last.ended and last.ended.ok else None)
+            if known is None and state.leaving is not None:
+                msg = "nothing more is saved: every rank exits after the checkpoint that was just made"
+                raise RanksError(msg)
         with self._replica.lock:
             self._joined = {**dict(list(self._joined.items())[-_IDS:]), request.id: known.number}
         return known
@@ -201,6 +211,11 @@ class Agreement:
         """The step at which this rank's training thread stands or saves now; None while it runs."""
         return self._standing
 
+    def leave(self) -> Generation | None:
+        """Stand at no boundary any more (an interrupt); return what this rank was last sent to save for, if known."""
+        self._standing = None
+        return self.generation(self._stance.taken)
+
     @property
     def lost(self) -> str:
         """Why this rank has lost the others; "" while it has not."""
@@ -223,6 +238,13 @@ class Agreement:
         Call it again after each generation until it says None. A generation that comes with `ended` set is not to be
         saved: its checkpoint is durable, and every rank is to exit.
         """
+        try:
+            return self._stand(step)
+        except BaseException:  # an interrupt (Ctrl-C) that training may survive: it is not here any more
+            self._standing = None
+            raise
+
+    def _stand(self, step: int) -> Generation | None:
         while True:
             with self._replica.lock:
                 self._standing = step
@@ -432,7 +454,7 @@ class Agreement:
                     return
                 self._stance = replace(self._stance, bid=bid, bid_for=number)
                 self._look()
-                self._replica.lock.notify_all()
+                self._replica.tell()
             value = b"%d" % (self._stance.bid or 0)
         if self._parts.hand_in(own, number, "bid", value):
             if not self._parts.complete(own, number, "bid"):

@@ -9,8 +9,9 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from threading import Condition, Event
+from threading import Condition, RLock
 
+from powerguard.trainer.flag import Flag
 from powerguard.trainer.keeper import GivenUp
 from powerguard.trainer.operation import Lease, Operation, leased
 from powerguard.trainer.pace import Pace
@@ -56,17 +57,17 @@ class Desk:
         self.ranks, self.hosts = ranks, hosts
         self.uploads = uploads
         self.pace = Pace(clock())
-        self.changed = Condition()
+        self.lock = RLock()  # entered by the training thread: a Condition's `with` is Python, and room for a Ctrl-C
+        self.changed = Condition(self.lock)
         self.others: Elsewhere | None = None
         """Set where there are other ranks: then they decide together where training stands."""
-        self.wanted = Event()
+        self.wanted = Flag()
         """Set when the disk is needed by somebody who cannot wait: tidying up ends at once."""
         self.waiting: Operation | None = None
         """Asked for; its state is not taken yet."""
         self.begun: list[Operation] = []
         """Its state is being taken or written, oldest first."""
-        self.held = False
-        self.holds = False
+        self.held = self.holds = False
         """With several ranks: this host wants training to stand, for as long as `lease` says."""
         self.lease: Lease | None = None
         self.ending: Operation | None = None
@@ -343,12 +344,13 @@ class Desk:
 
     def claim(self, step: int, phase: Phase) -> Operation | None:
         """Take the operation that waits, if one does, for the state after this step."""
-        operation, self.waiting = self.waiting, None
+        operation = self.waiting
         if operation is not None:
+            self.begun.append(operation)
+            self.waiting = None
             operation.step = step
             operation.phase = phase
             operation.began_s = self.clock()
-            self.begun.append(operation)
             if operation.stands:
                 self.hold(operation)
             self.changed.notify_all()
@@ -392,8 +394,11 @@ class Desk:
             self.changed.notify_all()
 
     def committed(self, saved: SavedCheckpoint) -> None:
-        """A checkpoint is durable, whoever wanted it. An older one than the newest is none to boast of."""
-        if self.last is None or saved.step >= self.last.step:
+        """A checkpoint is durable, whoever wanted it. An older one than the newest is none to boast of.
+
+        Nor is another of the same step of which this rank does not know where it lies.
+        """
+        if self.last is None or saved.step > self.last.step or (saved.step == self.last.step and saved.path):
             self.last = saved
             self.last_at_s = self.clock()
             self.changed.notify_all()

@@ -24,6 +24,7 @@ _EXTENT_LAST: Final = 0x1
 _EXTENT_SHARED: Final = 0x2000
 _NO_DIRECT: Final = {errno.EINVAL, errno.EOPNOTSUPP}
 _NO_ALLOCATE: Final = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+_GONE: Final = {errno.ENOENT, errno.ENOTDIR, errno.ESTALE}
 
 
 class Disk:
@@ -93,11 +94,7 @@ class DiskFile:
         self._disk = disk
         self._path = path
         with self._naming():
-            try:
-                self._descriptor = self._open(create=False)
-            except FileNotFoundError:
-                self._descriptor = self._open(create=True)
-                _overwrite_in_place(self._descriptor)
+            self._descriptor = self._opened()
 
     @property
     def size_bytes(self) -> int:
@@ -109,6 +106,25 @@ class DiskFile:
             return os.path.samestat(path.stat(follow_symlinks=False), os.fstat(self._descriptor))
         except FileNotFoundError:
             return False
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[bool]:
+        """Hold this file for a moment against whoever else does so: whether nobody does just now. Never waits.
+
+        True where the file system has no such locks.
+        """
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:
+            yield True
+            return
+        try:
+            yield True
+        finally:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # not by closing: a child of fork may have it open, too
 
     def allocate(self, size_bytes: int) -> None:
         with self._naming():
@@ -145,6 +161,17 @@ class DiskFile:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _opened(self) -> int:
+        try:
+            return self._open(create=False)
+        except FileNotFoundError:
+            with contextlib.suppress(FileExistsError):
+                descriptor = self._open(create=True)
+                _overwrite_in_place(descriptor)
+                return descriptor
+        # Another rank has given its slot the name of this folder meanwhile, and the file was in it.
+        return self._open(create=False)
+
     def _open(self, *, create: bool) -> int:
         if self.direct:
             try:
@@ -167,6 +194,14 @@ class DiskFile:
 def refuses_direct(error: OSError) -> bool:
     """True when this error means that O_DIRECT cannot be had here (tmpfs before Linux 6.6, some FUSE and overlays)."""
     return error.errno in _NO_DIRECT
+
+
+def is_gone(error: OSError) -> bool:
+    """True when this error means that another process has removed or renamed what was there a moment ago.
+
+    Over NFS that may be ESTALE: the client still had its handle, and the server has the file no more.
+    """
+    return error.errno in _GONE
 
 
 def shares_blocks(path: Path) -> bool:

@@ -110,11 +110,12 @@ class Endpoint:
         for server in self._servers:
             if server.serving:
                 server.shutdown()
-            server.server_close()
         if self._servers:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # while it is open its inode is nobody else's
                 if self._path.stat().st_ino == self._identity:
                     self._path.unlink()
+        for server in self._servers:
+            server.server_close()
         self._servers.clear()
 
     def forsake(self) -> None:
@@ -169,7 +170,7 @@ def _open_unix(path: Path) -> "_UnixServer":
     if longest > _MAX_SOCKET_PATH:
         msg = f"{path}: a unix socket's path has at most {_MAX_SOCKET_PATH} bytes, not {longest} (use a shorter folder)"
         raise EndpointError(msg)
-    if path.exists():
+    with contextlib.suppress(FileNotFoundError):  # the trainer before us may just be removing it
         if not stat.S_ISSOCK(path.stat().st_mode):
             msg = f"{path}: exists and is not a socket (choose another name)"
             raise EndpointError(msg)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from powerguard.trainer.disk import is_gone
 from powerguard.trainer.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
@@ -15,6 +16,7 @@ from powerguard.trainer.manifest import (
     digest_of,
     step_of,
 )
+from powerguard.trainer.room import size_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +82,13 @@ def look(root: Path, rank: int | None = None) -> Iterator[Found | Refused]:
     for folder in folders(root):
         try:
             yield _looked_at(folder, rank)
-        except FileNotFoundError:
-            continue  # no manifest, or pruned while we looked
         except OSError as error:
-            yield Refused(folder.name, f"{folder}: {error}", rotten=False)
+            if not is_gone(error):  # else no manifest, or pruned while we looked
+                yield Refused(folder.name, f"{folder}: {error}", rotten=False)
         except StoreError as error:
-            yield Refused(folder.name, str(error), rotten=True)
+            # Pruned between its manifest and its shards: the manifest is what goes first, and no name comes twice.
+            if (folder / MANIFEST).exists():
+                yield Refused(folder.name, str(error), rotten=True)
 
 
 def _looked_at(folder: Path, rank: int | None) -> Found:
@@ -112,6 +115,8 @@ def _looked_at(folder: Path, rank: int | None) -> Found:
                 raise StoreError(msg) from None
             continue
         present += 1
+        if size < shard.size_bytes:
+            size = size_of(folder / shard.file, least=shard.size_bytes)
         if size < shard.size_bytes:
             msg = f"{folder / shard.file}: has {size} bytes, not {shard.size_bytes}"
             raise StoreError(msg)

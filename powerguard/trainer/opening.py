@@ -18,7 +18,7 @@ from powerguard.trainer.endpoint import SOCKETS, Endpoint, EndpointError, no_fol
 from powerguard.trainer.items import State
 from powerguard.trainer.keeper import Keeper, Save, Saving
 from powerguard.trainer.ranks import Ranks, RanksError
-from powerguard.trainer.store import Store, StoreError
+from powerguard.trainer.store import HERE, Store, StoreError
 from powerguard.trainer.stored import Stored
 
 AUTO = "auto"
@@ -75,7 +75,7 @@ def _leads(root: Path, ranks: Ranks) -> bool:
             is_shared = (root / name).exists()
             store.set(f"root/seen/{ranks.host}", b"1")
             return not is_shared
-        name = f".here-{secrets.token_hex(8)}"
+        name = f"{HERE}{secrets.token_hex(8)}"
         root.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
         try:

@@ -3,10 +3,12 @@
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from powerguard.trainer.disk import is_gone
 
 FULL: Final = {errno.ENOSPC, errno.EDQUOT}
 _OURS: Final = ("step-*", ".slot-*", "bad-*")
@@ -60,7 +62,7 @@ class Room:
 
     def _held_bytes(self) -> int:
         """Bytes that its checkpoints and slots have already: as long as they are, for all is written."""
-        files = (file for pattern in _OURS for path in self.root.glob(pattern) for file in path.glob("*"))
+        files = (file for pattern in _OURS for path in self.root.glob(pattern) for file in files_in(path))
         return sum(size_of(file) for file in files)
 
 
@@ -75,11 +77,49 @@ def free_bytes(folder: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
-def size_of(path: Path) -> int:
-    """How long a file is; 0 where there is none."""
+def files_in(folder: Path) -> list[Path]:
+    """What lies in a folder; nothing where there is none, or none any more: another rank may rename it at any time.
+
+    `Path.glob` looks first whether it is there, and raises where it has gone between the two.
+    """
     try:
-        return path.stat(follow_symlinks=False).st_size
-    except (FileNotFoundError, NotADirectoryError):
+        with os.scandir(folder) as entries:
+            return [Path(entry.path) for entry in entries]
+    except OSError as error:
+        if not is_gone(error):
+            raise
+        return []
+
+
+def size_of(path: Path, *, least: int = 0) -> int:
+    """How long a file is; 0 where there is none.
+
+    least: if it is shorter, ask once more by opening it. Over NFS what another host has just written may be some
+    seconds old when looked at, but not when opened (close-to-open, nfs(5)).
+    """
+    try:
+        size = path.stat(follow_symlinks=False).st_size
+    except OSError as error:
+        if not is_gone(error):
+            raise
+        return 0
+    if size < least:
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                return os.fstat(descriptor).st_size
+            finally:
+                os.close(descriptor)
+    return size
+
+
+def changed_ns(path: Path) -> int:
+    """When it was last changed, by the clock of the file system; 0 where there is none any more."""
+    try:
+        return path.stat(follow_symlinks=False).st_mtime_ns
+    except OSError as error:
+        if not is_gone(error):
+            raise
         return 0
 
 

@@ -1,18 +1,27 @@
 """Sealed checkpoints of a framework's own writer, side by side: which is the newest whole one, which may go."""
 
+import contextlib
+import errno
 import os
 import shutil
+from itertools import count
 from pathlib import Path
+from typing import Final
 
 from powerguard.trainer.seal import verify
 from powerguard.trainer.seal_manifest import SEAL, SealError, read_seal
 from powerguard.trainer.store import SavedCheckpoint
 
+_BAD: Final = "bad-"
+
 
 def sealed_in(root: Path) -> list[Path]:
     """The folders under root that have a seal, newest step first; of one step, the last sealed first."""
-    seals = [path for path in root.glob(f"*/{SEAL}") if not path.parent.name.startswith("bad-")]
-    found = [(_step(path.parent), path.stat().st_mtime_ns, path.parent) for path in seals]
+    found = []
+    for path in root.glob(f"*/{SEAL}"):
+        if not path.parent.name.startswith(_BAD):
+            with contextlib.suppress(FileNotFoundError):  # another rank removes it, or sets it aside
+                found.append((_step(path.parent), path.stat().st_mtime_ns, path.parent))
     return [folder for _, _, folder in sorted(found, reverse=True)]
 
 
@@ -28,17 +37,33 @@ def _step(folder: Path) -> int:
 def newest_whole(root: str | os.PathLike[str]) -> Path | None:
     """The newest sealed checkpoint that verifies to the last byte; None without one.
 
-    One that does not is renamed to `bad-...`: never looked at again, never lost. Raises OSError.
+    One that does not is renamed to `bad-...`: never looked at again, never lost. Every rank may look at once. Raises
+    OSError.
     """
     for folder in sealed_in(Path(root)):
         try:
             is_whole = verify(folder).is_whole
-        except SealError:
+        except (SealError, FileNotFoundError):
             is_whole = False
         if is_whole:
             return folder
-        folder.rename(folder.with_name(f"bad-{folder.name}"))
+        _set_aside(folder)
     return None
+
+
+def _set_aside(folder: Path) -> None:
+    """Rename it, unless another rank has. Frameworks use a name again: the one before may be lying there as well."""
+    for number in count(1):
+        aside = f"{_BAD}{folder.name}" if number == 1 else f"{_BAD}{folder.name}.{number}"
+        try:
+            folder.rename(folder.with_name(aside))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+                raise
+        else:
+            return
 
 
 def saved_in(folder: Path | str, step: int) -> SavedCheckpoint:

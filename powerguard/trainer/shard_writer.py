@@ -48,7 +48,7 @@ def write_file(
     digests = [""] * -(-len(content) // chunk_bytes)
     lock = Lock()
     done = dirty = 0
-    with DiskFile(disk, path) as file:
+    with _opened(disk, path) as file:
         in_place = file.size_bytes >= len(content)
         if not in_place:
             _allocate(file, len(content), room_bytes)
@@ -73,6 +73,20 @@ def write_file(
             raise FileNotFoundError(errno.ENOENT, "was taken away while it was written", str(path))
     took_s = time.perf_counter() - began_s
     return Written(digests=digests, direct=file.direct, in_place=in_place, took_s=took_s)
+
+
+def _opened(disk: Disk, path: Path) -> DiskFile:
+    """Open it: another file of this name, where a rank of an earlier run fills the one that is there just now.
+
+    That rank took it for a slot's, and will know better before its next piece; this one must go nowhere that counts.
+    """
+    file = DiskFile(disk, path)
+    with file.held() as is_held:
+        if is_held:
+            return file
+    file.close()
+    disk.unlink(path)
+    return DiskFile(disk, path)
 
 
 def _allocate(file: DiskFile, size_bytes: int, room_bytes: int) -> None:

@@ -18,10 +18,10 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Final
 
-from powerguard.trainer.disk import Disk, DiskFile, shares_blocks
+from powerguard.trainer.disk import Disk, DiskFile, is_gone, shares_blocks
 from powerguard.trainer.locks import FolderLock
 from powerguard.trainer.manifest import MANIFEST, shard_file
-from powerguard.trainer.room import free_bytes, size_of
+from powerguard.trainer.room import files_in, free_bytes, size_of
 from powerguard.trainer.snapshot import Snapshot
 
 UNBORN: Final = f"{MANIFEST}.tmp"
@@ -79,7 +79,10 @@ class Slots:
             for name, size in wanted.items():
                 if size_of(path / name) < size and not self._fill(path / name, size, rate, stop):
                     return False
-            self._disk.sync_folder(path)
+            try:
+                self._disk.sync_folder(path)
+            except FileNotFoundError:
+                return False  # taken by a save
         if manifest_bytes and not (self._root / _ROOM).exists():
             DiskFile(self._disk, self._root / _ROOM, direct=False).close()
         self._disk.sync_folder(self._root)
@@ -96,7 +99,8 @@ class Slots:
     def _fits(self, path: Path, wanted: dict[str, int]) -> bool:
         """Whether there is room for what a slot lacks; the other ranks' shards count as long as this one's."""
         short = sum(max(size - size_of(path / name), 0) for name, size in wanted.items())
-        theirs = sum(size_of(file) for file in path.glob("shard-*") if file.name not in wanted)
+        shards = (file for file in files_in(path) if file.name.startswith("shard-"))
+        theirs = sum(size_of(file) for file in shards if file.name not in wanted)
         short += max((self._sharers - 1) * max(wanted.values()) - theirs, 0)
         return short == 0 or short <= free_bytes(self._root)
 
@@ -104,18 +108,19 @@ class Slots:
         """Lengthen a file to this size. False: told to stop, or the slot was taken meanwhile.
 
         With bytes, not with fallocate: where blocks are only promised (thin volumes, images), a promise may not hold,
-        and the first write to a promised extent needs room for the tree of extents.
+        and the first write to a promised extent needs room for the tree of extents. The file is held for each piece:
+        we may be a rank of a run that is over, and the slot taken by the next run just as the piece goes out.
         """
         try:
             file = DiskFile(self._disk, path)
-        except FileNotFoundError:
-            return False
+        except (FileNotFoundError, FileExistsError):
+            return False  # gone, or gone and back
         with file, Snapshot(min(_PIECE, -(-size_bytes // 4096) * 4096)) as memory:
             memory.buffer[:] = (_FILLING * (len(memory.buffer) // len(_FILLING) + 1))[: len(memory.buffer)]
             while (offset := file.size_bytes & ~4095) < size_bytes:
                 piece = memory.buffer[: min(_PIECE, size_bytes - offset)]
-                with self._lock:
-                    if not file.is_at(path):
+                with self._lock, file.held() as is_held:
+                    if not is_held or not file.is_at(path):
                         return False
                     file.write(piece, offset)
                 if (stop or Event()).wait(len(piece) / rate if rate else 0):
@@ -158,27 +163,41 @@ class Slots:
                 self._disk.unlink(self._root / _ROOM)
             self._disk.rename(old, new)
 
-    def give_back(self, folder: Path) -> bool:
-        """Remove a checkpoint, or make it a slot if one is missing. False: somebody reads it just now.
+    def give_back(self, folder: Path, *, unborn: bool = False) -> bool:
+        """Remove a checkpoint, or make it a slot if one is missing. False: somebody reads or writes it, or it is gone.
 
         Its manifest goes first, alone and durably: a half-removed checkpoint must not look whole, and nothing may be
-        written over while a manifest still says that it is good.
+        written over while a manifest still says that it is good. unborn: only one that has none.
         """
         try:
             lock = FolderLock(folder)
-        except BlockingIOError:
+        except (BlockingIOError, FileNotFoundError):
             return False
         with lock:
-            if (folder / MANIFEST).exists():
+            is_whole = (folder / MANIFEST).exists()
+            if not lock.is_at(folder) or (is_whole and unborn):
+                return False
+            if is_whole:
                 self._disk.rename(folder / MANIFEST, folder / UNBORN)
                 self._disk.sync_folder(folder)
-            free = next((path for path in self._paths if not path.exists()), None)
-            if free is not None and _is_ours_alone(folder):
-                self._disk.rename(folder, free)
-                self._disk.sync_folder(self._root)
-            else:
+            if not (_is_ours_alone(folder) and self._becomes_slot(folder)):
                 remove(self._disk, folder)
             return True
+
+    def _becomes_slot(self, folder: Path) -> bool:
+        """Make a folder one of the missing slots, if one is missing; another rank may be making it at the same time."""
+        for path in self._paths:
+            if path.exists():
+                continue
+            try:
+                self._disk.rename(folder, path)
+            except OSError as error:
+                if error.errno not in _THERE:
+                    raise
+            else:
+                self._disk.sync_folder(self._root)
+                return True
+        return False
 
     def tidy(self, shards: Collection[str]) -> None:
         """Put the slots in order: none too many, and in them only the files of these shards, and of no more ranks.
@@ -192,26 +211,30 @@ class Slots:
             if (path / MANIFEST).exists():
                 self._disk.rename(path / MANIFEST, path / UNBORN)
                 self._disk.sync_folder(path)
-            for file in path.glob("shard-*"):
-                if file.name not in shards:
+            for file in files_in(path):
+                if file.name.startswith("shard-") and file.name not in shards:
                     self._disk.unlink(file)
 
 
 def remove(disk: Disk, folder: Path) -> None:
-    """Remove a folder and the files in it. Links are removed, not followed."""
-    for entry in list(os.scandir(folder)):
-        if entry.is_dir(follow_symlinks=False):
-            remove(disk, Path(entry.path))
+    """Remove a folder and the files in it, whoever else does. Links are removed, not followed."""
+    for path in files_in(folder):
+        if is_folder(path):
+            remove(disk, path)
         else:
-            disk.unlink(Path(entry.path))
-    disk.remove_folder(folder)
+            with contextlib.suppress(FileNotFoundError):
+                disk.unlink(path)
+    with contextlib.suppress(FileNotFoundError):
+        disk.remove_folder(folder)
 
 
 def is_folder(path: Path) -> bool:
     """Whether a folder is there, not a link to one."""
     try:
         return stat.S_ISDIR(path.stat(follow_symlinks=False).st_mode)
-    except FileNotFoundError:
+    except OSError as error:
+        if not is_gone(error):
+            raise
         return False
 
 

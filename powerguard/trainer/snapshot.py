@@ -9,6 +9,7 @@ import mmap
 import operator
 import os
 from collections.abc import Callable, Iterable, Sequence
+from threading import Event
 from typing import Final, Self
 
 from powerguard.trainer.items import Item
@@ -45,6 +46,7 @@ class Snapshot:
     def __init__(self, size_bytes: int = 0) -> None:
         self._memory: mmap.mmap | None = None
         self._buffer = memoryview(b"")
+        self._touched = 0
         self.reserve(size_bytes)
 
     @property
@@ -56,25 +58,28 @@ class Snapshot:
     def size_bytes(self) -> int:
         return len(self._buffer)
 
-    def reserve(self, size_bytes: int, *, touch: bool = True) -> None:
-        """Hold at least so much memory, touched beforehand or not. What it held before is gone when it grows."""
-        if size_bytes <= len(self._buffer):
-            return
-        self.close()
-        memory = mmap.mmap(-1, _up(size_bytes, _HUGE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with contextlib.suppress(OSError):  # a kernel without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        self._memory = memory
-        self._buffer = memoryview(memory)
-        if touch:
-            self._touch()
+    def reserve(self, size_bytes: int, *, touch: bool = True, stop: Event | None = None) -> None:
+        """Hold at least so much memory, touched beforehand or not. What it held before is gone when it grows.
 
-    def _touch(self) -> None:
+        stop: leave the rest for the next time once it is set: somebody waits for this memory, or for this thread.
+        """
+        if size_bytes > len(self._buffer):
+            self.close()
+            memory = mmap.mmap(-1, _up(size_bytes, _HUGE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            with contextlib.suppress(OSError):  # a kernel without huge pages
+                memory.madvise(mmap.MADV_HUGEPAGE)
+            self._memory = memory
+            self._buffer = memoryview(memory)
+            self._touched = 0 if touch else len(self._buffer)  # whoever wants it as it is, fills it
+        if self._touched < len(self._buffer):
+            self._touch(stop or Event())
+
+    def _touch(self, stop: Event) -> None:
         # Read from /dev/zero, each page is touched while other threads go on; a loop of our own would stop training.
         zero = os.open("/dev/zero", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            for start in range(0, len(self._buffer), _PIECE):
-                os.readv(zero, [self._buffer[start : start + _PIECE]])
+            while self._touched < len(self._buffer) and not stop.is_set():
+                self._touched += os.readv(zero, [self._buffer[self._touched : self._touched + _PIECE]])
         finally:
             os.close(zero)
 

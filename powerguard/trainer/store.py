@@ -25,7 +25,7 @@ from typing import Final, Self, TypeVar
 from powerguard.trainer.disk import Disk, DiskFile
 from powerguard.trainer.found import Found, Refused, SavedCheckpoint, folders, look, newest_in
 from powerguard.trainer.items import Loaded
-from powerguard.trainer.locks import FolderLock
+from powerguard.trainer.locks import NO_LOCKS, FolderLock, shared_soon
 from powerguard.trainer.manifest import (
     CHUNK_BYTES,
     MANIFEST,
@@ -40,13 +40,16 @@ from powerguard.trainer.manifest import (
     step_of,
 )
 from powerguard.trainer.reader import CorruptError, read_shard
-from powerguard.trainer.room import FULL, Room, free_bytes, size_of
+from powerguard.trainer.room import FULL, Room, changed_ns, files_in, free_bytes, size_of
 from powerguard.trainer.scrub import Scrubbed, scrub
 from powerguard.trainer.shard_writer import Written, write_file
 from powerguard.trainer.slots import MANIFEST_ROOM, UNBORN, Slots, is_folder, remove, roomy
 from powerguard.trainer.snapshot import Progress, Snapshot
 
 __all__ = ["MANIFEST", "CorruptError", "Found", "Refused", "SavedCheckpoint", "Store", "StoreError", "newest_in"]
+
+HERE: Final = ".here-"
+"""Of a file by which the first rank is seen to share this root: gone a moment later, unless it was killed."""
 
 _BAD: Final = "bad-"
 _KEPT_BAD: Final = 2
@@ -100,6 +103,10 @@ class Store:
         self._sharers = -(-ranks // hosts)
         self._slots = Slots(self.root, self._disk, slots, sharers=self._sharers)
         self._room = Room(self.root, keep, slots)
+        self._hosts = hosts
+        self._held: FolderLock | None = None
+        self._is_writing = False
+        self._dead: set[str] = set()
         self._written: set[str] = set()
         self._read: set[str] = set()
         self._manifest_bytes = MANIFEST_ROOM
@@ -115,18 +122,26 @@ class Store:
             self._tidy()
 
     def close(self) -> None:
-        """Let go of the root."""
+        """Let go of the root; of what is still being written here not before that has ended."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+        if not self._is_writing:
+            self.let_go()
 
     def _tidy(self) -> None:
-        """Put in order what a kill or a cut has left: no rank has begun to save yet."""
+        """Put in order what a kill or a cut has left: no rank has begun to save yet.
+
+        But a rank of an earlier run may not have ended yet: what it writes is given back once it lets go.
+        """
         try:
             self._slots.tidy({shard_file(rank) for rank in range(self.ranks)})
+            for path in files_in(self.root):
+                if path.name.startswith(HERE):
+                    self._disk.unlink(path)
             for path in folders(self.root):
-                if not (path / MANIFEST).exists():
-                    self._slots.give_back(path)
+                if not (path / MANIFEST).exists() and not self._slots.give_back(path, unborn=True):
+                    self._dead.add(path.name)
         except OSError as error:
             _log.warning("%s: what an earlier run has left stays for now: %s", self.root, error)
 
@@ -186,13 +201,20 @@ class Store:
     ) -> Shard:
         """Write one rank's shard; durable, data and name, when this returns. See `last_write` for how it went.
 
-        urgent: may take the last slot. Raises CancelledError once `cancel` is set; then call `abandon`.
+        Nobody gives the folder back before this rank has let go of it: `commit`, `let_go` or `abandon`. urgent: may
+        take the last slot. Raises CancelledError once `cancel` is set; after any error call `abandon`.
         """
-        with self._room.told(layout.size_bytes * self._sharers):
-            folder = self._folder(name, layout.size_bytes, urgent=urgent)
-            written = self._write(folder / shard_file(rank), snapshot, layout, progress, cancel)
-            self._disk.sync_folder(folder)
-            self._disk.sync_folder(self.root)
+        self._is_writing = True
+        try:
+            with self._room.told(layout.size_bytes * self._sharers):
+                folder = self._folder(name, layout.size_bytes, urgent=urgent)
+                self._hold(folder)
+                written = self._write(folder / shard_file(rank), snapshot, layout, progress, cancel)
+                self._hold(folder)  # an empty folder may have been replaced by another rank's slot
+                self._disk.sync_folder(folder)
+                self._disk.sync_folder(self.root)
+        finally:
+            self._is_writing = False
         self.last_write = written
         return Shard(
             rank=rank,
@@ -228,7 +250,8 @@ class Store:
         """Make it a checkpoint, once every rank's shard is durable. Only the leader; durable when this returns."""
         folder = self.root / name
         manifest.check()
-        here = [shard for shard in manifest.shards if size_of(folder / shard.file) >= shard.size_bytes]
+        sizes = {shard.rank: size_of(folder / shard.file, least=shard.size_bytes) for shard in manifest.shards}
+        here = [shard for shard in manifest.shards if sizes[shard.rank] >= shard.size_bytes]
         is_whole = len(here) == len(manifest.shards) or manifest.hosts > 1
         is_ours = self.leader and any(shard.rank == self.rank for shard in here)
         if step_of(name) != manifest.step or not is_whole or not is_ours:
@@ -254,6 +277,7 @@ class Store:
         self._disk.rename(folder / UNBORN, folder / MANIFEST)
         self._disk.sync_folder(folder)
         self._disk.sync_folder(self.root)
+        self.let_go()
         self._manifest_bytes = len(content) + MANIFEST_ROOM
         self._written.add(manifest.digest)
         return SavedCheckpoint(
@@ -261,10 +285,31 @@ class Store:
         )
 
     def abandon(self, name: str) -> None:
-        """Give up a checkpoint that was begun and not committed. Only the leader does; others may call it too."""
-        folder = self.root / name
-        if self.leader and is_folder(folder) and not (folder / MANIFEST).exists():
-            self._slots.give_back(folder)
+        """Give up a checkpoint that was begun and not committed: every rank does, and the last one gives it back.
+
+        Only the leader where other hosts may share the root: they do not see who holds a folder here.
+        """
+        is_mine = self._held is not None and self._held.is_held and self._held.is_at(self.root / name)
+        self.let_go()
+        if self.leader:
+            self._dead.add(name)
+        if self.leader or (is_mine and self._hosts == 1):
+            self._slots.give_back(self.root / name, unborn=True)
+
+    def let_go(self) -> None:
+        """Be done with the checkpoint that this rank has written last."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+    def _hold(self, folder: Path) -> None:
+        """Keep everybody from giving back what this rank writes, a leader of the next run among them."""
+        if self._held is None or not self._held.is_at(folder):
+            self.let_go()
+            try:
+                self._held = shared_soon(folder)
+            except FileNotFoundError as error:
+                raise FileNotFoundError(errno.ENOENT, "was given up by another rank just now", str(folder)) from error
 
     def _folder(self, name: str, size_bytes: int, *, urgent: bool) -> Path:
         """The folder of a checkpoint that is being written: a slot's under its new name, or a new one.
@@ -358,6 +403,8 @@ class Store:
             self._read.discard(found.digest)
         old, new = self.root / found.name, self.root / f"{_BAD}{found.name}"
         if self.leader and is_folder(old):
+            if is_folder(new):
+                remove(self._disk, new)  # the same one, put back by hand and rotten again
             self._disk.rename(old, new)
             self._disk.sync_folder(self.root)
 
@@ -383,16 +430,31 @@ class Store:
                 good += 1  # of the last one it does not matter: nothing is older
             else:
                 good += self._is_good(each, stop)
-        # A newer one without a manifest may be on its way: another rank is sometimes first.
+        gone = [name for name in old if self._went(self.root / name, self._slots.give_back)]
+        # Another without a manifest may be on its way, of the newest step too: another rank is sometimes first.
         newest = found[0].step if found else -1
-        unborn = [path for path in folders(self.root) if not (path / MANIFEST).exists()]
-        old += [path.name for path in unborn if (step_of(path.name) or 0) <= newest]
-        gone = [name for name in old if self._slots.give_back(self.root / name)]
-        bad = [path for path in self.root.glob(f"{_BAD}*") if is_folder(path)]
-        for path in sorted(bad, key=lambda path: path.stat().st_mtime_ns, reverse=True)[_KEPT_BAD:]:
-            remove(self._disk, path)
-            gone.append(path.name)
-        return gone
+        for path in folders(self.root):
+            is_dead = path.name in self._dead or (step_of(path.name) or 0) < newest
+            if is_dead and not (path / MANIFEST).exists() and self._went(path, self._given_back):
+                gone.append(path.name)
+        bad = [path for path in files_in(self.root) if path.name.startswith(_BAD) and is_folder(path)]
+        rest = sorted(bad, key=changed_ns, reverse=True)[_KEPT_BAD:]
+        return gone + [path.name for path in rest if self._went(path, self._removed)]
+
+    def _went(self, path: Path, remove_it: Callable[[Path], bool]) -> bool:
+        """Remove one of several; what cannot be removed must neither keep the others nor cost a new checkpoint."""
+        try:
+            return remove_it(path)
+        except OSError as error:
+            _log.warning("%s: cannot be removed, and takes room: %s", path, error)
+            return False
+
+    def _given_back(self, path: Path) -> bool:
+        return self._slots.give_back(path, unborn=True)
+
+    def _removed(self, path: Path) -> bool:
+        remove(self._disk, path)
+        return True
 
     def scrub(self, *, rate: float | None = None, stop: Event | None = None) -> Scrubbed | None:
         """Read the newest checkpoint that this process has not read yet, else the newest, and verify it.
@@ -427,7 +489,10 @@ class Store:
 def _locked(root: Path) -> FolderLock:
     """Hold the root's lock. It goes with the process, however that ends."""
     try:
-        return FolderLock(root / ".lock", create=True)
+        lock = FolderLock(root / ".lock", create=True)
     except BlockingIOError as error:
         msg = f"{root}: another process writes checkpoints here (give each training its own folder)"
         raise StoreError(msg) from error
+    if not lock.is_held:
+        _log.warning("%s: %s", root, NO_LOCKS)
+    return lock

@@ -8,7 +8,7 @@ from typing import Final
 
 from powerguard.trainer.chunks import CancelledError
 from powerguard.trainer.items import State
-from powerguard.trainer.keeper import GivenUp, Order, Taken, Tell
+from powerguard.trainer.keeper import GivenUp, Order, Others, Taken, Tell
 from powerguard.trainer.manifest import Layout, Manifest, Shard
 from powerguard.trainer.ranks.base import Ranks, boottime_s
 from powerguard.trainer.resume import LocalTier, choose
@@ -72,32 +72,53 @@ class Stored:
 
     def write(self, taken: Taken, tell: Tell, order: Order) -> SavedCheckpoint:
         """Write this rank's shard; the leader of each root commits once all ranks have. A failure leaves nothing."""
-        layout, others = self._layouts[taken.slot], order.others
-        if layout is None:
-            msg = f"the state of step {taken.step} is not in memory any more"
-            raise GivenUp(msg)
+        others = order.others
         name = self._store.name(taken.step, others.token)
         try:
-            shard = self._store.write_shard(
-                name,
-                self._store.rank,
-                self._snapshots[taken.slot],
-                layout,
-                lambda done, total: tell(Phase.WRITING, done, total),
-                urgent=order.urgent,
-                cancel=order.cancel,
-            )
-            tell(Phase.COMMITTING, layout.size_bytes, layout.size_bytes)
+            shard = self._write(name, taken, tell, order)
+            tell(Phase.COMMITTING, taken.size_bytes, taken.size_bytes)
             saved = self._commit(name, taken, others.gather(shard.to_json(), read=self._store.leader), order)
             self._leave_room(taken.size_bytes)
+        except CancelledError as error:
+            over = GivenUp(str(error))
+            self._fail(name, others, over)
+            raise over from error
         except Exception as error:
-            with contextlib.suppress(OSError, StoreError):  # a disk that refused the write may refuse this, too
-                self._store.abandon(name)
-            others.failed(error)
-            if isinstance(error, CancelledError):
-                raise GivenUp(str(error)) from error
+            self._fail(name, others, error)
             raise
-        return others.conclude(saved)
+        try:
+            saved = others.conclude(saved)
+        except Exception:
+            self._abandon(name)
+            raise
+        self._store.let_go()
+        return saved
+
+    def _write(self, name: str, taken: Taken, tell: Tell, order: Order) -> Shard:
+        layout = self._layouts[taken.slot]
+        if order.cancel.is_set() or layout is None:  # the memory may hold another state, and no slot is to be taken
+            msg = "a newer state went first, or training has ended"
+            raise CancelledError(msg)
+        return self._store.write_shard(
+            name,
+            self._store.rank,
+            self._snapshots[taken.slot],
+            layout,
+            lambda done, total: tell(Phase.WRITING, done, total),
+            urgent=order.urgent,
+            cancel=order.cancel,
+        )
+
+    def _fail(self, name: str, others: Others, error: Exception) -> None:
+        """Tell the others first: who finds the folder gone would else be the first to fail, and know no reason."""
+        try:
+            others.failed(error)
+        finally:
+            self._abandon(name)
+
+    def _abandon(self, name: str) -> None:
+        with contextlib.suppress(OSError, StoreError):  # a disk that refused the write may refuse this, too
+            self._store.abandon(name)
 
     def _commit(self, name: str, taken: Taken, shards: list[bytes], order: Order) -> SavedCheckpoint:
         """Commit as the leader of this root; else say where it will lie, once the leader has."""
@@ -129,10 +150,10 @@ class Stored:
         """
         for snapshot, lock in zip(self._snapshots, self._locks, strict=True):
             with lock:
-                if snapshot.size_bytes < size_bytes and not self._is_used(snapshot):
-                    snapshot.reserve(size_bytes)
-        if stop.is_set():
-            return None
+                if not self._is_used(snapshot):
+                    snapshot.reserve(size_bytes, stop=stop)
+            if stop.is_set():
+                return None
         self._store.prune(stop)
         ready, began_s = self._store.slots_ready(size_bytes), self._clock()
         try:
@@ -146,7 +167,7 @@ class Stored:
         return made * size_bytes / max(self._clock() - began_s, 1e-6) if is_done and made > 0 else None
 
     def _is_used(self, snapshot: Snapshot) -> bool:
-        """Growing it would lose what it holds."""
+        """Growing or touching it would lose what it holds."""
         return self._layouts[self._snapshots.index(snapshot)] is not None
 
     def idle(self, stop: threading.Event) -> None:

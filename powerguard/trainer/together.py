@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from powerguard.trainer.agreement import Agreement, GenerationOverError
 from powerguard.trainer.desk import Desk
+from powerguard.trainer.flag import Flag
 from powerguard.trainer.keeper import GivenUp, wall_time
 from powerguard.trainer.operation import Operation
 from powerguard.trainer.ranks.base import Ranks, RanksError
@@ -88,7 +89,7 @@ class Together:
 
     def due(self) -> None:
         """A periodic checkpoint is due: asked for by the writer's thread, so that training need not wait."""
-        with self._desk.changed:
+        with self._desk.lock:
             self._periodic = True
             self._desk.wanted.set()
             self._desk.changed.notify_all()
@@ -155,8 +156,10 @@ class Together:
             self._writer.call_off(known.number)
             over = NotCommittedError(known.ended.error)
             desk.settle(operation, GivenUp(known.ended.error) if known.ended.aborted else over)
-        elif operation.began_s is None and desk.last is not None:
-            desk.settle(operation, desk.last)
+        elif operation.began_s is None and known.step is not None:
+            # Joined just as it ended: the writer's thread may not have told of it here yet, and knows an older one.
+            operation.step = known.step
+            desk.settle(operation, self._durable(known.step, known.ended.digest))
 
     def _adopt(self, known: Generation) -> Operation:
         """Know of a checkpoint that was asked for at another host's endpoint."""
@@ -173,6 +176,8 @@ class Together:
         operation = desk.of_generation(known.number)
         if operation is None and known.reason != PERIODIC:
             operation = self._adopt(known)
+        if operation is not None and operation.ended:
+            operation = None  # the generation is over, or this name has gone on to a newer one, and its asker knows
         if operation is not None:
             operation.step = step
             operation.began_s = desk.clock()
@@ -182,11 +187,17 @@ class Together:
         return operation
 
     def already(self, known: Generation, step: int) -> SavedCheckpoint:
-        """Return the checkpoint of this very step that is durable already. With the lock held."""
+        """Return the checkpoint of this very step that is durable already. With the lock held.
+
+        By its digest: there may be two of one step, and the newest that this rank knows of may be the other one.
+        """
+        return self._durable(step, known.already)
+
+    def _durable(self, step: int, digest: str) -> SavedCheckpoint:
         last = self._desk.last
-        if last is not None and last.step == step:
+        if last is not None and last.manifest_digest == digest:
             return last
-        return SavedCheckpoint(step=step, path="", size_bytes=0, manifest_digest=known.already)
+        return SavedCheckpoint(step=step, path="", size_bytes=0, manifest_digest=digest)
 
     def last_of(self, known: Generation) -> Operation:
         """Return the operation after which the process is to end: it is durable for all. With the lock held."""
@@ -195,6 +206,19 @@ class Together:
         if mine is not None:
             desk.changed.wait_for(lambda: mine.ended, timeout=_SETTLED_S)  # the writer's thread is about to say so
         return mine or desk.known_as(known.ids) or Operation(id=known.ids[0], after=After.EXIT, phase=Phase.COMMITTED)
+
+    def cut_off(self, cut: Exception, *, beyond: int) -> None:
+        """Stand nowhere any more; end for all ranks what this one takes part in, if that is newer than `beyond`."""
+        known = self.agreement.leave()
+        if known is None or known.number <= beyond:
+            return
+        error = f"{type(cut).__name__}: {cut}"
+        ended = known.ended or self.agreement.conclude(known.number, ok=False, error=error).ended
+        with self._desk.lock:
+            operation = self._desk.of_generation(known.number)
+            if operation is not None and ended is not None:
+                durable = self._durable(known.step or 0, ended.digest)
+                self._desk.settle(operation, durable if ended.ok else NotCommittedError(ended.error))
 
     def part(self, known: Generation) -> "Part":
         """Return this rank's part in a generation, for the writer."""
@@ -225,7 +249,7 @@ class StandIn:
         self._agreement = agreement
         self._step = step
         self._take_part = take_part
-        self._over = threading.Event()
+        self._over = Flag()
         self.leaving: Generation | None = None
         """Durable, and every rank is to end."""
         agreement.step = step - 1
@@ -233,7 +257,12 @@ class StandIn:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._over.wait(_GLANCE_S) and self.leaving is None:
+        is_over = False
+        while not is_over and self.leaving is None:
+            is_over = self._over.wait(_GLANCE_S)
+            if is_over:
+                # From here on this boundary lies behind, and others may be bid. Was it bid before, it is due below.
+                self._agreement.step = self._step
             if self._step < self._agreement.due:
                 continue
             while (known := self._agreement.wait(self._step)) is not None:
@@ -313,7 +342,8 @@ class Collective:
     def failed(self, error: Exception) -> None:
         """Tell the others."""
         with closing(self._ranks):
-            self._ranks.set(self._failure, str(error)[:500].encode("ascii", "replace") or b"-")
+            told = f"rank {self._ranks.rank}: {type(error).__name__}: {error}"
+            self._ranks.set(self._failure, told[:500].encode("ascii", "replace"))
 
     def conclude(self, saved: SavedCheckpoint) -> SavedCheckpoint:
         """Wait until all are done. Raises NotCommittedError."""

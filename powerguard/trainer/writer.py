@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from powerguard.trainer.desk import Desk
+from powerguard.trainer.flag import Flag
 from powerguard.trainer.keeper import CLOSED, GivenUp, Keeper, Nobody, Order, Others, Taken, attempted
 from powerguard.trainer.operation import Operation
 from powerguard.trainer.store import SavedCheckpoint
@@ -42,7 +43,7 @@ class Write:
     operation: Operation | None
     others: Others
     reason: str
-    cancel: threading.Event = field(default_factory=threading.Event)
+    cancel: threading.Event = field(default_factory=Flag)
     began_s: float | None = None
     bytes_done: int = 0
     phase: Phase = Phase.WRITING
@@ -82,6 +83,7 @@ class Writer:
         """Have room made for checkpoints of this size, in idle time."""
         self._prepare_bytes = size_bytes
         self.start()
+        self._desk.changed.notify_all()
 
     def slot(self) -> int:
         """Return the snapshot that may be overwritten: never the one that is being written.
@@ -237,6 +239,7 @@ class Writer:
         desk = self._desk
         with desk.changed:
             while self._queue or not self._over:
+                desk.wanted.clear()
                 if desk.others is not None:
                     self._apart(desk.others.tick, "asking the other ranks")
                 else:
@@ -246,7 +249,7 @@ class Writer:
                     self._write(self._queue[0])
                     self._queue.pop(0)
                     desk.changed.notify_all()
-                elif not self._work():
+                elif not self._work() and not desk.wanted.is_set():  # else it was while the lock was released
                     desk.changed.wait(self._look_s())
 
     def _write(self, write: Write) -> None:
@@ -259,18 +262,16 @@ class Writer:
             cancel=write.cancel,
             others=write.others,
         )
-        outcome: SavedCheckpoint | Exception = GivenUp("training has ended" if self._over else _NEWER)
-        if write.given_up:
-            self._apart(lambda: write.others.failed(GivenUp(str(outcome))), "calling a checkpoint off")
-        else:
-            outcome = self._apart(
-                lambda: self._keeper.write(taken, lambda *told: self._tell(write, *told), order),
-                f"checkpoint of step {taken.step}",
-            )
+        outcome: SavedCheckpoint | Exception = self._apart(
+            lambda: self._keeper.write(taken, lambda *told: self._tell(write, *told), order),
+            f"checkpoint of step {taken.step}",
+        )
+        if write.given_up and isinstance(outcome, GivenUp):
+            outcome = GivenUp("training has ended" if self._over else _NEWER)
         write.outcome = outcome
+        self._prepare_bytes = max(taken.size_bytes, self._prepare_bytes or 0)  # a failed one may have cost a slot, too
         if isinstance(outcome, SavedCheckpoint):
             desk.pace.written(taken.size_bytes, desk.clock() - write.began_s)
-            self._prepare_bytes = max(taken.size_bytes, self._prepare_bytes or 0)
             desk.committed(outcome)
             if desk.uploads is not None:
                 desk.uploads.offer(outcome, asked=write.operation is not None)
@@ -316,7 +317,6 @@ class Writer:
     def _work(self) -> bool:
         """Do one piece of what can wait, with the lock released meanwhile. False: there is nothing to do."""
         desk = self._desk
-        desk.wanted.clear()
         if self._over or self.busy or desk.waiting is not None or desk.begun or desk.held:
             return False
         if self._prepare_bytes is not None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from powerguard.trainer.guard import StopTraining
+from powerguard.trainer import StopTraining
 from powerguard.trainer.lightning import PowerguardCallback
 from powerguard.trainer.store import newest_in
 from powerguard.trainer.torch_data import ResumableLoader

@@ -9,6 +9,8 @@ import pytest
 from tests.torch.processes import Launched
 
 JOB = Path(__file__).with_name("job.py")
+STEPS = 1500
+START_S = 240.0  # torchrun and two ranks that load torch: on a machine that is very busy a minute
 
 
 def told(out: Path, rank: int) -> tuple[list[int], dict[int, str]]:
@@ -30,7 +32,7 @@ def lines(out: Path) -> int:
 
 def reference(folder: Path, ranks: int, steps: int) -> Path:
     folder.mkdir()
-    Launched(ranks, JOB, folder / "ck", folder, str(steps), log=folder / "log").end()
+    Launched(ranks, JOB, folder / "ck", folder, str(steps), log=folder / "log").end(within_s=2 * START_S)
     return folder
 
 
@@ -43,11 +45,11 @@ def killed(folder: Path, ranks: int, steps: int, kills: int, seed: int, *how: st
         job = Launched(ranks, JOB, folder / "ck", folder, str(steps), *how, log=folder / "log")
         wanted = before + chance.randrange(30, max(31, steps // (kills + 1)))
         try:
-            job.until(lambda wanted=wanted: lines(folder) >= wanted)
+            job.until(lambda wanted=wanted: lines(folder) >= wanted, within_s=START_S)
             time.sleep(chance.random() * 0.2)
         finally:
             job.kill()
-    Launched(ranks, JOB, folder / "ck", folder, str(steps), *how, log=folder / "log").end()
+    Launched(ranks, JOB, folder / "ck", folder, str(steps), *how, log=folder / "log").end(within_s=2 * START_S)
     return folder, sum(start > 0 for start in told(folder, 0)[0])
 
 
@@ -61,7 +63,7 @@ def compare(whole: Path, pieces: Path, ranks: int, steps: int) -> None:
     assert starts.count(starts[0]) == ranks, "all ranks went on at the same step, each time"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_three_kills_change_no_bit(ranks: int, tmp_path: Path) -> None:
     """Under torchrun with gloo, and alone."""
@@ -72,15 +74,17 @@ def test_three_kills_change_no_bit(ranks: int, tmp_path: Path) -> None:
     assert resumed > 0, "no checkpoint was ever used"
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training of two ranks that nobody killed."""
+    return reference(tmp_path_factory.mktemp("alone") / "whole", 2, STEPS)
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(3000)
-def test_a_hundred_kills_change_no_bit(tmp_path: Path) -> None:
-    """Two ranks; ten trainings of ten kills each, every second one with what is alike divided among the ranks."""
-    steps, resumed = 1500, 0
-    whole = reference(tmp_path / "whole", 2, steps)
-    for turn in range(10):
-        pieces, times = killed(tmp_path / f"pieces-{turn}", 2, steps, 10, turn, *(["divide"] * (turn % 2)))
-        compare(whole, pieces, 2, steps)
-        resumed += times
-    print(f"100 kills, {resumed} resumed from a checkpoint, the others from the beginning")
-    assert resumed > 50
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("turn", range(10))
+def test_ten_of_a_hundred_kills_change_no_bit(whole: Path, tmp_path: Path, turn: int) -> None:
+    """Two ranks; every second time with what is alike divided among them. In ten parts, for a busy machine."""
+    pieces, resumed = killed(tmp_path / "pieces", 2, STEPS, 10, turn, *(["divide"] * (turn % 2)))
+    compare(whole, pieces, 2, STEPS)
+    assert resumed > 5, "of ten: the others went back to the beginning"

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
-from powerguard.trainer.guard import StopTraining
+from powerguard.trainer import StopTraining
 from powerguard.trainer.seal import verify
 from powerguard.trainer.seal_manifest import SEAL
 from powerguard.trainer.transformers import PowerguardCallback, newest_checkpoint

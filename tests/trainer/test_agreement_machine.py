@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from powerguard.trainer.ranks.machine import NEVER, Move, Stance, State, apply, due, move
@@ -232,6 +232,7 @@ _sensible = st.sampled_from(
 @given(
     st.lists(st.one_of(_sensible, st.builds(lambda kind, rest: {**rest, "kind": kind}, _words, _entries)), max_size=30)
 )
+@example([ask("a", "continue", save=False), step(1, 4)])
 def test_any_log_gives_a_state_that_makes_sense(entries: list[dict[str, Any]]) -> None:
     """Total, bounded, and the same after a rank that slept has read the kept state."""
     state = State()

@@ -10,9 +10,9 @@ where it is due).
 import random
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -23,8 +23,19 @@ Said = tuple[tuple[str, Any], ...]
 RUNNING, LOOKING, STANDING, DEAD = "running", "looking", "standing", "dead"
 
 
-@dataclass(frozen=True, slots=True)
-class Rank:
+_KEPT: list[Any] = []
+_PLACES: dict[Any, int] = {}
+
+
+def kept(value: State | Stance) -> int:
+    """Return where a value is kept: worlds are compared a million times, and numbers are quick to compare."""
+    if value not in _PLACES:
+        _PLACES[value] = len(_KEPT)
+        _KEPT.append(value)
+    return _PLACES[value]
+
+
+class Rank(NamedTuple):
     """One rank. step: ended last. at: what its training thread does. read: entries of the log that it has applied.
 
     glimpse: what its watcher is about to bid, with the lock held.
@@ -33,15 +44,24 @@ class Rank:
     step: int = 0
     at: str = RUNNING
     read: int = 0
-    state: State = field(default_factory=State)
-    stance: Stance = field(default_factory=Stance)
+    state_at: int = kept(State())
+    stance_at: int = kept(Stance())
     due: int = 2**63
     stopped: bool = False
     glimpse: int | None = None
 
+    @property
+    def state(self) -> State:
+        known: State = _KEPT[self.state_at]
+        return known
 
-@dataclass(frozen=True, slots=True)
-class World:
+    @property
+    def stance(self) -> Stance:
+        known: Stance = _KEPT[self.stance_at]
+        return known
+
+
+class World(NamedTuple):
     """The job. bids, done: (generation, rank, step) of what was handed in. left: what outsiders will still do."""
 
     ranks: tuple[Rank, ...]
@@ -54,8 +74,8 @@ class World:
 
 
 @cache
-def applied(state: State, entry: tuple[tuple[str, Any], ...]) -> State:
-    return apply(state, dict(entry))
+def applied(state_at: int, entry: tuple[tuple[str, Any], ...]) -> int:
+    return kept(apply(_KEPT[state_at], dict(entry)))
 
 
 def moves(world: World, last_step: int) -> Iterator[tuple[str, World]]:
@@ -66,44 +86,44 @@ def moves(world: World, last_step: int) -> Iterator[tuple[str, World]]:
         yield from of_watcher(world, index, rank)
         yield from of_training(world, index, rank, last_step)
         if world.deaths:
-            yield f"{index} dies", put(replace(world, deaths=world.deaths - 1), index, replace(rank, at=DEAD))
+            yield f"{index} dies", put(world._replace(deaths=world.deaths - 1), index, rank._replace(at=DEAD))
     if world.left:
         # An outsider writes at the end of the log, whoever lets him in.
-        yield "outsider", replace(world, log=(*world.log, world.left[0]), left=world.left[1:])
+        yield "outsider", world._replace(log=(*world.log, world.left[0]), left=world.left[1:])
 
 
 def of_watcher(world: World, index: int, rank: Rank) -> Iterator[tuple[str, World]]:
     if rank.glimpse is not None and rank.state.front is not None:
         number = rank.state.front.number
         stance = replace(rank.stance, bid=rank.glimpse, bid_for=number)
-        new = replace(rank, stance=stance, due=due(rank.state, stance), glimpse=None)
-        yield f"{index} bids", put(replace(world, bids=world.bids | {(number, index, rank.glimpse)}), index, new)
+        new = rank._replace(stance_at=kept(stance), due=due(rank.state, stance), glimpse=None)
+        yield f"{index} bids", put(world._replace(bids=world.bids | {(number, index, rank.glimpse)}), index, new)
         return
     if rank.read < len(world.log):
-        state = applied(rank.state, world.log[rank.read])
-        read = replace(rank, state=state, read=rank.read + 1, due=due(state, rank.stance))
+        state_at = applied(rank.state_at, world.log[rank.read])
+        read = rank._replace(state_at=state_at, read=rank.read + 1, due=due(_KEPT[state_at], rank.stance))
         yield f"{index} reads", put(world, index, read)
         return
     front = rank.state.front
     if front is not None and front.step is None:
         if rank.stance.bid_for != front.number:
             bid = first_boundary(rank.step, rank.step if rank.at == STANDING else None)
-            yield f"{index} is about to bid {bid}", put(world, index, replace(rank, glimpse=bid))
+            yield f"{index} is about to bid {bid}", put(world, index, rank._replace(glimpse=bid))
         else:
             bids = {who: bid for number, who, bid in world.bids if number == front.number}
             if len(bids) == len(world.ranks):
                 entry = (("kind", "step"), ("g", front.number), ("step", max(bids.values())), ("token", "t"))
-                yield f"{index} says the step", replace(world, log=(*world.log, entry))
+                yield f"{index} says the step", world._replace(log=(*world.log, entry))
     for known in (front, rank.state.back):
         if known is not None and world.giving_up:
             entry = (("kind", "end"), ("g", known.number), ("ok", False), ("error", "given up"))
-            yield f"{index} gives up", replace(world, log=(*world.log, entry), giving_up=False)
+            yield f"{index} gives up", world._replace(log=(*world.log, entry), giving_up=False)
         if known is not None and known.begun:
             done = [step for number, _, step in world.done if number == known.number]
             if len(done) == len(world.ranks):
                 assert set(done) == {known.step}
                 entry = (("kind", "end"), ("g", known.number), ("ok", True), ("digest", "d"))
-                yield f"{index} ends", replace(world, log=(*world.log, entry))
+                yield f"{index} ends", world._replace(log=(*world.log, entry))
 
 
 def of_training(world: World, index: int, rank: Rank, last_step: int) -> Iterator[tuple[str, World]]:
@@ -112,39 +132,40 @@ def of_training(world: World, index: int, rank: Rank, last_step: int) -> Iterato
             other.step > rank.step or (other.step == rank.step and other.at == RUNNING) for other in world.ranks
         )
         if together and rank.step < last_step:
-            yield f"{index} ends step", put(world, index, replace(rank, step=rank.step + 1, at=LOOKING))
+            yield f"{index} ends step", put(world, index, rank._replace(step=rank.step + 1, at=LOOKING))
     elif rank.at == LOOKING:
         if rank.step < rank.due:
-            yield f"{index} looks", put(world, index, replace(rank, at=RUNNING))
+            yield f"{index} looks", put(world, index, rank._replace(at=RUNNING))
         elif rank.glimpse is None:
-            yield f"{index} stands", put(world, index, replace(rank, at=STANDING))
+            yield f"{index} stands", put(world, index, rank._replace(at=STANDING))
     elif not rank.stopped and rank.glimpse is None:
         action, known = move(rank.state, rank.stance, rank.step)
         if action is Move.GO:
-            yield f"{index} goes on", put(world, index, replace(rank, at=RUNNING, due=due(rank.state, rank.stance)))
+            yield f"{index} goes on", put(world, index, rank._replace(at=RUNNING, due=due(rank.state, rank.stance)))
         elif action is Move.BEGIN and known is not None and rank.read == len(world.log):
-            yield f"{index} begins", replace(world, log=(*world.log, (("kind", "begin"), ("g", known.number))))
+            yield f"{index} begins", world._replace(log=(*world.log, (("kind", "begin"), ("g", known.number))))
         elif action is Move.TAKE and known is not None:
             assert known.step == rank.step
             stance = replace(rank.stance, taken=known.number)
             done = world.done | {(known.number, index, rank.step)}
-            new = replace(rank, stance=stance, due=due(rank.state, stance))
-            yield f"{index} saves", put(replace(world, done=done), index, new)
+            new = rank._replace(stance_at=kept(stance), due=due(rank.state, stance))
+            yield f"{index} saves", put(world._replace(done=done), index, new)
         elif action is Move.LEAVE:
-            yield f"{index} exits", put(world, index, replace(rank, stopped=True))
+            yield f"{index} exits", put(world, index, rank._replace(stopped=True))
         assert action is not Move.PASSED, "a rank went past the agreed step"
 
 
 def put(world: World, index: int, rank: Rank) -> World:
-    return replace(world, ranks=(*world.ranks[:index], rank, *world.ranks[index + 1 :]))
+    return world._replace(ranks=(*world.ranks[:index], rank, *world.ranks[index + 1 :]))
 
 
 def check(world: World, last_step: int, told: str) -> None:
     """What holds in every world."""
-    state = State()
+    state_at = kept(State())
     for entry in world.log:
-        state = applied(state, entry)
-    if not any(dict(entry).get("ok") is False or dict(entry)["kind"] == "cancel" for entry in world.log):
+        state_at = applied(state_at, entry)
+    state: State = _KEPT[state_at]
+    if not has_failed(world.log):
         stands = state.held_at is not None or (state.front is not None and state.front.after is not After.CONTINUE)
         assert stands == bool(holding(world.log)), f"a host's word was not kept: {told}"
     for known in (*state.past, state.front, state.back):
@@ -158,6 +179,12 @@ def check(world: World, last_step: int, told: str) -> None:
             assert held is None or rank.stopped or rank.step <= held or rank.state.front is not None, told
 
 
+@cache
+def has_failed(log: tuple[Said, ...]) -> bool:
+    return any(dict(entry).get("ok") is False or dict(entry)["kind"] == "cancel" for entry in log)
+
+
+@cache
 def holding(log: tuple[Said, ...]) -> set[int]:
     """The hosts that want training to stand, by their own last word and nothing else."""
     hosts: set[int] = set()
@@ -175,8 +202,8 @@ def settled(world: World, last_step: int) -> bool:
         return True  # the others wait for the dead in their collectives, until they give up or are ended
     if all(rank.step == last_step and rank.at == RUNNING for rank in world.ranks):
         return True  # training has ended, maybe before the agreed step
-    states = {rank.state for rank in world.ranks}
-    (state,) = states if len(states) == 1 else (None,)
+    states = {rank.state_at for rank in world.ranks}
+    state = world.ranks[0].state if len(states) == 1 else None
     if state is None or state.front is not None or state.back is not None:
         return False
     if all(rank.step == last_step for rank in world.ranks):

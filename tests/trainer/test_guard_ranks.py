@@ -14,7 +14,7 @@ from powerguard.trainer.desk import Desk
 from powerguard.trainer.ranks import Memory, MemoryRanks, RanksError
 from powerguard.trainer.ranks.parts import Parts
 from powerguard.trainer.store import SavedCheckpoint, Store
-from powerguard.trainer.together import Collective, Together
+from powerguard.trainer.together import Collective, NotCommittedError, Together
 from powerguard.wire import After, CheckpointStatus, Phase, Reason, TriggerRequest
 from tests.trainer.toy import short_folder
 
@@ -25,7 +25,7 @@ class Rank:
     def __init__(self, memory: Memory, number: int, hosts: list[str], root: Path, barrier: threading.Barrier) -> None:
         self.number = number
         self.done = 0
-        self.fail_with: Exception | None = None
+        self.fail_with: BaseException | None = None
         self.ended_by: BaseException | None = None
         self.final: int | None = None
         self._barrier = barrier
@@ -369,6 +369,27 @@ def test_saves_of_all_ranks_leave_nothing_behind(folder: Path) -> None:
             sizes.append(len(memory))
     assert sizes[1:] == [sizes[0]] * 3
     assert opened == []
+
+
+@pytest.mark.parametrize("cut", [KeyboardInterrupt(), OSError("no memory")])
+def test_the_others_do_not_wait_for_a_rank_that_was_cut_off(folder: Path, cut: BaseException) -> None:
+    """While it took its state, whoever asked: all hear of it at once, and not when patience ends."""
+    world = World(folder, ["a", "a"])
+    world.ranks[1].fail_with = cut
+    world.trigger(0, "e", After.CONTINUE)
+    told = world.ended(0, "e")
+    name = type(cut).__name__
+    assert (told.phase, name in told.error) == (Phase.FAILED, True)
+    if isinstance(cut, Exception):
+        world.end()  # each of them saves for itself, and finds that the other cannot
+        assert isinstance(world.ranks[1].ended_by, OSError)
+        assert isinstance(world.ranks[0].ended_by, NotCommittedError)
+        assert "no memory" in str(world.ranks[0].ended_by)
+    else:
+        world.until(lambda: isinstance(world.ranks[0].ended_by, threading.BrokenBarrierError))
+        for rank in world.ranks:
+            rank.join()
+        assert isinstance(world.ranks[1].ended_by, KeyboardInterrupt)
 
 
 def test_called_off_before_it_began_or_finished_after(folder: Path) -> None:

@@ -196,6 +196,7 @@ def test_files_of_an_earlier_run_are_nobodys(tmp_path: Path) -> None:
     """What a killed run left behind is neither believed nor kept; a rank that comes first waits for its own rank 0."""
     old = together(lambda rank: FileRanks(tmp_path, rank, 2, join_s=10.0), 2)
     old[0].claim("log/0", b"old")
+    old[0]._lead.close()  # type: ignore[attr-defined] # as with its process
     early: list[Ranks] = []
     thread = threading.Thread(target=lambda: early.append(FileRanks(tmp_path, 1, 2, join_s=10.0)))
     thread.start()

@@ -63,10 +63,8 @@ def test_it_is_read_into_memory_that_is_there(found: Found, store: Store) -> Non
         items.clear()
 
 
-DAMAGES = 10_000
-
-
-def test_ten_thousand_damages_are_all_refused(found: Found, store: Store) -> None:
+@pytest.mark.parametrize("damages", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_thousands_of_damages_are_all_refused(found: Found, store: Store, damages: int) -> None:
     """Bits that flipped, holes, truncations, in data and manifest: no loader of torch sees the first two."""
     rng = random.Random(20260101)
     files = [Path(found.path, SHARD), Path(found.path, MANIFEST)]
@@ -74,7 +72,7 @@ def test_ten_thousand_damages_are_all_refused(found: Found, store: Store) -> Non
     json_end = len(whole[files[1]].rstrip(b"\n"))
     refused = {"flip": 0, "hole": 0, "truncation": 0}
     with Snapshot(1 << 20) as snapshot:
-        while sum(refused.values()) < DAMAGES:
+        while sum(refused.values()) < damages:
             path = rng.choice(files)
             content = whole[path]
             kind = rng.choice(list(refused))

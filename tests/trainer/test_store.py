@@ -1,8 +1,10 @@
 """A checkpoint is whole and verified, or it is not there; what is kept, recycled and set aside; what disks may do."""
 
+import contextlib
 import errno
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -220,8 +222,10 @@ def test_a_rank_that_is_first_is_not_pruned_under_its_hands(root: Path) -> None:
         assert leader.prune() == []
         assert (root / name / "shard-00001").exists()
         save(leader, 3, items(3))
+        assert (root / name / "shard-00001").exists(), "not even if a newer one is there"
+        other.let_go()
         leader.prune()
-        assert not (root / name).exists(), "a newer one is there: nobody is still at this one"
+        assert not (root / name).exists(), "nobody is at this one any more"
 
 
 def test_what_a_kill_has_left_is_put_in_order_at_the_next_start(root: Path) -> None:
@@ -409,6 +413,47 @@ def test_a_save_does_not_wait_for_the_slots(store: Store) -> None:
     assert result == [False], "the slot was taken meanwhile"
     assert store.read_shard(store.found()[0], 0)["a"].data == items(1, pages=3000)[0].data
     assert store.prepare(8 << 20)
+
+
+def test_a_slot_that_another_rank_takes_is_no_error(store: Store, root: Path) -> None:
+    """Ranks of one host take and make the same slots with no word to each other: all may be gone between two looks."""
+    assert store.prepare(PAGE)
+    over = threading.Event()
+
+    def take_and_give() -> None:
+        while not over.is_set():
+            for path in (root / ".slot-0", root / ".slot-1"):
+                with contextlib.suppress(OSError):
+                    path.rename(root / "elsewhere")
+                    (root / "elsewhere").rename(path)
+                shutil.rmtree(root / "elsewhere", ignore_errors=True)  # the slot was made anew meanwhile
+
+    other = threading.Thread(target=take_and_give)
+    other.start()
+    try:
+        for _ in range(300):
+            store.leave_room(PAGE)
+            store.prepare(PAGE)
+    finally:
+        over.set()
+        other.join()
+
+
+def test_a_slot_that_another_rank_makes_is_not_made_twice(root: Path) -> None:
+    """It fills a slot that is missing, just when a checkpoint that goes would have become it."""
+
+    class Crowded(Disk):
+        def rename(self, old: Path, new: Path) -> None:
+            if new.name == ".slot-0":
+                new.mkdir()  # once: then it is there
+                (new / "shard-00001").touch()
+            super().rename(old, new)
+
+    with Store(root, job="j", disk=Crowded()) as store:
+        for step in range(1, 4):
+            save(store, step, items(step))
+        assert store.prune() == []
+        assert sorted(path.name for path in root.glob(".slot-*")) == [".slot-0", ".slot-1"]
 
 
 def test_a_copy_by_hard_links_is_not_written_over(store: Store, root: Path) -> None:

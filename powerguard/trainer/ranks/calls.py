@@ -1,10 +1,12 @@
 """Calls to a store that may never answer: no thread of ours waits for one longer than it chose to."""
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
+from powerguard.trainer.flag import Flag
 from powerguard.trainer.ranks.base import Ranks, RanksError
 
 _T = TypeVar("_T")
@@ -16,7 +18,7 @@ class _Call(Generic[_T]):
 
     def __init__(self, ask: Callable[[Ranks], _T]) -> None:
         self.ask = ask
-        self.answered = threading.Event()
+        self.answered = Flag()
         self.dropped = False
         self.value: list[_T] = []
         self.error: Exception | None = None
@@ -32,19 +34,20 @@ class Calls:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # which lets nobody release it but its owner
         self._asked: queue.SimpleQueue[_Call[object] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def __call__(self, ask: Callable[[Ranks], _T]) -> _T:
         """Ask. Raises RanksError, after 10 s without an answer too, and whatever `ask` raises."""
         if not self._ranks.may_hang:
-            if not self._lock.acquire(timeout=CALL_S):
-                raise RanksError(_SILENT)
-            try:
+            try:  # around its taking, too: an interrupt between the two would keep it
+                if not self._lock.acquire(timeout=CALL_S):
+                    raise RanksError(_SILENT)
                 return ask(self._ranks)
             finally:
-                self._lock.release()
+                with contextlib.suppress(RuntimeError):  # not ours: it was not had in time
+                    self._lock.release()
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="powerguard-ranks-calls", daemon=True)

@@ -19,12 +19,14 @@ from itertools import count
 from pathlib import Path
 from typing import Final, Self
 
+from powerguard.trainer.locks import FolderLock
 from powerguard.trainer.ranks.base import Place, RanksError, boottime_s, meet
 
 _LOOK_S: Final = (0.0003, 0.01)  # from often to seldom; the latter is what an idle rank costs: 100 stats a second
 _REMOTE_LOOK_S: Final = (0.01, 0.1)
 _TOUCH_S: Final = 1.0
 _ANSWER: Final = "run.json"
+_LEAD: Final = ".lead"
 _LOCAL: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "f2fs"})
 
 
@@ -44,7 +46,7 @@ class FileRanks(Place):
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._look_s = _LOOK_S if _file_system(folder) in _LOCAL else _REMOTE_LOOK_S
-            self._run = _joined(folder, self, boottime_s() + join_s, self._look_s)
+            self._run, self._lead = _joined(folder, self, boottime_s() + join_s, self._look_s)
         except OSError as error:
             raise RanksError(_unusable(folder, error)) from error
         super().__init__(rank, size, meet(self, rank, size, join_s))
@@ -144,21 +146,32 @@ class FileRanks(Place):
             raise RanksError(_unusable(path.parent, error)) from error
 
 
-def _joined(folder: Path, place: Place, until_s: float, look_s: tuple[float, float]) -> Path:
-    """Find this run's folder, with all others of this run and nobody else."""
+def _joined(folder: Path, place: Place, until_s: float, look_s: tuple[float, float]) -> tuple[Path, FolderLock | None]:
+    """Find this run's folder, with all others of this run and nobody else. The lock is rank 0's, while it lives."""
     word = secrets.token_hex(8)
     _write(folder / f"hello-{place.rank}.json", {"word": word})
-    if place.rank == 0:
-        return folder / _lead(folder, place.size, until_s, look_s)
-    return folder / _follow(folder, place, word, until_s, look_s)
+    if place.rank:
+        return folder / _follow(folder, place, word, until_s, look_s), None
+    run, lock = _made(folder)
+    return folder / _lead(folder, run, place.size, until_s, look_s), lock
 
 
-def _lead(folder: Path, size: int, until_s: float, look_s: tuple[float, float]) -> str:
-    """As rank 0: make the folder of this run, and answer everybody's word until everybody is in."""
+def _made(folder: Path) -> tuple[str, FolderLock]:
+    """As rank 0: make the folder of this run, and remove those of earlier ones, but none where a rank 0 still lives.
+
+    The same job started twice by mistake must not take the ground from under the first. A lock that nobody can lift,
+    of a host without power over NFS, keeps a folder of small files, and nothing else.
+    """
     for old in folder.glob("run-*"):
-        shutil.rmtree(old, ignore_errors=True)
+        with contextlib.suppress(OSError), FolderLock(old / _LEAD, create=True):
+            shutil.rmtree(old, ignore_errors=True)
     run = f"run-{secrets.token_hex(8)}"
     (folder / run).mkdir(mode=0o700)
+    return run, FolderLock(folder / run / _LEAD, create=True)
+
+
+def _lead(folder: Path, run: str, size: int, until_s: float, look_s: tuple[float, float]) -> str:
+    """As rank 0: answer everybody's word until everybody is in the folder of this run."""
     missing = set(range(1, size))
     told: dict[str, object] = {}
     while missing:

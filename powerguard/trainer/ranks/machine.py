@@ -160,6 +160,8 @@ def _ask(state: State, entry: Mapping[str, Any]) -> State:
     name, after, save, host = str(entry["id"])[:128], After(entry["after"]), bool(entry["save"]), int(entry["host"])
     if state.asked_as(name) is not None or state.leaving is not None:
         return state
+    if not save and after is After.CONTINUE:
+        return state  # nothing is wanted: all would stand, and nobody could let them go
     hosts = (host,) if entry["reason"] == "on_battery" else ()
     held_by = escalated(state.held_by(host), after)
     if held_by is not After.CONTINUE and len(state.holds) < _MAX_HOLDS:

@@ -43,7 +43,8 @@ class Replica:
     ) -> None:
         self.ranks = ranks
         self.own = ranks.clone()
-        self.lock = threading.Condition()
+        self.lock = threading.RLock()  # entered by the training thread: see `desk.Desk.lock`
+        self._news = threading.Condition(self.lock)
         self.state = State()
         self.lost = ""
         """Why this rank has lost the others; "" while it has not."""
@@ -74,7 +75,7 @@ class Replica:
                 at = self._next
             got = self.call(lambda ranks, at=at: ranks.claim(f"log/{at}", raw))  # type: ignore[misc]
             with self.lock:
-                if not self.lock.wait_for(lambda at=at: self._next > at or self.lost, CALL_S):  # type: ignore[misc]
+                if not self._news.wait_for(lambda at=at: self._next > at or self.lost, CALL_S):  # type: ignore[misc]
                     msg = "the watcher of this rank does not come forward (is the process starved, or the store?)"
                     raise RanksError(msg)
             if got == raw and at >= self._jumped_to:
@@ -95,7 +96,7 @@ class Replica:
         Whoever waits must look after the watcher: a store whose host has lost its power may hold it for ever.
         """
         began_s = self._clock()
-        self.lock.wait(min(timeout_s, _LOOK_S))
+        self._news.wait(min(timeout_s, _LOOK_S))
         now_s = self._clock()
         if now_s - began_s > 2 * _LOOK_S:  # this process was stopped: its watcher had no chance either
             self._back_by_s = max(self._back_by_s, now_s + self._lost_s)
@@ -131,6 +132,10 @@ class Replica:
             if got == raw:
                 self.own.delete(name)
 
+    def tell(self) -> None:
+        """Have everybody who waits look again. With the lock held."""
+        self._news.notify_all()
+
     def lose(self, reason: str) -> None:
         """Go on without the others, whose store does not answer: whoever waits for them is let go."""
         _log.error("this rank has lost the others: %s", reason)
@@ -141,7 +146,7 @@ class Replica:
         with self.lock:
             self.lost = self.lost or reason
             self._applied(self.state, {})
-            self.lock.notify_all()
+            self._news.notify_all()
         self._changed()
 
     def _sealed(self, entry: Entry) -> bytes:
@@ -175,7 +180,7 @@ class Replica:
             before, self.state = self.state, apply(self.state, entry)
             self._next += 1
             self._applied(before, entry)
-            self.lock.notify_all()
+            self._news.notify_all()
         self._changed()
         if self._next % _PRUNE == 0 and entry.get("by") == self.ranks.rank:
             self._prune()
@@ -207,7 +212,7 @@ class Replica:
         with self.lock:
             before, self.state, self._next, self._jumped_to = self.state, state, at, at
             self._applied(before, {})
-            self.lock.notify_all()
+            self._news.notify_all()
         self._changed()
         return True
 

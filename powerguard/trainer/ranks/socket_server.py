@@ -1,5 +1,6 @@
 """The store behind SocketRanks: one thread of rank 0 that answers all ranks, none of which can hold another up."""
 
+import contextlib
 import logging
 import math
 import secrets
@@ -62,7 +63,8 @@ class Server:
         """Stop; all connections end."""
         if not self._closing:
             self._closing = True
-            self._wake.send(b"x")
+            with contextlib.suppress(OSError):  # it may have seen that already, and closed this, too
+                self._wake.send(b"x")
             self._thread.join(5.0)
 
     def _serve(self) -> None:

@@ -54,6 +54,7 @@ class SocketRanks(Place):
         self._connection: socket.socket | None = None
         self._sealer: Sealer | None = None
         self._server: Server | None = None
+        self._identity = 0
         self._met = False  # and not a clone
         until_s = boottime_s() + join_s
         secret_file = Path(secret_file)
@@ -62,6 +63,7 @@ class SocketRanks(Place):
         self._secret = _secret(secret_file, until_s)
         if rank == 0:
             self._server = Server(_listening(self._target, address), self._secret)
+            self._identity = _inode(self._target) if isinstance(self._target, str) else 0
         try:
             self._reach(until_s)
             super().__init__(rank, size, meet(self, rank, size, join_s))
@@ -105,10 +107,11 @@ class SocketRanks(Place):
             self._met = False
         self._hang_up()
         if self._server is not None:
+            # While it is open its inode is nobody else's: a run that began meanwhile has put its own socket there.
+            if isinstance(self._target, str) and _inode(self._target) == self._identity:
+                Path(self._target).unlink(missing_ok=True)
             self._server.close()
             self._server = None
-            if isinstance(self._target, str):
-                Path(self._target).unlink(missing_ok=True)
 
     # --- One request, one answer -------------------------------------------------------------------------------------
 
@@ -222,6 +225,13 @@ def _listening(target: str | tuple[str, int], address: str) -> socket.socket:
         msg = f"{address}: rank 0 cannot listen here: {error.strerror or error}"
         raise RanksError(msg) from error
     return listening
+
+
+def _inode(path: str) -> int:
+    try:
+        return Path(path).stat(follow_symlinks=False).st_ino
+    except OSError:
+        return 0
 
 
 def _make_secret(path: Path) -> None:

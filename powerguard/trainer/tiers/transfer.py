@@ -35,7 +35,6 @@ class Progress:
     bytes_done: int = 0
     bytes_sent: int = 0
     """Of the bytes that are done, those that this process put; the others were there."""
-    waiting_for: tuple[int, ...] = ()
     """Ranks on other hosts whose shards are not there yet."""
     committed: bool = False
     pruned: int = 0
@@ -163,14 +162,12 @@ class Transfer:
         """Look whether the other hosts' shards are there, for a while: what a NAS lists may be some seconds old."""
         until_s = self._clock() + self._linger_s
         rest, rest_s = Event(), _LOOK_FIRST_S
-        while absent := self.gate.call(lambda: self._target.absent(self._name, manifest)):
-            self.progress.waiting_for = tuple(absent)
+        while self.gate.call(lambda: self._target.absent(self._name, manifest)):
             self.progress.seen(1)
             if self._clock() >= until_s:
                 return False
             rest.wait(rest_s)
             rest_s = min(2 * rest_s, _LOOK_MOST_S)
-        self.progress.waiting_for = ()
         return True
 
 

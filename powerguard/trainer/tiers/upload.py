@@ -51,7 +51,7 @@ class UploadStatus:
     failed; the next attempt comes later), "held", "stuck" (a killed child does not go: its mount hangs), "closed".
     step: of the checkpoint that is, or will next be, uploaded; None: there is none. error: what went wrong last, in
     words for a person; "" since the last commit. error_since_s: when the first of these errors came, on the uploader's
-    clock. waiting_for: ranks of other hosts whose shards are not there yet.
+    clock.
     committed_*: the newest checkpoint that is whole in the tier, as far as this process knows.
     retries, failures: counts by kind (`base.Kind`) since the start. bytes_sent: since the start.
     """
@@ -60,7 +60,6 @@ class UploadStatus:
     step: int | None = None
     bytes_total: int = 0
     bytes_done: int = 0
-    waiting_for: tuple[int, ...] = ()
     error: str = ""
     error_since_s: float | None = None
     committed_step: int | None = None
@@ -206,7 +205,7 @@ class Uploader:
         )
         with self._changed:
             self._child = child
-            self._status = replace(self._status, step=saved.step, bytes_done=0, bytes_total=0, waiting_for=())
+            self._status = replace(self._status, step=saved.step, bytes_done=0, bytes_total=0)
             wanted = not self._held and not self._closed  # whoever held it meanwhile saw no child to kill
         try:
             if not wanted:
@@ -265,7 +264,6 @@ class Uploader:
                 self._status,
                 bytes_total=told["bytes_total"],
                 bytes_done=told["bytes_done"],
-                waiting_for=tuple(told["waiting_for"]),
                 bytes_sent=self._status.bytes_sent + told["bytes_sent"] - before.get("bytes_sent", 0),
                 retries=_added(self._status.retries, told["retries"], before.get("retries", {})),
                 **self._troubled(told["trouble"] or self._status.error),

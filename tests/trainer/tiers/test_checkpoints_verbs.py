@@ -49,9 +49,19 @@ def test_listed_and_verified(place: list[str], capsys: pytest.CaptureFixture[str
 
 
 def test_damage_is_told(place: list[str], s3: S3Server, proxy: Proxy, capsys: pytest.CaptureFixture[str]) -> None:
-    """An object that somebody has written over, of the same length."""
+    """An object that somebody has written over, of the same length; what cannot be read just now is no damage."""
+    hiccups = [Fault(503, "SlowDown"), Fault(cut=0)]
+    proxy.rule = lambda method, path: hiccups.pop() if hiccups and method == "GET" and "/shard-00000/" in path else None
     assert main(["checkpoints", "verify", *place]) == 0
+    assert hiccups == []
     capsys.readouterr()
+    proxy.rule = lambda _method, path: (
+        Fault(403, "AccessDenied") if "step-000000000003" in path and "/shard-" in path else None
+    )
+    assert main(["checkpoints", "verify", *place, "--json"]) == 1
+    states = [each["state"] for each in told(capsys)["checkpoints"]]
+    assert states == ["verified", "unreadable", "verified", "verified"]
+    proxy.rule = lambda _method, _path: None
     path = next(path for method, path in proxy.asked if method == "GET" and "/shard-00000/" in path)
     content = s3.get(path)
     s3.put(path, bytes([content[0] ^ 1]) + content[1:])

@@ -1,0 +1,90 @@
+"""Somebody, or NTP, sets the wall clock while a job trains: no deadline moves, and the latest step is the newest."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from powerguard.trainer.store import Store
+from tests.peers.faketime import faked
+from tests.trainer.toy import ask, short_folder
+
+ROOT = Path(__file__).parents[2]
+HOUR_S = 3600.0
+TRAIN = """
+import runpy, select, sys, time
+time.sleep = lambda s: select.select([], [], [], s)  # libfaketime breaks clock_nanosleep
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as folder:
+        yield folder
+
+
+def until(true: Callable[[], bool]) -> None:
+    by_s = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < by_s, "it never came true"
+        time.sleep(0.02)
+
+
+def kept(folder: Path) -> list[tuple[int, float]]:
+    """Step and wall time of what can be restored, in the order in which it would be tried."""
+    with Store(folder / "checkpoints", job="line", leader=False) as store:
+        return [(each.step, datetime.fromisoformat(each.manifest.created).timestamp()) for each in store.found()]
+
+
+@pytest.mark.peer("faketime")
+@pytest.mark.parametrize("step", ["-1h", "+1h"])
+def test_a_step_of_the_wall_clock_costs_no_checkpoint_and_no_deadline(folder: Path, step: str) -> None:
+    """The periodic saves go on, an emergency keeps its time, and a restart goes on at the last step."""
+    clock = folder / "clock"
+    clock.write_text("+0", encoding="ascii")
+    argv = ["--dir", str(folder), "--steps", "100000", "--every", "0.3", "--step-s", "0.002"]
+
+    def start() -> subprocess.Popen[str]:
+        train = f"import sys; sys.argv[0] = {str(ROOT / 'examples/plain_numpy_free.py')!r}{TRAIN}"
+        command = [sys.executable, "-c", train, *argv]
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, **faked(clock)}
+        )
+
+    training = start()
+    try:
+        until(lambda: (folder / "checkpoints").is_dir() and len(kept(folder)) >= 2)
+        before = kept(folder)[0]
+        clock.write_text(step, encoding="ascii")
+        until(lambda: abs(kept(folder)[0][1] - before[1]) > HOUR_S / 2)
+        until(lambda: len(kept(folder)) >= 2 and all(abs(each[1] - before[1]) > HOUR_S / 2 for each in kept(folder)))
+        steps = [each[0] for each in kept(folder)]
+        assert steps == sorted(steps, reverse=True)
+        assert steps[0] > before[0]
+        wish = {"id": "e-1", "reason": "on_battery", "after": "pause", "deadline_s": 20.0}
+        status, _, _ = ask(folder / "line.sock", "POST", "/api/v1/checkpoints", json.dumps(wish).encode())
+        assert status in {200, 202}
+        told = {"phase": "accepted"}
+        while told["phase"] not in {"committed", "failed", "aborted"}:
+            told = json.loads(
+                ask(folder / "line.sock", "GET", f"/api/v1/checkpoints/e-1?wait=5&seen={told['phase']}")[2]
+            )
+        assert (told["phase"], told["paused_step"]) == ("committed", told["step"])
+        assert kept(folder)[0][0] == told["step"]
+    finally:
+        training.kill()
+        training.communicate()
+    again = start()
+    try:
+        assert again.stdout is not None
+        assert again.stdout.readline() == f"step {told['step']}: go on\n"
+    finally:
+        again.kill()
+        again.communicate()

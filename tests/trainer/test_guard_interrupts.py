@@ -1,0 +1,231 @@
+"""Ctrl-C into a training that survives it, or a handler that raises: nobody waits for ever, nobody is lied to."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+import powerguard.trainer
+from powerguard.trainer import Guard
+from powerguard.trainer.boundary import Boundary
+from powerguard.trainer.items import Parts
+from powerguard.trainer.ranks import Memory, MemoryRanks
+from powerguard.trainer.store import SavedCheckpoint
+from powerguard.wire import After, Phase, TriggerRequest
+
+ENDED = (Phase.COMMITTED, Phase.FAILED, Phase.ABORTED)
+OURS = (str(Path(powerguard.trainer.__file__).parent), threading.__file__)
+
+
+def saved_at(step: int) -> SavedCheckpoint:
+    return SavedCheckpoint(step=step, path=f"/ck/{step}", size_bytes=1000, manifest_digest="sha256:" + "0" * 64)
+
+
+@contextmanager
+def interrupted(when: Callable[[], object]) -> Iterator[None]:
+    """Expect Ctrl-C, from a person who presses it as soon as something is true."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def press() -> None:
+        for _ in range(2000):
+            if when():
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+            time.sleep(0.005)
+
+    person = threading.Thread(target=press)
+    person.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        person.join()
+        signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_in_a_pause_that_training_survives() -> None:
+    """It is told to train again, not to stand where it stood; and the pause is still wanted at the next boundary."""
+    with Guard(saved_at, job="loop", socket=None) as guard:
+        desk = guard.desk
+        desk.pause()
+        for is_step in (True, False):
+            with interrupted(lambda: desk.paused_step == 5):
+                guard.step(5) if is_step else guard.poll()
+            assert (desk.boundary, desk.serving, desk.status().paused) == (None, False, False)
+        again = threading.Timer(0.05, lambda: desk.status().paused and desk.resume())
+        again.start()
+        guard.step(6)
+        again.join()
+        assert not desk.held
+        assert guard.save(6).step == 6
+
+
+def test_an_interrupt_in_a_save_ends_that_save_alone() -> None:
+    """Ctrl-C, or SIGTERM that raises SystemExit: nobody waits for that one any longer; the next is made."""
+    cuts = [KeyboardInterrupt(), SystemExit(3)]
+
+    def save(step: int) -> SavedCheckpoint:
+        if cuts:
+            raise cuts.pop()
+        return saved_at(step)
+
+    with Guard(save, job="loop", socket=None) as guard:
+        for step, cut in ((1, SystemExit), (2, KeyboardInterrupt)):
+            guard.desk.trigger(TriggerRequest(id=f"e{step}"))
+            with pytest.raises(cut):
+                guard.step(step)
+            told = guard.desk.checkpoint(f"e{step}")
+            assert told is not None
+            assert (told.phase, cut.__name__ in told.error) == (Phase.FAILED, True)
+            assert (guard.desk.boundary, guard.desk.saving) == (None, False)
+        guard.desk.trigger(TriggerRequest(id="e3"))
+        guard.step(3)
+        assert guard.desk.last is not None
+        assert guard.desk.last.step == 3
+
+
+class Cut:
+    """Interrupts this thread at its nth call at a boundary: at one in Python, or where one in C has just returned.
+
+    There, and at jumps back, CPython runs the handlers of signals.
+    """
+
+    def __init__(self, at: int) -> None:
+        self.is_done = self._is_there = False
+        self._left = at
+
+    def __enter__(self) -> None:
+        sys.setprofile(self._count)
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _count(self, frame: FrameType, event: str, _arg: object) -> None:
+        self._is_there = self._is_there or frame.f_code is Boundary.attend.__code__
+        if self._is_there and event in {"call", "c_return"} and frame.f_code.co_filename.startswith(OURS):
+            self._left -= 1
+            if self._left == 0:
+                sys.setprofile(None)
+                self.is_done = True
+                raise KeyboardInterrupt
+
+
+def interrupted_at(number: int, after: After | None, root: Path | None) -> bool:
+    """Interrupt a step that is asked for a checkpoint, or (None) for a pause, at that call. False: it has fewer.
+
+    root: for checkpoints that are written beside training.
+    """
+    state = saved_at if root is None else Parts(lambda: {"a": b"x" * 5000}, lambda _items: None)
+    with Guard(state, root, job="loop", socket=None, every_s=None) as guard:
+        desk, over, locked = guard.desk, threading.Event(), []
+
+        def go_on() -> None:
+            while not over.wait(0.001):
+                if not desk.lock.acquire(timeout=5.0):
+                    locked.append(True)
+                    return
+                desk.lock.release()
+                if desk.paused_step is not None:
+                    desk.resume(wait_s=0)
+
+        if after is None:
+            desk.pause()
+        else:
+            desk.trigger(TriggerRequest(id="early", after=after))
+        daemon = threading.Thread(target=go_on)
+        daemon.start()
+        cut = Cut(number)
+        ended: BaseException = KeyboardInterrupt()
+        try:
+            with cut:
+                guard.step(5)
+        except (KeyboardInterrupt, RuntimeError) as error:
+            ended = error.__context__ or error  # a Condition's own wait has a place where its lock is let go of twice
+        assert isinstance(ended, KeyboardInterrupt)
+        assert (desk.boundary, desk.serving, desk.saving) == (None, False, False)
+        desk.trigger(TriggerRequest(id="late"))
+        guard.step(6)
+        over.set()
+        daemon.join()
+        assert not locked
+        for name in ("early", "late") if after is not None else ("late",):
+            until_s = time.perf_counter() + 20
+            while (told := desk.checkpoint(name, wait_s=1.0)) and told.phase not in ENDED:
+                assert time.perf_counter() < until_s, told
+            assert told is not None
+            assert told.phase is Phase.COMMITTED or (told.phase is Phase.FAILED and name == "early"), told
+    return cut.is_done
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a generator that is closed is cut, too
+@pytest.mark.parametrize("after", [After.CONTINUE, After.PAUSE, None])
+@pytest.mark.parametrize(("beside", "stride"), [(False, 1), (True, 20), pytest.param(True, 1, marks=pytest.mark.slow)])
+def test_an_interrupt_at_any_call_of_a_step(tmp_path: Path, after: After | None, stride: int, *, beside: bool) -> None:
+    """Whoever asked has an answer, training stands nowhere any more, and the next wish is fulfilled."""
+    number = stride
+    while interrupted_at(number, after, tmp_path / str(number) if beside else None):
+        number += stride
+    assert number > 30
+
+
+def save_alike(guards: list[Guard], cut: Cut, over: threading.Event, rank: int) -> None:
+    """Train as one of two ranks; rank 0 is interrupted while something is asked, and goes on."""
+    step = 0
+    while not over.is_set():
+        step += 1
+        time.sleep(0.0005)
+        with suppress(KeyboardInterrupt):
+            if rank or cut.is_done or guards[0].desk.known_as(["early"]) is None:
+                guards[rank].step(step)
+            else:
+                with cut:
+                    guards[rank].step(step)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("after", [After.CONTINUE, After.PAUSE])
+@pytest.mark.parametrize(
+    "number", [1, 60, *(pytest.param(number, marks=pytest.mark.slow) for number in range(2, 200, 3))]
+)
+def test_an_interrupt_of_one_of_two_ranks(number: int, after: After) -> None:
+    """All hear how it ended; the rank stands nowhere any more, and is there for the next one."""
+
+    memory, cut, over = Memory(), Cut(number), threading.Event()
+    ranks = [MemoryRanks(memory, rank, 2, ["a", "a"]) for rank in range(2)]
+    guards = [Guard(saved_at, job="pair", socket=None, ranks=each) for each in ranks]
+    trainings = [threading.Thread(target=save_alike, args=[guards, cut, over, rank]) for rank in range(2)]
+    desk = guards[0].desk
+
+    def phase(name: str) -> Phase | None:
+        if desk.paused_step is not None:
+            desk.resume(wait_s=0)
+        told = desk.checkpoint(name, wait_s=0.01)
+        return None if told is None else told.phase
+
+    for each in trainings:
+        each.start()
+    try:
+        desk.trigger(TriggerRequest(id="early", after=after))
+        until_s = time.perf_counter() + 20
+        while phase("early") not in {Phase.COMMITTED, Phase.FAILED}:
+            assert time.perf_counter() < until_s
+        cut.is_done, was_cut = True, cut.is_done
+        assert was_cut or number > 80
+        desk.trigger(TriggerRequest(id="late"))
+        while phase("late") is not Phase.COMMITTED:
+            assert time.perf_counter() < until_s
+    finally:
+        over.set()
+        for guard in guards:
+            guard.desk.resume(wait_s=0)
+        for each in trainings:
+            each.join()
+        for guard in guards:
+            guard.close(finish=False)

@@ -1,0 +1,350 @@
+"""Threads and processes that meet at one instant: what is asked, told, closed or removed just then comes out right."""
+
+import errno
+import os
+import socket
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from powerguard.cli.checkpoints_found import _native_at, entries_at
+from powerguard.cli.checkpoints_restore import Native
+from powerguard.cli.main import main
+from powerguard.trainer import Guard
+from powerguard.trainer.agreement import Agreement
+from powerguard.trainer.desk import Desk
+from powerguard.trainer.disk import Disk
+from powerguard.trainer.endpoint import Endpoint
+from powerguard.trainer.keeper import Saving
+from powerguard.trainer.ranks import Alone, FileRanks, RanksError, SocketRanks
+from powerguard.trainer.ranks.machine import Ended, Generation
+from powerguard.trainer.ranks.socket_server import Server
+from powerguard.trainer.seal import seal, verify
+from powerguard.trainer.sealed_steps import newest_whole
+from powerguard.trainer.slots import remove
+from powerguard.trainer.store import SavedCheckpoint, Store
+from powerguard.trainer.stored import Stored
+from powerguard.trainer.together import NotCommittedError, StandIn, Together
+from powerguard.trainer.writer import Writer
+from powerguard.wire import After, Phase, TriggerRequest
+from tests.trainer.checkpoints import save
+from tests.trainer.test_guard_beside import State
+from tests.trainer.toy import short_folder
+
+OLD = SavedCheckpoint(step=4, path="/ck/step-4", size_bytes=9, manifest_digest="sha256:old")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as folder:
+        yield folder
+
+
+@pytest.fixture
+def hasty() -> Iterator[None]:
+    """Let threads take turns after every few instructions."""
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual_s)
+
+
+@pytest.fixture
+def together() -> Iterator[Together]:
+    """The connection of one desk with the agreement."""
+    desk = Desk(job="llm", conduct=After.EXIT)
+    together = Together(desk, Writer(desk, Saving(lambda _step: OLD)), Alone())
+    yield together
+    together.close()
+
+
+def at(code: object, event: str, act: Callable[[], object]) -> None:
+    """Do something at the first call of a function, or at its return, by this thread: as another process would."""
+
+    def look(frame: FrameType, what: str, _arg: object) -> None:
+        if frame.f_code is code and what == event:
+            sys.setprofile(None)
+            act()
+
+    sys.setprofile(look)
+
+
+# --- The agreement --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("hasty")
+def test_who_joins_what_ends_at_that_instant_is_not_refused() -> None:
+    """An emergency that joined a periodic checkpoint was told that all ranks exit, and nothing more is saved."""
+    agreement, over = Agreement(Alone()), threading.Event()
+    agreement.step = 0
+    refused: list[str] = []
+
+    def train() -> None:
+        while not over.is_set():
+            agreement.step = step = (agreement.step or 0) + 1
+            while step >= agreement.due and (known := agreement.wait(step)) is not None:
+                agreement.conclude(known.number, ok=True, digest="sha256:x")
+
+    def ask(who: int) -> None:
+        for number in range(400):
+            try:
+                agreement.open(TriggerRequest(id=f"{who}-{number}"))
+            except RanksError as error:
+                refused.append(str(error))
+
+    training = threading.Thread(target=train)
+    askers = [threading.Thread(target=ask, args=[who]) for who in range(3)]
+    for thread in (training, *askers):
+        thread.start()
+    for thread in askers:
+        thread.join(30)
+    over.set()
+    training.join(10)
+    agreement.close()
+    assert refused == []
+
+
+def test_of_two_checkpoints_of_a_step_all_ranks_name_the_same(together: Together) -> None:
+    """One rank's writer had not told of the second yet: it named the first, and the checkpoint failed for all."""
+    desk = together._desk
+    desk.last = OLD
+    known = Generation(number=3, ids=("e",), step=OLD.step, already="sha256:new")
+    assert together.already(known, OLD.step).manifest_digest == "sha256:new"
+    assert together.already(Generation(number=4, ids=("f",), already=OLD.manifest_digest), OLD.step) is OLD
+    with desk.changed:
+        desk.committed(together.already(known, OLD.step))
+    assert desk.last is OLD, "it is known where that one lies"
+
+
+def test_who_joins_too_late_is_told_of_the_step_that_was_saved(together: Together) -> None:
+    """The writer's thread is about to tell of it: until then the desk knows an older one, which is not the answer."""
+    desk = together._desk
+    with desk.changed:
+        desk.committed(OLD)
+        operation = desk.open(TriggerRequest(id="e"), After.CONTINUE, "", 7)
+        ended = Ended(ok=True, digest="sha256:new")
+        together._reconcile(Generation(number=7, ids=("e",), step=8, begun=True, ended=ended))
+    assert (operation.phase, operation.step, operation.manifest_digest) == (Phase.COMMITTED, 8, "sha256:new")
+
+
+def test_what_has_ended_as_a_rank_comes_to_its_step_stays_ended(together: Together) -> None:
+    """It was at the boundary already when another rank failed: the asker was told so, and then waited for ever."""
+    desk = together._desk
+    with desk.changed:
+        operation = desk.open(TriggerRequest(id="e"), After.CONTINUE, "", 7)
+        desk.settle(operation, NotCommittedError("rank 1: no memory"))
+        assert together.claim(Generation(number=7, ids=("e",), step=8, begun=True), 8) is None
+    assert operation.phase is Phase.FAILED
+    assert desk.begun == []
+
+
+def test_what_is_asked_as_an_evaluation_ends_is_saved() -> None:
+    """The stand-in had told the others that its boundary can still be had, and left without looking once more."""
+    agreement = Agreement(Alone())
+    agreement.step = 5
+
+    def take_part(known: Generation) -> None:
+        agreement.conclude(known.number, ok=True, digest="sha256:x")
+
+    stand_in = StandIn(agreement, 5, take_part)
+    number = agreement.open(TriggerRequest(id="e")).number
+    while agreement._bid_in != number:
+        time.sleep(0)
+    assert stand_in.relieved(5.0)
+    agreement.step = 6
+    while agreement.wait(6) is not None:
+        pytest.fail("step 5 was bid, and step 6 is wanted")
+    known = agreement.generation(number)
+    agreement.close()
+    assert known is not None
+    assert known.ended == Ended(ok=True, digest="sha256:x")
+
+
+# --- The writer -----------------------------------------------------------------------------------------------------
+
+
+def test_a_writer_that_is_closed_while_it_asks_the_others_ends_at_once() -> None:
+    """It slept for a minute, and so did the end of training: the word had come while it was not listening."""
+    desk = Desk(job="llm", conduct=After.EXIT)
+    writer = Writer(desk, Saving(lambda _step: OLD))
+
+    class Others(Together):
+        """Asking them takes until somebody closes the writer."""
+
+        def __init__(self) -> None:
+            pass
+
+        def tick(self) -> None:
+            """Be slow."""
+            closing.start()
+            while not desk.wanted.is_set():
+                time.sleep(0.001)
+
+    closing = threading.Thread(target=writer.close, kwargs={"finish": True}, daemon=True)
+    desk.others = Others()
+    writer.start()
+    for _ in range(400):
+        if closing.ident is not None and not closing.is_alive():
+            return
+        time.sleep(0.01)
+    pytest.fail("the writer sleeps")
+
+
+def test_an_emergency_does_not_wait_until_all_memory_is_touched(tmp_path: Path) -> None:
+    """At the first start: the thread that is to write it was busy with pages that nobody needs now."""
+    size_bytes, stop = 48 << 20, threading.Event()
+    stop.set()
+    stored = Stored(State(), Store(tmp_path, job="llm"))
+    before = _resident_bytes()
+    stored.prepare(size_bytes, stop)
+    assert _resident_bytes() - before < size_bytes // 4
+    stop.clear()
+    stored.prepare(size_bytes, stop)
+    assert _resident_bytes() - before > size_bytes, "it goes on later where it was stopped"
+    stored.close()
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) << 12
+
+
+class Picky(Disk):
+    """A disk that takes everything but checkpoints."""
+
+    def write(self, descriptor: int, content: memoryview, offset: int) -> int:
+        """Refuse what goes into one."""
+        if "/step-" in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
+            raise OSError(errno.EREMOTEIO, os.strerror(errno.EREMOTEIO))
+        return super().write(descriptor, content, offset)
+
+
+def test_a_failed_checkpoint_has_room_made_again(folder: Path) -> None:
+    """It may have cost a slot, or have ended the making of one: the next emergency is not to find less."""
+
+    def until(pattern: str, count: int) -> None:
+        for _ in range(400):
+            if len(list(folder.glob(pattern))) == count:
+                return
+            time.sleep(0.01)
+        pytest.fail(f"there are never {count} of {pattern}")
+
+    with Guard(State(), folder, job="llm", every_s=None, socket=None, disk=Picky()) as guard:
+        guard.restore()
+        guard.step(1)
+        until(".room-*", 1)  # made last
+        time.sleep(0.2)
+        remove(Disk(), folder / ".slot-1")
+        guard.desk.trigger(TriggerRequest(id="e"))
+        guard.step(2)
+        until(".slot-*/shard-*", 2)
+        status = guard.desk.checkpoint("e")
+        assert status is not None
+        assert status.phase is Phase.FAILED
+
+
+# --- Sockets, folders -----------------------------------------------------------------------------------------------
+
+
+class Prompt(Server):
+    """A server whose thread sees that it is to end before the one that says so has said more."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name == "_closing" and value:
+            with socket.create_connection(self._listening.getsockname(), 5.0):
+                self._thread.join(5.0)
+
+
+def test_a_server_that_has_ended_already_is_closed_without_an_error() -> None:
+    """At the end of training, in rank 0: it was a traceback."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    Prompt(listening, b"0123456789abcdef").close()
+    assert listening.fileno() == -1
+
+
+def test_a_run_that_ends_late_leaves_the_next_ones_socket(tmp_path: Path) -> None:
+    """A restart under the same address: the old rank 0 took the new one's socket away, and nobody could join."""
+    path, secret = tmp_path / "s", tmp_path / "secret"
+    old = SocketRanks(f"unix:{path}", 0, 1, secret_file=secret)
+    new = SocketRanks(f"unix:{path}", 0, 1, secret_file=secret)
+    old.close()
+    assert stat.S_ISSOCK(path.stat().st_mode)
+    new.close()
+    assert not path.exists()
+
+
+def test_a_job_that_is_started_twice_leaves_the_first_ones_ranks_alone(tmp_path: Path) -> None:
+    """The second comes no further than the root's lock; until then it must not take the ground from under the first."""
+    first = FileRanks(tmp_path, 0, 1)
+    second = FileRanks(tmp_path, 0, 1)
+    first.set("a", b"b")
+    assert first.get("a", 0.0) == b"b"
+    del first
+    third = FileRanks(tmp_path, 0, 1)
+    assert len(list(tmp_path.glob("run-*"))) == 2, "what nobody leads any more goes"
+    assert second.claim("c", b"d") == third.claim("c", b"d") == b"d"
+
+
+def test_a_trainer_that_goes_just_now_is_in_nobodys_way(folder: Path) -> None:
+    """Without its socket the next one could be asked for nothing, and would only have said so in its log."""
+    path = folder / "t.sock"
+    with socket.socket(socket.AF_UNIX) as old:
+        old.bind(str(path))
+    at(Path.stat.__code__, "return", path.unlink)
+    try:
+        with Endpoint(Desk(job="llm", conduct=After.EXIT), path):
+            assert stat.S_ISSOCK(path.stat().st_mode)
+    finally:
+        sys.setprofile(None)
+
+
+def test_checkpoints_are_listed_while_a_training_prunes(tmp_path: Path) -> None:
+    """`powerguard checkpoints` beside a save: a folder that has just become a slot is none, and no error."""
+    with Store(tmp_path, job="llm", slots=0) as store:
+        for step in (1, 2):
+            save(store, step, list(State().items()))
+        unborn = tmp_path / store.name(0, "00000000")
+        unborn.mkdir()
+        at(_native_at.__code__, "call", unborn.rmdir)  # it is listed first
+        try:
+            assert [entry.step for entry in entries_at(str(tmp_path))] == [2, 1]
+        finally:
+            sys.setprofile(None)
+
+
+def test_all_ranks_look_for_the_newest_sealed_checkpoint(tmp_path: Path) -> None:
+    """Another rank sets the rotten one aside while this one looks at it; and the last of that name lies there still."""
+    for step in (1, 2):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "model").write_bytes(b"x" * 100)
+        seal(tmp_path / f"checkpoint-{step}", step=step)
+    rotten, earlier = tmp_path / "checkpoint-2", tmp_path / "bad-checkpoint-2"
+    (rotten / "model").write_bytes(b"y" * 100)
+    earlier.mkdir()
+    (earlier / "model").touch()
+    at(verify.__code__, "return", lambda: rotten.rename(tmp_path / "bad-by-another-rank"))
+    try:
+        assert newest_whole(tmp_path) == tmp_path / "checkpoint-1"
+    finally:
+        sys.setprofile(None)
+    (tmp_path / "bad-by-another-rank").rename(rotten)
+    assert newest_whole(tmp_path) == tmp_path / "checkpoint-1"
+    assert (tmp_path / "bad-checkpoint-2.2" / "model").exists()
+
+
+def test_a_checkpoint_that_is_restored_elsewhere_is_not_pruned_meanwhile(tmp_path: Path) -> None:
+    """`powerguard checkpoints restore --to` beside a training: it was told to be corrupt, and was being removed."""
+    with Store(tmp_path / "ck", job="llm") as store:
+        save(store, 1, list(State().items()))
+        at(Native._check_memory.__code__, "call", lambda: store.prune(keep=0))
+        try:
+            assert main(["checkpoints", "restore", str(tmp_path / "ck"), "--to", str(tmp_path / "new")]) == 0
+        finally:
+            sys.setprofile(None)
+        assert store.prune(keep=0) != []

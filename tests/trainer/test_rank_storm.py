@@ -1,0 +1,43 @@
+"""Real processes over one root, on a disk that dawdles at every call: nothing is taken from under anybody's hands."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.rank_storm import judged, storm
+from tests.trainer.toy import short_folder
+
+ONE, TWO = ["a", "a", "a"], ["a", "a", "b"]
+
+
+def held(folder: Path, hosts: list[str], seed: int, seconds: float) -> None:
+    told = storm(folder, seed, seconds, hosts)
+    assert judged(folder, told, hosts, seed) == []
+    assert told["committed"] > 0
+    assert len(told["ranks"]) == len(hosts)
+    assert {each["final"] for each in told["ranks"]} == {told["ranks"][0]["final"]}
+
+
+def test_a_short_storm() -> None:
+    with short_folder() as folder:
+        held(folder, ["a", "a"], 1, 1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 13))
+@pytest.mark.parametrize("hosts", [ONE, TWO], ids=["one host", "two hosts"])
+def test_a_long_storm(hosts: list[str], seed: int) -> None:
+    """With two hosts each has a root of its own at odd seeds, and they share one at even ones."""
+    with short_folder() as folder:
+        held(folder, hosts, seed, 8.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_storms_that_are_cut_short(seed: int) -> None:
+    """Ranks are killed in the midst of it, three times over; nothing that was told to be durable is lost."""
+    with short_folder() as folder:
+        for turn in range(3):
+            told = storm(folder, seed + turn, 4.0, ONE, kill=True)
+            assert judged(folder, told, ONE, seed) == []
+        held(folder, ONE, seed, 2.0)
