@@ -7,7 +7,22 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import apcupsd, core, cuts, daemon, guard, nut, processes, ranks, react, simulated, tiers, trainer
+from bench import (
+    apcupsd,
+    core,
+    cuts,
+    daemon,
+    guard,
+    nut,
+    poll,
+    processes,
+    ranks,
+    react,
+    simulated,
+    tiers,
+    trainer,
+    ways,
+)
 from bench.figure import Figure
 
 BENCHES: dict[str, Callable[..., list[Figure]]] = {
@@ -16,8 +31,10 @@ BENCHES: dict[str, Callable[..., list[Figure]]] = {
     "react": react.run,
     "daemon": daemon.run,
     "simulated": simulated.run,
+    "ways": ways.run,
     "apcupsd": apcupsd.run,
     "nut": nut.run,
+    "poll": poll.run,
     "tiers": tiers.run,
     "ranks": ranks.run,
     "guard": guard.run,

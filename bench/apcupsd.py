@@ -18,8 +18,8 @@ import structlog
 from bench.figure import Figure
 from powerguard.clock import boottime_s
 from powerguard.core import fusion
-from powerguard.core.events import Reading, SourceFailed
 from powerguard.core.model import Feed, Policy, Supply
+from powerguard.core.readings import Reading, SourceFailed
 from powerguard.protocols.nis import Flag
 from powerguard.sim.snmp_agent import SnmpAgent
 from powerguard.sim.ups import Battery, SimUps
@@ -27,7 +27,6 @@ from powerguard.sources.apcupsd import ApcupsdSource
 from powerguard.sources.apcupsd_options import ApcupsdOptions
 from powerguard.sources.base import Source
 from powerguard.sources.snmp import SnmpSource
-from powerguard.sources.snmp_engine import close_engines
 from powerguard.sources.snmp_options import SnmpOptions
 from tests.peers import find
 from tests.peers.apcupsd import Apcupsd, Scripts, apcupsd, scripts
@@ -188,7 +187,6 @@ async def _measure(*, flips: int, default_s: float) -> list[Figure]:
                 await bench.flip({"POLLTIME 60": default}, 90.0)
                 await asyncio.sleep(bench.dice.uniform(0.0, 20.0))
         figures += _figures(bench.times, " (beside the default)")
-    close_engines()
     return figures
 
 

@@ -5,11 +5,10 @@ was not there), refused (found, and seen to be bad). See tests/trainer/cuts/powe
 """
 
 import os
-import sys
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 
+from bench.dcp import torch_python
 from bench.figure import Figure
 from tests.trainer.cuts import patterns
 from tests.trainer.cuts.power import DISK_BYTES, HEAD, PROGRAM, base, cut_power
@@ -22,12 +21,6 @@ TORCH_PATTERNS = (
     "torch.save + fsync + replace",
 )
 SAFE = ("powerguard", "powerguard, no slots", "torch DCP, sealed")
-
-
-def torch_python() -> str | None:
-    """A python that has torch: this one, or the one of scripts/test-torch."""
-    other = Path(__file__).resolve().parents[1] / ".venv-torch" / "bin" / "python"
-    return sys.executable if find_spec("torch") else str(other) if other.exists() else None
 
 
 def run(*, quick: bool) -> list[Figure]:

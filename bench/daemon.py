@@ -14,6 +14,7 @@ from powerguard.clock import boottime_s
 from powerguard.daemon.assemble import assemble
 from powerguard.settings.load import load
 from powerguard.sim.snmp_agent import SnmpAgent
+from powerguard.sim.snmp_usm import SimUser
 from powerguard.sim.ups import Battery, SimUps
 
 _PROBE_S = 0.01
@@ -23,7 +24,11 @@ _AS_INSTALLED = "import sys; sys.modules['rich'] = None; from powerguard.cli.mai
 
 def run(*, quick: bool) -> list[Figure]:
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
-    return [*asyncio.run(_cost(5.0 if quick else 60.0)), *asyncio.run(_lag(3.0 if quick else 20.0))]
+    return [
+        *asyncio.run(_cost("", None, 5.0 if quick else 60.0)),
+        *asyncio.run(_cost(", SNMP v3 with privacy", world.USER, 5.0 if quick else 60.0)),
+        *asyncio.run(_lag(3.0 if quick else 20.0)),
+    ]
 
 
 def _cpu_s(pid: int) -> float:
@@ -38,15 +43,15 @@ def _rss_mb(pid: int) -> float:
     return 0.0
 
 
-async def _cost(seconds: float) -> list[Figure]:
+async def _cost(name: str, user: SimUser | None, seconds: float) -> list[Figure]:
     rss: list[float] = []
     cpu: list[float] = []
     with world.folder() as at:
         ups = SimUps(Battery(runtime=((0.5, 540.0), (1.0, 240.0))), clock=boottime_s, load=lambda: 0.5)
         stack = contextlib.AsyncExitStack()
         await stack.enter_async_context(world.Trainer().serving(at / "trainer.sock"))
-        async with SnmpAgent(ups.apc_table) as agent:
-            config = world.settings(at, snmp_port=agent.port, table={50: 540, 100: 240})
+        async with SnmpAgent(ups.apc_table, user=user) as agent:
+            config = world.settings(at, snmp_port=agent.port, table={50: 540, 100: 240}, user=user)
             async with world.process(at, "-c", _AS_INSTALLED, "run", "--config", str(config)) as daemon:
                 await asyncio.sleep(6.0)
                 for _ in range(max(1, int(seconds / 5))):
@@ -56,8 +61,8 @@ async def _cost(seconds: float) -> list[Figure]:
                     rss.append(_rss_mb(daemon.pid))
         await stack.aclose()
     return [
-        Figure(name="daemon at 1 Hz, resident memory", unit="MB", values=tuple(rss), bar="<= 80"),
-        Figure(name="daemon at 1 Hz, CPU", unit="% of a core", values=tuple(cpu), bar="<= 1"),
+        Figure(name=f"daemon at 1 Hz{name}, resident memory", unit="MB", values=tuple(rss), bar="<= 80"),
+        Figure(name=f"daemon at 1 Hz{name}, CPU", unit="% of a core", values=tuple(cpu), bar="<= 1"),
     ]
 
 

@@ -14,7 +14,7 @@ import structlog
 from bench import world
 from bench.figure import Figure
 from powerguard.clock import boottime_s
-from powerguard.core.events import OutputSource, Reading
+from powerguard.core.readings import OutputSource, Reading
 from powerguard.daemon.assemble import Hands, assemble
 from powerguard.daemon.journal import read_only, recent
 from powerguard.settings.load import load

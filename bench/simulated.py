@@ -11,7 +11,7 @@ from typing import Final
 from bench.figure import Figure
 from powerguard.sim.world.many import play_many
 from powerguard.sim.world.report import Options, Sample, report
-from powerguard.sim.world.site import DrillSite, FaultSite, HostSite, Site, TrainerSite, UpsSite
+from powerguard.sim.world.site import DrillSite, FaultSite, HostSite, ReturnSite, Site, TrainerSite, UpsSite
 
 SEED: Final = 7
 OUTAGES: Final = 2000
@@ -27,6 +27,12 @@ ROWS: Final[Mapping[str, Site]] = {
     "5 % of trainers never pause": Site(drill=_CAP, trainer=TrainerSite(never_pauses_share=0.05)),
     "the same, signals: none": Site(
         drill=_CAP, host=HostSite(signals=False), trainer=TrainerSite(never_pauses_share=0.05)
+    ),
+    "and a sentinel": Site(drill=_CAP, returns=ReturnSite(sentinel_share=1.0)),
+    "and a clock that wakes": Site(drill=_CAP, returns=ReturnSite(rtc_share=1.0)),
+    "and an output that cycles": Site(drill=_CAP, returns=ReturnSite(output_share=1.0, rtc_share=1.0)),
+    "and every way back": Site(
+        drill=_CAP, returns=ReturnSite(output_share=1.0, rtc_share=1.0, sentinel_share=1.0, late_share=1.0)
     ),
     "50 % charge at start": Site(drill=_CAP, ups=UpsSite(charge=(0.5, 0.5))),
     "health 20 % too high (falsified)": Site(drill=DrillSite(done=True, cap=True, health_factor=1.2)),

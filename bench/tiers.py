@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bench import dcp
 from bench.figure import Figure
 from powerguard.trainer.found import SavedCheckpoint
 from powerguard.trainer.manifest import MANIFEST
@@ -79,7 +80,8 @@ def _costs(at: Path, server: S3Server, saved: SavedCheckpoint, runs: int) -> lis
             told.setdefault(name, []).append(way(str(run)))
     cpu = [Figure(name=f"upload to {n}", unit="CPU s/GB", values=tuple(c for c, _ in v)) for n, v in told.items()]
     rate = [Figure(name=f"upload to {n}", unit="GB/s", values=tuple(r for _, r in v)) for n, v in told.items()]
-    return cpu + rate
+    beside = dcp.saved(at / "nas" / "dcp", saved.size_bytes, runs, " into the folder, while training stands still")
+    return cpu + rate + beside
 
 
 @contextlib.contextmanager

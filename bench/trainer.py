@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from bench import dcp
 from bench.figure import Figure
 from powerguard.trainer.items import Buffer
 from powerguard.trainer.manifest import Manifest
@@ -148,30 +149,6 @@ def busy_cores() -> Iterator[None]:
             burner.wait()
 
 
-def torch_python() -> str | None:
-    """A python that has torch: this one, or that of the torch tests."""
-    for python in (sys.executable, str(Path(".venv-torch/bin/python").absolute())):
-        with contextlib.suppress(OSError):
-            if subprocess.run([python, "-c", "import torch"], capture_output=True, check=False).returncode == 0:
-                return python
-    return None
-
-
-def dcp(python: str, folder: Path, size: int, rounds: int) -> list[Figure]:
-    """torch.distributed.checkpoint, as it comes and with more threads, on the same disk."""
-    figures = []
-    for name, threads in (("default", 1), ("4 threads", 4)):
-        command = [python, "bench/dcp_child.py", str(folder / "dcp"), str(size), str(threads), str(rounds)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=900)
-        rates, cpu = json.loads(done.stdout.splitlines()[-1])
-        shutil.rmtree(folder / "dcp", ignore_errors=True)
-        figures += [
-            Figure(name=f"torch DCP {name}, {size / 1e9:.1f} GB", unit="GB/s", values=tuple(rates)),
-            Figure(name=f"torch DCP {name}, CPU", unit="s/GB", values=tuple(cpu)),
-        ]
-    return figures
-
-
 def figures_of(what: str, rounds: Rounds) -> list[Figure]:
     return [
         Figure(name=f"emergency write, {what}", unit="GB/s", values=tuple(rounds.ours)),
@@ -199,11 +176,7 @@ def run(*, quick: bool) -> list[Figure]:
         figures += figures_of(f"{size / 1e9:.1f} GB", compare(program, folder, size, rounds))
         with busy_cores():
             figures += figures_of(f"{size / 1e9:.1f} GB, all cores busy", compare(program, folder, size, rounds))
-        python = torch_python()
-        if python is None:
-            print("  no torch here: its own checkpoint is left out")
-        else:
-            figures += dcp(python, folder, size, 2 if quick else 3)
+        figures += dcp.saved(folder / "dcp", size, 2 if quick else 3)
         if not quick and has_room(folder):
             figures += figures_of(f"{LARGE / 1e9:.1f} GB", compare(program, folder, LARGE, LARGE_ROUNDS))
         seconds = LARGE / 1e9 / median(figures[0].values)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from powerguard.clock import boottime_s
+from powerguard.sim.snmp_usm import SimUser
 
 
 @contextlib.contextmanager
@@ -33,9 +34,25 @@ def secret(path: Path, text: str) -> dict[str, str]:
     return {"file": str(path)}
 
 
-def settings(at: Path, *, snmp_port: int, table: Mapping[int, float], **more: Any) -> Path:  # noqa: ANN401 - any setting
-    source = {"kind": "snmp", "host": "127.0.0.1", "port": snmp_port, "version": "2c"}
-    source["community"] = secret(at / "community", "public")
+USER = SimUser(name="bench", auth=b"authpass-of-the-bench", priv=b"privpass-of-the-bench")
+"""The user of a card that speaks version 3."""
+
+
+def settings(
+    at: Path,
+    *,
+    snmp_port: int,
+    table: Mapping[int, float],
+    user: SimUser | None = None,
+    **more: Any,  # noqa: ANN401 - any setting
+) -> Path:
+    """Write settings with one card. user: of version 3, with privacy; None: version 2c."""
+    source: dict[str, Any] = {"kind": "snmp", "host": "127.0.0.1", "port": snmp_port}
+    if user is None or user.priv is None:
+        source |= {"version": "2c", "community": secret(at / "community", "public")}
+    else:
+        source |= {"version": 3, "user": user.name, "auth": secret(at / "auth", user.auth.decode())}
+        source["priv"] = secret(at / "priv", user.priv.decode())
     whole: dict[str, Any] = {
         "mode": "armed",
         "host": {"kind": "dry-run"},

@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 
-from tests.peers import MISSING, require
+from tests.peers import MISSING, remove_folders, require
 
 # Set before the first import of ours and inherited by every child: whatever can power off refuses while it is set.
 os.environ["POWERGUARD_UNDER_TEST"] = "1"
@@ -18,7 +18,8 @@ os.environ["POWERGUARD_UNDER_TEST"] = "1"
 # A machine that is busy draws slowly; that says nothing of what is tested. PyTorch's environment has no hypothesis.
 if importlib.util.find_spec("hypothesis") is not None:
     hypothesis = importlib.import_module("hypothesis")
-    hypothesis.settings.register_profile("busy", suppress_health_check=[hypothesis.HealthCheck.too_slow])
+    slow = [hypothesis.HealthCheck.too_slow]
+    hypothesis.settings.register_profile("busy", suppress_health_check=slow, deadline=None)
     hypothesis.settings.load_profile("busy")
 
 
@@ -29,6 +30,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     its ResourceWarning, being an error here, fails a run whose tests all passed.
     """
     asyncio.set_event_loop(None)
+
+
+def pytest_sessionfinish() -> None:
+    """Leave nothing in /tmp of what tests shared."""
+    remove_folders()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

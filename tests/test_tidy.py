@@ -28,20 +28,22 @@ SWALLOWERS: Final[Mapping[str, str]] = {
     "powerguard/cli/checks.py": "doctor decides nothing: a check that breaks is a finding, and the others still count",
     "powerguard/daemon/journal/journal.py": "errors go from its thread to the loop; none may stop a start",
     "powerguard/daemon/log.py": "an error that cannot be shown must not become one more",
-    "powerguard/effectors/bmc/worker.py": "a child process that answers whatever happens: pyghmi lets anything escape",
-    "powerguard/sources/snmp_engine.py": "what a decoder raises on a hostile packet is counted; the request times out",
+    "powerguard/effectors/bmc/worker.py": "a child process that always answers: IPMI libraries let anything escape",
     "powerguard/trainer/chunks.py": "what fails in a thread that helps is raised in the one that waits for it",
     "powerguard/trainer/keeper.py": "a checkpoint that fails must not end the training; whoever asked for it is told",
 }
 STARTERS: Final[Mapping[str, str]] = {
     "powerguard/effectors/child.py": "the one way in which the daemon starts a program",
     "powerguard/cli/event.py": "the hook becomes the operator's own SHUTDOWNCMD unless the daemon owns the shutdown",
+    "powerguard/effectors/bmc/helper.py": "a fork for each word, so that none holds another up; no program",
     "powerguard/sim/*": "the demo starts its world",
     "powerguard/trainer/tiers/upload.py": "uploads run in a child of the training that can be killed at any instant",
 }
 WIRE_LIBRARIES: Final[Mapping[str, tuple[str, ...]]] = {
+    "cryptography": ("powerguard/sources/snmp_ciphers.py", "powerguard/sim/*"),
     "pyghmi": ("powerguard/effectors/bmc*", "powerguard/sim/*"),
-    "pysnmp": ("powerguard/sources/snmp*", "powerguard/sim/*"),
+    "pyipmi": ("powerguard/effectors/bmc*",),
+    "pysnmp": (),
 }
 CORE_IMPORTS: Final = {"collections", "dataclasses", "enum", "math", "types", "typing"}
 TRAINER_IMPORTS: Final = {"obstore", "lightning", "numpy", "torch", "transformers", "xxhash"} | set(
@@ -325,7 +327,7 @@ CLEAN: Final = [
     (starts_programs, "powerguard/effectors/child.py", "asyncio.create_subprocess_exec('true')"),
     (wrong_imports, "powerguard/core/a.py", "from powerguard.core.model import State\nimport math\nfrom .b import c"),
     (wrong_imports, "powerguard/effectors/bmc_child.py", "import pyghmi.ipmi.command"),
-    (wrong_imports, "powerguard/sources/snmp.py", "import pysnmp.hlapi.v3arch.asyncio"),
+    (wrong_imports, "powerguard/sources/snmp_ciphers.py", "from cryptography.hazmat.primitives.ciphers import Cipher"),
     (wrong_imports, "powerguard/daemon/http.py", "from aiohttp import web"),
     (
         wrong_imports,

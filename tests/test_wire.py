@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerguard.core.events import Conduct
+from powerguard.core.actions import Conduct
 from powerguard.wire import (
     CHECKPOINTS_PATH,
     HEALTH_PATH,

@@ -232,6 +232,14 @@ class Rig:
         """Say whether the journal on the disk holds the order with this id."""
         return any(line.action == id_ for line in self.lines() if line.kind == "action")
 
+    def was_journalled_first(self, trainer: Trainer) -> bool:
+        """Say whether the journal held each order before the trainer got it.
+
+        A disk that does not answer within half a second is not waited for, and then the log says so.
+        """
+        late = bool(self.logged("journal_not_durable"))
+        return bool(trainer.orders) and all(order.journalled or late for order in trainer.orders)
+
     def offs(self) -> list[Off]:
         """Every call of the power-off command."""
         if not self._offs.exists():

@@ -1,36 +1,20 @@
 """Somebody, or NTP, sets the wall clock in mid-outage: nothing that matters may notice.
 
-libfaketime plays the wall clock of the daemon alone, by a file that it reads again and again; CLOCK_MONOTONIC and
-CLOCK_BOOTTIME stay real, as they do on a real host.
+CLOCK_MONOTONIC and CLOCK_BOOTTIME stay real, as they do on a real host.
 """
-
-from pathlib import Path
 
 import pytest
 
 from powerguard.clock import boottime_s
 from powerguard.sim.snmp_agent import Fault
 from tests.e2e.rig import BUSY_S, LONG, rig
-from tests.peers import require
+from tests.peers.faketime import faked
 
 HOUR_S = 3600.0
 LOST_S = 3 * 1.0 + 1.0 + BUSY_S
 """Three misses of 1 s each (asked twice, 0.5 s), the first of them not begun at once."""
 TRAINING_S = 4.0
 """Before that the battery of this host has no reason to be given up."""
-
-
-def faked(clock: Path) -> dict[str, str]:
-    """The environment that makes a process take its wall clock's offset from a file."""
-    program = Path(require("faketime")).resolve()
-    libraries = sorted((program.parents[1] / "lib").glob("*/faketime/libfaketimeMT.so.1"))
-    assert libraries, f"no libfaketime beside {program}"
-    return {
-        "LD_PRELOAD": str(libraries[0]),
-        "FAKETIME_TIMESTAMP_FILE": str(clock),
-        "FAKETIME_CACHE_DURATION": "1",  # seconds; without a cache every look at the clock reads the file
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-    }
 
 
 @pytest.mark.peer("faketime")

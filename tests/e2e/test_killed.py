@@ -69,7 +69,7 @@ async def test_killed_before_the_commit(moment: Moment) -> None:
         (trainer,) = world.trainers
         assert len(trainer.checkpoints) == 1
         assert {order.id for order in trainer.orders} == trainer.checkpoints
-        assert [order.journalled for order in trainer.orders] == [True] * len(trainer.orders)
+        assert world.was_journalled_first(trainer)
         moved = [numbers(line)["new"] for line in world.notes("phase_changed")]
         assert moved == ["on_battery", "emergency_checkpoint", "holding", "shutdown"]
         assert off.ordered
@@ -159,7 +159,7 @@ async def test_killed_again_and_again(seed: int) -> None:
         assert cut_at_s < off.at_s
         assert world.ups.alive
         trainer = world.trainers[0]
-        assert all(order.journalled for order in trainer.orders)
+        assert world.was_journalled_first(trainer)
         assert len(trainer.checkpoints) == 1
         world.no_traceback()
 

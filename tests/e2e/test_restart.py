@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from powerguard.clock import boottime_s
-from powerguard.core.events import Grade, OutputSource, Reading
+from powerguard.core.actions import Grade
 from powerguard.core.model import OnBattery, Outage, Policy, State
+from powerguard.core.readings import OutputSource, Reading
 from powerguard.daemon.journal import Entry, Journal, WorkerThread
 from powerguard.daemon.loop import Loop
 from powerguard.daemon.parts import Parts

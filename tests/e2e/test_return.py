@@ -4,7 +4,10 @@ import sqlite3
 import sys
 from contextlib import closing
 
+from powerguard.effectors.host_check import MEMORY
+from powerguard.effectors.host_look_judge import Kept, Memory, to_json
 from powerguard.sim.story import numbers
+from tests.cli.checkpoint_sites import save
 from tests.e2e.rig import Rig, rig
 
 
@@ -15,7 +18,10 @@ def reboot(world: Rig) -> None:
 
 
 async def test_the_host_returns_and_training_with_it() -> None:
-    """Power-off, power back, boot: no second power-off, training after the gate, and the outage closed in numbers."""
+    """Power-off, power back, boot: no second power-off, training after the gate, and the outage closed in numbers.
+
+    The storage comes later than the host, as a NAS does: training waits until its checkpoints are there again.
+    """
     async with rig() as world:
         resumed = world.folder / "resumed"
         touch = "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()"
@@ -29,16 +35,24 @@ async def test_the_host_returns_and_training_with_it() -> None:
         reboot(world)
         world.ups.utility = True
         world.trainers[0].paused = False
+        storage = world.folder / "ckpt"
+        kept = Kept(real=str(storage), mounted=None, steps={"llm": 5}, told_at=0.0)
+        (world.journal.parent / MEMORY).write_text(to_json(Memory(places={str(storage): kept})), encoding="utf-8")
         await world.start()
         returned = await world.note("host_returned", outage=outage)
         assert returned.because == "powered off by us"
         status = await world.status()
         assert status is not None
         assert (status["phase"], status["outage"]["id"]) == ("recovery", outage)
+        missing = await world.note("host_incomplete_raised", 20.0)
+        assert f"{storage}: it cannot be read: No such file or directory" in missing.because
         assert not resumed.exists()
+        save(storage, 5)
+        checked = await world.note("host_checked", 20.0)
+        assert f"llm: step 5 (whole) in {storage}" in str(numbers(checked)["newest"])
         ended = await world.note("outage_ended", 20.0)
         opened = await world.note("gate_opened")
-        assert returned.at_s < opened.at_s <= ended.at_s
+        assert returned.at_s < missing.at_s < checked.at_s <= opened.at_s <= ended.at_s
         assert resumed.exists()
         assert numbers(ended)["outcome"] == "clean_shutdown"
         assert numbers(ended)["outage"] == outage == world.one_outage()

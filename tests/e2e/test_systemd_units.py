@@ -8,12 +8,25 @@ from pathlib import Path
 import pytest
 
 from powerguard.effectors.host_options import OFF_FIFO, ResumeOptions
+from powerguard.effectors.rtc_options import RtcOptions
 from tests.peers import require
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"
-UNITS = ("powerguard.service", "powerguard-off.service", "powerguard-off.socket", "powerguard-resume.target")
-PROGRAMS = ("opt/powerguard/bin/powerguard", "usr/lib/powerguard/powerguard-off", "bin/bash", "bin/kill")
-WORST_EXPOSURE = 2.5
+UNITS = (
+    "powerguard.service",
+    "powerguard-off.service",
+    "powerguard-off.socket",
+    "powerguard-resume.target",
+    "powerguard-disarm.service",
+)
+PROGRAMS = (
+    "opt/powerguard/bin/powerguard",
+    "usr/lib/powerguard/powerguard-off",
+    "usr/bin/python3",
+    "bin/bash",
+    "bin/sh",
+)
+WORST_EXPOSURE = 2.0
 
 
 class Unit(ConfigParser):
@@ -89,6 +102,15 @@ def test_the_daemon_is_never_given_up_on_and_has_no_rights() -> None:
     assert service["CapabilityBoundingSet"] == ""
     assert "DynamicUser" not in service
     assert "ProcSubset" not in service, "the boot id and the uptime are outside of it"
+
+
+def test_the_clock_can_be_woken_by_and_not_set() -> None:
+    """Its alarm needs no more than the device open for reading; the rest of the sandbox stays as it was."""
+    service = Unit("powerguard.service")["Service"]
+    assert service["ProtectClock"] == service["PrivateDevices"] == "yes"
+    assert service["BindReadOnlyPaths"] == f"-{RtcOptions().device}", "a host without one starts all the same"
+    rule = (SYSTEMD / "powerguard.rtc.rules").read_text(encoding="utf-8").splitlines()[-1]
+    assert rule == 'SUBSYSTEM=="rtc", KERNEL=="rtc0", GROUP="powerguard", MODE="0640"'
 
 
 def test_the_daemon_writes_to_where_the_helper_listens() -> None:
