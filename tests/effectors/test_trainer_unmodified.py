@@ -27,7 +27,12 @@ from powerguard.effectors.child import run_child
 from powerguard.effectors.signals.effector import SignalHelper
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.trainer.newest_child import main as newest_child
-from powerguard.effectors.trainer.options import CommandTrainerOptions, SignalTrainerOptions, TrainerOptions
+from powerguard.effectors.trainer.options import (
+    AnyTrainerOptions,
+    CommandTrainerOptions,
+    SignalTrainerOptions,
+    TrainerOptions,
+)
 from powerguard.effectors.trainer.unmodified import SignalRun, is_there
 from powerguard.settings.schema import Settings
 from powerguard.trainer.found import newest_in
@@ -110,6 +115,10 @@ def order(limit_s: float = 12.0) -> TriggerCheckpoint:
     )
 
 
+def nobody_knows(_unit: str) -> None:
+    """As where no control groups are told: the host's own are other tests' too, which come and go."""
+
+
 async def asked(
     options: SignalTrainerOptions | CommandTrainerOptions, helper: Helper | None = None, limit_s: float = 12.0
 ) -> tuple[dict[str, Any], list[str]]:
@@ -119,7 +128,7 @@ async def asked(
         if isinstance(news, CheckpointProgress) and news.stage not in stages:
             stages.append(news.stage)
 
-    made = TrainerEffector([options], clock=boottime_s, publish=publish, helper=helper)
+    made = TrainerEffector([options], clock=boottime_s, publish=publish, helper=helper, alive=nobody_knows)
     return dict(await made.carry_out(order(limit_s))), stages
 
 
@@ -298,13 +307,17 @@ async def test_they_cannot_be_paused_and_never_stand_for_us(tmp_path: Path) -> N
         await made.carry_out(PauseTrainer(id="p", by_s=boottime_s() + 5, trainer="llm", outage="o1"))
 
 
-async def test_they_are_seen_as_what_they_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize("alive", [True, False, None])
+async def test_they_are_seen_as_what_they_do(tmp_path: Path, *, alive: bool | None) -> None:
     seen: list[Any] = []
-    options = [by_signal(tmp_path, after="exit"), by_command("true", name="other", disk="nvme")]
-    made = TrainerEffector(options, clock=boottime_s, publish=seen.append)
+    options: list[AnyTrainerOptions] = [
+        by_signal(tmp_path, after="exit"),
+        by_command("true", name="other", disk="nvme"),
+    ]
+    made = TrainerEffector(options, clock=boottime_s, publish=seen.append, alive=lambda _: alive)
     await made.look()
     assert [(each.trainer, each.alive, each.conduct, each.disk) for each in seen] == [
-        ("llm", is_there("unmodified.service") is not False, Conduct.EXIT, ""),
+        ("llm", alive is not False, Conduct.EXIT, ""),
         ("other", True, Conduct.CONTINUE, "nvme"),
     ]
 
@@ -436,7 +449,6 @@ async def test_the_whole_way_through_the_real_helper() -> None:
     """A unit's process of another user gets the signal that root has listed, and what it writes is found."""
     jobs = Jobs()
     try:
-        # A name of its own: a control group that is there, or has just gone, is seen by every test of that unit.
         jobs.rank("t", "catches", cgroup=jobs.cgroup("signalled.service"))
         jobs.allowed.write_text("signalled.service USR1\n", encoding="ascii")
         with jobs.listening() as path:

@@ -32,7 +32,7 @@ from powerguard.effectors.trainer.options import (
 )
 from powerguard.effectors.trainer.peer import Answer, GoneError, Peer, PeerError, StrangerError
 from powerguard.effectors.trainer.run import Run
-from powerguard.effectors.trainer.unmodified import Helper, is_there, unmodified_run
+from powerguard.effectors.trainer.unmodified import Alive, Helper, is_there, unmodified_run
 from powerguard.effectors.trainer.uploads import Uploads
 from powerguard.wire import (
     PAUSE_PATH,
@@ -77,7 +77,8 @@ class TrainerEffector:
 
     publish: takes TrainerSeen and CheckpointProgress; never blocks. discover_dir: where trainers put their sockets;
     None: only configured ones count. discover_uids: whose sockets there are believed; root's and our own always are.
-    helper: who may signal; needed where a trainer, or a fallback, is of kind signal.
+    helper: who may signal; needed where a trainer, or a fallback, is of kind signal. alive: whether a unit
+    has processes.
     """
 
     def __init__(
@@ -90,8 +91,10 @@ class TrainerEffector:
         discover_uids: Sequence[int] = (),
         spawn: Spawn = run_child,
         helper: Helper | None = None,
+        alive: Alive = is_there,
     ) -> None:
         self._clock = clock
+        self._alive = alive
         self._helper = helper or _NoHelper()
         self._publish = publish
         self._discover_dir = None if discover_dir is None else discover_dir.absolute()
@@ -175,6 +178,7 @@ class TrainerEffector:
             publish=self._publish,
             spawn=self._spawn,
             helper=self._helper,
+            alive=self._alive,
         )
 
     async def watch(self, every_s: float = 5.0) -> None:
@@ -300,7 +304,7 @@ class TrainerEffector:
 
     def _seen_unmodified(self, options: Unmodified) -> TrainerSeen:
         """Nobody answers: a unit with processes is alive, a program may always be tried."""
-        alive = not isinstance(options, SignalTrainerOptions) or is_there(options.unit) is not False
+        alive = not isinstance(options, SignalTrainerOptions) or self._alive(options.unit) is not False
         return TrainerSeen(
             at_s=self._clock(),
             trainer=options.name,

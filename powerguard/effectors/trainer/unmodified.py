@@ -40,6 +40,10 @@ class Helper(Protocol):
         ...
 
 
+Alive = Callable[[str], bool | None]
+"""Whether a unit has processes; None: not to be known."""
+
+
 def is_there(unit: str, roots: tuple[Path, ...] = CGROUPS) -> bool | None:
     """Say whether a unit of the system's manager has processes, by its control group; None: not to be known here."""
     known = False
@@ -152,6 +156,7 @@ def unmodified_run(
     publish: Callable[[CheckpointProgress], None],
     spawn: Spawn,
     helper: Helper,
+    alive: Alive,
 ) -> SignalRun | CommandRun:
     """Make the run of a trainer, or of a fallback, that knows nothing of us. A fallback that sends TERM ends it."""
     where = address(options)
@@ -180,5 +185,5 @@ def unmodified_run(
         ends_training=ends,
         options=options,
         helper=helper,
-        alive=lambda: is_there(options.unit),
+        alive=lambda: alive(options.unit),
     )
