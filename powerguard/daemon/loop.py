@@ -92,7 +92,7 @@ class Loop:
         self._changed = asyncio.Event()
         self._in_flight: dict[str, tuple[asyncio.Task[None], Action]] = {}
         self._settled = asyncio.Event()
-        self._answering = False
+        self._turn = asyncio.Lock()
         self._restored = Step(self.state)
         self._sources = SourceViews(clock)
         self._return_watch = ReturnWatch(clock)
@@ -255,7 +255,10 @@ class Loop:
         self._restored = answer
 
     async def _serve_parts(self) -> None:
-        """Run the sources and watchers of the settings; start them anew after a reload."""
+        """Run the sources and watchers of the settings; those of new settings in their place, once they are taken.
+
+        All of them, though their settings be the same: a reload also takes a password, a key or a profile that changed.
+        """
         while not self._stopping:
             # Not in the group: one that swallows its cancellation would hold up our exit for ever.
             create_task = asyncio.get_running_loop().create_task
@@ -269,13 +272,11 @@ class Loop:
             running += [create_task(keep_running(name, run), name=name) for name, run in self.parts.watchers.items()]
             self._sources.begin(self.parts.sources)
             self._return_watch.set_parts(self.parts)
+            old = self.parts
             try:
                 await self._wait_for_change()
             finally:
                 await self._end(running)
-            old = self.parts
-            if not self._stopping:
-                self._take_new_settings()
             if self.parts is not old:
                 await close(old)
 
@@ -298,23 +299,26 @@ class Loop:
         return failed
 
     async def _wait_for_change(self) -> None:
-        """Wait for a stop, or for a reload that may be made now."""
-        while True:
+        """Wait for a stop, or until new settings are taken. Those that are refused touch nothing that runs."""
+        taken = False
+        while not taken:
             await self._changed.wait()
             self._changed.clear()
-            if self._stopping:
-                return
-            if self._is_quiet() and self._reload is not None:
-                return
+            # Between two steps: one that is still being written may be an outage, and would undo what we change.
+            async with self._turn:
+                if self._stopping:
+                    return
+                taken = self._take_new_settings()
+
+    def _take_new_settings(self) -> bool:
+        """Read the settings anew and make them ours. Returns False when they are refused, or now is not the time."""
+        if not self._is_quiet() or self._reload is None:
             self.settings_ok = False
             log.warning(
                 "settings_refused",
                 because=f"the phase is {phase_name(self.state.phase)}: settings do not change in an outage or a drill",
             )
-
-    def _take_new_settings(self) -> None:
-        if self._reload is None:
-            return
+            return False
         self._notifier.reloading()
         old = self.policy
         try:
@@ -329,16 +333,16 @@ class Loop:
             self.check_soon()
             log.info("settings_reloaded", mode="armed" if self.armed else "dry-run")
         self._notifier.ready(self._status_line())
+        return self.settings_ok
 
     async def _events(self) -> None:
         while True:
             event = await self._queue.get()
-            self._answering = True
-            if isinstance(event, Note):
-                await self._apply(None, Step(self.state, notes=(event,)))
-            else:
-                await self._apply(event, step(self.policy, self.state, event))
-            self._answering = False
+            async with self._turn:
+                if isinstance(event, Note):
+                    await self._apply(None, Step(self.state, notes=(event,)))
+                else:
+                    await self._apply(event, step(self.policy, self.state, event))
             self.progressed_at_s = self.clock()
             self._feed_watchdog()
             if self._queue.empty():
@@ -462,7 +466,7 @@ class Loop:
         while self.clock() < by_s:
             waiting = [action for _, action in self._in_flight.values() if isinstance(action, RETURNS)]
             undoing = self.state.drill is not None and isinstance(self.state.phase, Online)
-            if self._queue.empty() and not self._answering and not waiting and not undoing:
+            if self._queue.empty() and not self._turn.locked() and not waiting and not undoing:
                 break
             self._settled.clear()
             try:

@@ -6,13 +6,14 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from powerguard.core.actions import EnsurePolicy, Note
 from powerguard.core.events import CheckpointNow
-from powerguard.core.model import Holding, OnBattery, Online
+from powerguard.core.model import Holding, OnBattery, Online, TrainerPolicy
 from powerguard.daemon.attempt import GRACE_S, rest
 from powerguard.daemon.journal import Inline, Limits
 from powerguard.daemon.loop import SOURCE_SILENT_S, STOP_LIMIT_S
@@ -47,10 +48,17 @@ async def test_a_stop_on_utility_takes_a_moment(tmp_path: Path) -> None:
 
 
 class Slow(Inline):
-    """A disk with a rhythm of its own: 0.2 s for every call."""
+    """A disk with a rhythm of its own: 0.2 s for every call. busy: one is under way."""
+
+    busy = False
 
     def submit(self, call: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_later(0.2, call)
+        self.busy = True
+        asyncio.get_running_loop().call_later(0.2, self._end, call)
+
+    def _end(self, call: Callable[[], None]) -> None:
+        self.busy = False
+        call()
 
 
 @pytest.mark.parametrize("writer", [Inline(), Slow()], ids=["quick disk", "slow disk"])
@@ -205,7 +213,7 @@ async def test_a_bmc_that_did_not_answer_is_asked_again_before_the_hour_is_over(
 
 @in_virtual_time
 async def test_settings_that_are_wrong_are_refused_and_later_taken(tmp_path: Path) -> None:
-    """The settings so far stay, with everything that runs by them; readiness knows it; mended, they are taken."""
+    """The settings so far stay, and all that runs by them runs on; readiness knows it; mended, they are taken."""
     world = World(tmp_path / "journal.sqlite")
     mended: list[bool] = []
 
@@ -224,8 +232,8 @@ async def test_settings_that_are_wrong_are_refused_and_later_taken(tmp_path: Pat
         await rest(5.0)
         assert daemon.parts is kept
         assert world.closed == 0
-        assert daemon.sources[0].up, "its poller was started again"
-        assert card.runs == 2
+        assert daemon.sources[0].up
+        assert (card.runs, card.ended) == (1, 0), "its poller was not even interrupted"
         mended.append(True)
         daemon.reload()
         await until(lambda: daemon.settings_ok, 5.0)
@@ -250,6 +258,33 @@ async def test_no_reload_while_an_outage_runs(tmp_path: Path) -> None:
         daemon.reload()
         await until(lambda: daemon.settings_ok, 5.0)
         await until(lambda: daemon.parts is not kept, 5.0)
+
+
+@in_virtual_time
+async def test_a_reload_waits_for_the_step_that_is_being_written(tmp_path: Path) -> None:
+    """That step may be the beginning of an outage: settings changed in it once, and what they named was forgotten."""
+    writer = Slow()
+    world = World(tmp_path / "journal.sqlite", writer=writer)
+    both = (*world.policy.trainers, TrainerPolicy(name="second", checkpoint_s=5.0))
+    world.reload = lambda: world.parts(policy=replace(world.policy, trainers=both))
+    async with world.running() as daemon:
+        kept = daemon.parts
+        await until(lambda: not writer.busy and world.bmc.done, 10.0)
+        world.ups.utility = False
+        await until(lambda: writer.busy, 10.0)
+        assert isinstance(daemon.state.phase, Online), "the outage is being written"
+        daemon.reload()
+        await until(lambda: isinstance(daemon.state.phase, OnBattery), 5.0)
+        await rest(2.0)
+        assert (daemon.parts is kept, daemon.settings_ok) == (True, False)
+        world.ups.utility = True
+        await until(lambda: isinstance(daemon.state.phase, Online) and not writer.busy, 15.0)
+        daemon.note(Note(event="watchdog_drill_judged", because="something to write"))
+        await until(lambda: writer.busy, 5.0)
+        daemon.reload()
+        await until(lambda: daemon.settings_ok, 5.0)
+        await rest(2.0)
+        assert [trainer.name for trainer in daemon.state.trainers] == ["llm", "second"]
 
 
 @in_virtual_time

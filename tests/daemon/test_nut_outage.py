@@ -73,6 +73,32 @@ async def test_an_outage_is_seen_through_upsd(folder: Path) -> None:
             await running
 
 
+async def test_settings_that_are_refused_cost_no_login(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A primary that saw us leave would not wait for this host: a mistake in the file must not look like that."""
+    async with FakeUpsd().serving() as peer:
+        config = write(folder, peer.port)
+        word = secret(folder, "password", "word of the tests")
+        login = f"name: dsim, timeout_s: 5, user: pg, password: {{file: '{word.file}'}}"
+        config.write_text(config.read_text().replace("name: dsim", login), encoding="utf-8")
+        daemon = assemble(load(config), config=config)
+        async with asyncio.TaskGroup() as tasks, asyncio.timeout(60):
+            running = tasks.create_task(daemon.run())
+            while not peer.said("LOGIN"):  # noqa: ASYNC110 - the peer tells nobody
+                await asyncio.sleep(0.02)
+            config.write_text(config.read_text() + "bugdet: {reserve_s: 1}\n", encoding="utf-8")
+            daemon.reload()
+            while daemon.settings_ok:  # noqa: ASYNC110 - nor does the loop
+                await asyncio.sleep(0.02)
+            heard = len(peer.requests)
+            while len(peer.requests) < heard + 5:  # noqa: ASYNC110 - polls that came after it, by whatever connection
+                await asyncio.sleep(0.02)
+            assert (peer.connections, peer.said("LOGIN"), peer.said("LOGOUT")) == (1, 1, 0)
+            assert "settings_refused" in capsys.readouterr().out
+            daemon.stop()
+            await running
+        assert peer.said("LOGOUT") == 1
+
+
 def test_a_host_without_version_3_does_not_load_its_ciphers(folder: Path) -> None:
     """They take 6 MB of resident memory."""
     code = (
