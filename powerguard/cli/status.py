@@ -152,6 +152,18 @@ def _way_back(told: dict[str, Any] | None) -> list[tuple[str, str]]:
     return rows
 
 
+def _policy(bmc: dict[str, Any]) -> str:
+    """The BMC's policy as it was last read, and why that does not do. What was never read is not guessed at."""
+    when = "" if bmc["age_s"] is None else f" {duration(bmc['age_s'])} ago"
+    error = f": {clean(bmc['error'])}" if bmc["error"] else ""
+    draws = "" if bmc.get("power_watts") is None else f"; the host drew {bmc['power_watts']:.0f} W"
+    if bmc["verified"]:
+        return f"policy {clean(bmc['policy'] or 'not told')}, verified{when}{draws}"
+    if bmc["policy"]:
+        return f"policy {clean(bmc['policy'])} when it was read{when}{draws}; NOT verified{error}"
+    return f"policy NOT verified{error}" if bmc["error"] or when else "policy not asked for yet"
+
+
 def _rows(told: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [*_outage(told), *_supply(told), *_budget(told)]
     rows += [("trainer", _trainer(trainer)) for trainer in told["trainers"]] or [("trainer", "none known")]
@@ -162,12 +174,7 @@ def _rows(told: dict[str, Any]) -> list[tuple[str, str]]:
     if bmc is None:
         rows.append(("bmc", "none in the settings: nothing makes sure that the host comes back"))
     else:
-        verified = "verified" if bmc["verified"] else "NOT verified"
-        when = f" {duration(bmc['age_s'])} ago" if bmc["age_s"] is not None else ""
-        error = f"; {clean(bmc['error'])}" if bmc["error"] else ""
-        draws = "" if bmc.get("power_watts") is None else f"; the host drew {bmc['power_watts']:.0f} W"
-        policy = clean(bmc["policy"] or "?")
-        rows.append(("bmc", f"{clean(bmc['kind'])}: policy {policy}, {verified}{when}{draws}{error}"))
+        rows.append(("bmc", f"{clean(bmc['kind'])}: {_policy(bmc)}"))
     rows += _way_back(told.get("way_back"))
     host = clean(told["host"]["kind"])
     rows.append(("host", "never powered off (host.kind: dry-run)" if host == "dry-run" else f"powered off by {host}"))

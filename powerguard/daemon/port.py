@@ -105,9 +105,10 @@ class SourceView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BmcView:
-    """The BMC's power restore policy as last read back. policy: None when it could not be read.
+    """The BMC's power restore policy as last read back. policy: None when it was never read.
 
-    verified: it is what the settings want. checked_at_s: when that was read; None when never. error: "" when none.
+    verified: it is what the settings want. checked_at_s: when that was read; None when never. error: why it is not
+    verified, and newer than what was read where that is older; "" when none.
     power_watts: what the host drew then, as the BMC measures it; None where it does not, or was not asked (an outage).
     """
 

@@ -65,11 +65,13 @@ class ReturnWatch:
 
     def _enter_policy(self, outcome: Done | Failed) -> None:
         known = self.bmc or BmcView(kind=self._kind)
-        if isinstance(outcome, Failed):
-            self.bmc = replace(known, verified=False, error=outcome.reason)
-            return
         detail = dict(outcome.detail)
         policy, watts = detail.get("policy"), detail.get("power_watts")
+        if isinstance(outcome, Failed):
+            if isinstance(policy, str):  # it was read, and is not the one that is wanted
+                known = replace(known, policy=policy, checked_at_s=outcome.at_s, power_watts=None)
+            self.bmc = replace(known, verified=False, error=outcome.reason)
+            return
         self.bmc = replace(
             known,
             policy=policy if isinstance(policy, str) else None,

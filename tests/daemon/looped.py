@@ -130,13 +130,17 @@ class Card:
 
 
 class Doer:
-    """An effector that takes its time, answers what it is given, and remembers what it was asked."""
+    """An effector that takes its time, answers what it is given, and remembers what it was asked.
+
+    error: it fails with that, where it is set. error_detail: what it tells all the same.
+    """
 
     def __init__(self, clock: Clock, *, takes_s: float = 0.0, detail: Detail = (), error: str = "") -> None:
         self.clock = clock
         self.takes_s = takes_s
         self.detail = detail
         self.error = error
+        self.error_detail: Detail = ()
         self.asked: list[tuple[float, Action]] = []
         self.done: list[Action] = []
         self.on_start: Callable[[Action], None] = lambda _: None
@@ -155,7 +159,7 @@ class Doer:
         if self.takes_s:
             await rest(self.takes_s)
         if self.error:
-            raise EffectorError(self.error)
+            raise EffectorError(self.error, detail=self.error_detail)
         self.done.append(action)
         if isinstance(action, TriggerCheckpoint):
             return (("step", 7), ("at_paused_step", True), ("paused", action.after != "continue"), ("verified", True))

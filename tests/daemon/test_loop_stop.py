@@ -18,6 +18,7 @@ from powerguard.daemon.attempt import GRACE_S, rest
 from powerguard.daemon.journal import Inline, Limits
 from powerguard.daemon.loop import SOURCE_SILENT_S, STOP_LIMIT_S
 from powerguard.daemon.parts import CLOSE_LIMIT_S, Parts
+from powerguard.daemon.port import BmcView
 from powerguard.daemon.return_watch import CHECK_S
 from powerguard.daemon.systemd import Notifier
 from tests.daemon.looped import World, in_virtual_time, now_s, until
@@ -420,6 +421,38 @@ async def test_the_policy_is_checked_at_start_and_every_hour(tmp_path: Path) -> 
         assert len(world.bmc.asked) == 3
         assert (daemon.bmc.verified, daemon.bmc.error) == (True, "")
     assert not any(line.event == "EnsurePolicy" for line in world.lines()), "an ordinary day is no story"
+
+
+@in_virtual_time
+async def test_what_was_read_of_a_bmc_is_shown_though_it_is_wrong(tmp_path: Path) -> None:
+    """A policy that was read is known, whatever the check made of it; one that could not be read stays as old as it is.
+
+    Status once said "?" beside a message that named the policy, and "always-on" beside one that had read another.
+    """
+    world = World(tmp_path / "journal.sqlite")
+    world.bmc.takes_s = 0.0
+    world.bmc.error, world.bmc.error_detail = "it is last-state", (("policy", "last-state"),)
+    async with world.running() as daemon:
+
+        async def asked() -> BmcView:
+            before = len(world.bmc.asked)
+            daemon.check_soon()
+            await until(lambda: len(world.bmc.asked) > before, 5.0)
+            await rest(1.0)
+            assert daemon.bmc is not None
+            return daemon.bmc
+
+        wrong = await asked()
+        assert (wrong.policy, wrong.verified, wrong.error) == ("last-state", False, "it is last-state")
+        assert wrong.checked_at_s is not None
+        await rest(30.0)
+        world.bmc.error, world.bmc.error_detail = "no answer", ()
+        silent = await asked()
+        assert (silent.policy, silent.error) == ("last-state", "no answer")
+        assert silent.checked_at_s is not None
+        assert silent.checked_at_s < world.clock() - 30.0, "that was not read just now"
+        world.bmc.error = ""
+        assert (await asked()).policy == "always-on"
 
 
 @in_virtual_time
