@@ -11,6 +11,7 @@ from powerguard.sim.looped import mischief, outage
 from powerguard.sim.looped.mischief import Kill, Manner, Mischief, Moment
 from powerguard.sim.looped.outage import Outage, Told, quick
 from powerguard.sim.looped.run import play_many
+from powerguard.sim.world.back import Waker
 from powerguard.sim.world.outages import Cut
 from powerguard.sim.world.report import Options, report
 from powerguard.sim.world.scene import draw
@@ -85,6 +86,14 @@ def test_disk_of_the_journal_holds_nothing_up(tmp_path: Path, breaks: dict[str, 
 def test_host_that_crashes_comes_back_to_its_outage(tmp_path: Path) -> None:
     told = told_of(tmp_path / "a", length_s=60.0, crash_s=30.0)
     assert (told.how, told.boots, told.violations) == ("finished", 2, ())
+
+
+def test_host_that_crashes_with_utility_there_has_waited_for_nobody(tmp_path: Path) -> None:
+    """It was up until it crashed, and boots at once: the waiting is counted from there, not from utility's return."""
+    told = told_of(tmp_path / "a", length_s=20.0, crash_s=45.0)
+    assert (told.how, told.boots, told.dirty, told.violations) == ("finished", 2, 0, ())
+    assert told.wakers == (Waker.ITSELF,)
+    assert 0.0 <= told.waited_s < 5.0
 
 
 def test_one_lying_reading_changes_nothing(tmp_path: Path) -> None:

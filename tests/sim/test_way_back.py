@@ -205,6 +205,17 @@ def test_stranded_over_layer_sets(name: str) -> None:
     assert any(result.stranded for result in results) is strands
 
 
+def test_a_host_that_crashed_has_waited_since_then() -> None:
+    """Nothing took its power, so it was not off: it was up until it crashed, whenever utility came back."""
+    world = World(replace(scene(), cuts=(Cut(begin_s=0.0, end_s=20.0),)), SITE, began_s=-30.0)
+    world.advance(50.0)
+    world.host.lose_power(50.0)
+    world.host.dirty_at_s.clear()
+    world.advance(57.0)
+    world.press_button(Waker.ITSELF)
+    assert (world.host.power, world.waited_s) == (Power.UP, 7.0)
+
+
 # --- The parts ------------------------------------------------------------------------------------------------------
 
 
