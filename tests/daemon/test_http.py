@@ -19,6 +19,10 @@ from powerguard.daemon.http import CONNECTION_LIMIT_S, MAX_CONNECTIONS, http_ser
 from tests.daemon.watched import NOW_S, PHASES, Watched, scene
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+PATIENCE_S = 60.0
+"""How long a test waits before it fails: no promise, so long enough for a busy machine."""
+NO_LIMIT_S = 10.0 * PATIENCE_S
+"""A connection's limit that ends nothing here: whatever ends earlier has been ended for another reason."""
 PATHS = ("/metrics", "/healthz", "/readyz", "/api/v1/status", "/api/v1/plan", "/api/v1/recovery")
 
 
@@ -132,9 +136,9 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_hostile_bytes_are_refused(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """An answer or an end within a second, no traceback, and the next client is served."""
-    async with http_server(scene(), port=0) as port:
-        async with raw(port, HOSTILE[name]) as (reader, _), asyncio.timeout(1.5):
+    """An answer or an end without waiting for the connection's limit, no traceback, and the next client is served."""
+    async with http_server(scene(), port=0, connection_limit_s=NO_LIMIT_S) as port:
+        async with raw(port, HOSTILE[name]) as (reader, _), asyncio.timeout(PATIENCE_S):
             with contextlib.suppress(ConnectionResetError):
                 answer = await reader.read(65536)
                 assert b"Traceback" not in answer
@@ -144,12 +148,10 @@ async def test_hostile_bytes_are_refused(name: str, caplog: pytest.LogCaptureFix
     assert "Traceback" not in caplog.text
 
 
-async def turns_while(seconds: float) -> list[float]:
+async def turns_until(over: asyncio.Future[Any]) -> list[float]:
     """CPU seconds of this thread between two wake-ups of a 5 ms timer: the same on a busy machine."""
-    loop = asyncio.get_running_loop()
     found: list[float] = []
-    end = loop.time() + seconds
-    while loop.time() < end:
+    while not over.done():
         began_s = time.thread_time()
         await asyncio.sleep(0.005)
         found.append(time.thread_time() - began_s)
@@ -172,36 +174,41 @@ def p99(turns: list[float]) -> float:
 
 async def test_crowd_cannot_hold_up_the_loop() -> None:
     """200 silent connections: the loop keeps its time, and the surplus is ended at once."""
-    async with http_server(scene(), port=0) as port:
+    async with http_server(scene(), port=0, connection_limit_s=NO_LIMIT_S) as port:
         crowding = asyncio.to_thread(
-            lambda: [socket.create_connection(("127.0.0.1", port), timeout=5.0) for _ in range(200)]
+            lambda: [socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) for _ in range(200)]
         )
         async with asyncio.TaskGroup() as tasks:
-            measured = tasks.create_task(turns_while(0.5))
-            crowd = set(await crowding)
-        turns = measured.result()
+            coming = tasks.create_task(crowding)
+            turns = await turns_until(coming)
+        crowd = set(coming.result())
         try:
             gone: set[socket.socket] = set()
-            for _ in range(250):
-                gone |= {each for each in crowd - gone if has_ended(each)}
-                if len(gone) >= 200 - MAX_CONNECTIONS:
-                    break
-                await asyncio.sleep(0.02)
-            assert len(gone) >= 200 - MAX_CONNECTIONS
+            async with asyncio.timeout(PATIENCE_S):
+                while len(gone) < 200 - MAX_CONNECTIONS:
+                    gone |= {each for each in crowd - gone if has_ended(each)}
+                    await asyncio.sleep(0.02)
             assert p99(turns) < 0.05
         finally:
             for each in crowd:
                 each.close()
-        await asyncio.sleep(0.05)
-        assert (await get(port, "/healthz"))[0] == 200
+        assert await served(port) == 200
+
+
+async def served(port: int) -> int:
+    """Ask until there is room for the question: those who have left are only noticed one by one."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            with contextlib.suppress(aiohttp.ClientError):
+                return (await get(port, "/healthz"))[0]
 
 
 async def test_flood_cannot_hold_up_the_loop() -> None:
     """Clients that scrape as fast as they can, from a process of their own as in life."""
     script = (
-        "import socket,sys,time\n"
-        "end=time.monotonic()+1.0;n=0\n"
-        "while time.monotonic()<end:\n"
+        "import socket,sys\n"
+        "n=0\n"
+        "for _ in range(500):\n"
         "    s=socket.create_connection(('127.0.0.1',int(sys.argv[1])))\n"
         "    s.sendall(b'GET /metrics HTTP/1.0\\r\\n\\r\\n')\n"
         "    try:\n"
@@ -215,9 +222,9 @@ async def test_flood_cannot_hold_up_the_loop() -> None:
         child = await asyncio.create_subprocess_exec(
             sys.executable, "-c", script, str(port), stdout=asyncio.subprocess.PIPE
         )
-        turns = await turns_while(1.0)
-        served, _ = await child.communicate()
-        assert int(served) > 20
+        told = asyncio.ensure_future(child.communicate())
+        turns = await turns_until(told)
+        assert int((await told)[0]) == 500
         assert p99(turns) < 0.05
 
 
@@ -227,14 +234,14 @@ async def test_slow_client_is_ended() -> None:
     loop = asyncio.get_running_loop()
     async with http_server(scene(), port=0, connection_limit_s=0.4) as port:
         began = loop.time()
-        async with raw(port, b"GET /metrics HTTP/1.1\r\n") as (reader, writer), asyncio.timeout(3.0):
+        async with raw(port, b"GET /metrics HTTP/1.1\r\nX: ") as (reader, writer), asyncio.timeout(PATIENCE_S):
             with contextlib.suppress(ConnectionResetError, BrokenPipeError):
                 while not reader.at_eof():
-                    writer.write(b"X: y\r\n")
+                    writer.write(b"x")
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(0.1):
                             await reader.read(1)
-        assert 0.3 < loop.time() - began < 1.5
+        assert loop.time() - began > 0.3
         assert (await get(port, "/healthz"))[0] == 200
 
 
@@ -256,14 +263,13 @@ async def test_port_that_is_taken_is_an_oserror() -> None:
 
 
 async def test_server_ends_with_open_connections() -> None:
-    """A stop is prompt, whoever still hangs on."""
-    loop = asyncio.get_running_loop()
+    """A stop waits for no connection's limit, whoever still hangs on."""
     async with contextlib.AsyncExitStack() as stack:
-        port = await stack.enter_async_context(http_server(scene(), port=0))
-        await stack.enter_async_context(raw(port, b"GET /metrics HTTP/1.1\r\n"))
-        began = loop.time()
-        await stack.aclose()
-        assert loop.time() - began < 2.0
+        port = await stack.enter_async_context(http_server(scene(), port=0, connection_limit_s=NO_LIMIT_S))
+        async with raw(port, b"GET /metrics HTTP/1.1\r\n") as (reader, _), asyncio.timeout(PATIENCE_S):
+            await stack.aclose()
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
 
 
 def test_scene_satisfies_the_port() -> None:
