@@ -5,6 +5,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +26,11 @@ EX_DATA: Final = 65
 EX_CONFIG: Final = 78
 SEED_S: Final = 60.0
 _COLOURS: Final = {"warning": "yellow", "error": "red"}
+_NOT_KNOWN: Final = "not known"
+"""Of what today's decisions do after the recording's end: nobody knows whether it was done."""
+_CUT_OFF: Final = "the file ends before the export did"
+"""How the remark begins that is made of a file without its last lines (`sim.replay_file`)."""
+_ROUNDING_S: Final = 0.01
 _TOLD_BY_NOTES: Final = frozenset(
     {"TriggerCheckpoint", "PowerOff", "CapPower", "PollNow", "StopTrainer", "TerminateTrainer"}
 )
@@ -38,7 +44,7 @@ def register(subparsers: Subparsers) -> None:
         description="Feed a recorded outage to today's decisions, and tell when each phase would have begun and why. "
         "FILE is what `powerguard history export` printed, or CSV with the columns t_s,ups,source,output_source,"
         "runtime_s,charge_pct,load_pct and any further field of a reading (empty: not told). Exit 0: told, and with "
-        "--diff the same as was done; 1: --diff, and not the same; 65: the file cannot be replayed.",
+        "--diff the same as was done, as far as it says; 1: --diff, and not the same; 65: the file cannot be replayed.",
     )
     parser.add_argument("file", metavar="FILE", help="export of the journal, or CSV")
     parser.add_argument("--config", dest="settings_file", metavar="FILE", default=None, help="decide by these settings")
@@ -68,7 +74,6 @@ def run(args: argparse.Namespace) -> int:
     from powerguard.sim.replay import replay
     from powerguard.sim.replay_file import load
     from powerguard.sim.replay_table import ReplayFileError
-    from powerguard.sim.replay_values import compare
 
     try:
         wanted, assumed, by = _wanted(args)
@@ -80,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         return fail(args, "replay", str(error), EX_USAGE)
     told = [replay(each, obedient=args.obedient) for each in recordings]
-    diffs = [compare(each, tolerance_s=args.tolerance) if args.diff else None for each in told]
-    same = all(difference.verdict == "same" for diff in diffs for difference in diff or ())
+    diffs = [_compared(each, args.tolerance) if args.diff else None for each in told]
+    same = not any(_differs(difference) for diff in diffs for difference in diff or ())
     by = by or ("as recorded" if all(each.legs[0].state is not None for each in recordings) else "defaults")
     shown = assumed if by != "as recorded" else []
     if args.json:
@@ -193,6 +198,40 @@ def _trainer(text: str) -> "TrainerPolicy":
     return TrainerPolicy(name=name, conduct=Conduct(conduct), checkpoint_s=checkpoint_s, max_checkpoint_s=most_s)
 
 
+# --- Comparing --------------------------------------------------------------------------------------------------------
+
+
+def _compared(told: "Replayed", tolerance_s: float) -> "tuple[Difference, ...]":
+    """Set what would be done against what was done, as far as the recording goes: it may end with its commit."""
+    from powerguard.sim.replay_values import compare
+
+    until_s = _known_until_s(told.recording, tolerance_s)
+    found = compare(told, tolerance_s=tolerance_s)
+    return tuple(replace(each, verdict=_NOT_KNOWN) if _is_new_after(each, until_s) else each for each in found)
+
+
+def _is_new_after(difference: "Difference", until_s: float) -> bool:
+    return difference.was is None and difference.now is not None and difference.now.t_s > until_s
+
+
+def _known_until_s(recording: "Recording", tolerance_s: float) -> float:
+    """Return until when the recording says what was done, in its clock.
+
+    An export tells first what was heard and then what was done, so of a file that was cut off the last thing done
+    counts, and of that moment something may be missing.
+    """
+    done_s = [leg.end_s + leg.shift_s for leg in recording.legs if leg.end_s is not None]
+    if any(text.startswith(_CUT_OFF) for text in recording.told):
+        return max(done_s, default=-math.inf) - max(tolerance_s, _ROUNDING_S)
+    last = recording.legs[-1]
+    heard_s = last.events[-1].at_s if last.events else last.at_s
+    return max(heard_s + last.shift_s, *done_s, -math.inf) + _ROUNDING_S
+
+
+def _differs(difference: "Difference") -> bool:
+    return difference.verdict not in ("same", _NOT_KNOWN)
+
+
 # --- Telling ----------------------------------------------------------------------------------------------------------
 
 
@@ -252,14 +291,15 @@ def _side_by_side(told: "Replayed", diff: "tuple[Difference, ...]", paint: Paint
         verdict = each.verdict
         if each.by_s is not None and verdict != "same":
             verdict = f"{verdict} by {abs(each.by_s):.1f} s"
-        shown = paint(verdict, "" if verdict == "same" else "yellow")
+        shown = paint(verdict, "yellow" if _differs(each) else "")
         rows.append(
             ("?" if what is None else clean(mark(what.kind, what.what, what.whom)), at(each.was), at(each.now), shown)
         )
-    changed = sum(1 for each in diff if each.verdict != "same")
+    changed = sum(_differs(each) for each in diff)
     lines = table(rows)
     if not changed:
-        return [*lines, "Today's decisions are the same."]
+        is_whole = all(each.verdict != _NOT_KNOWN for each in diff)
+        return [*lines, f"Today's decisions are the same{'' if is_whole else ', as far as the recording goes'}."]
     lines.append(
         f"{changed} of {len(diff)} are not the same. The readings are as recorded: what another decision would"
     )

@@ -76,6 +76,15 @@ async def _running(world: World) -> None:
         await rest(7.0)
 
 
+async def _committed(world: World) -> None:
+    """The power-off is decided and not ordered yet, as the disks still sync: nobody tells more of it."""
+    world.disks.takes_s = 3.0
+    async with world.running(kill=True) as daemon:
+        await until(lambda: daemon.clock() > 1060.0)
+        world.ups.utility = False
+        await until(in_phase("Shutdown", daemon))
+
+
 async def _dip(world: World) -> None:
     """Ridden through: nothing had to be done."""
     async with world.running() as daemon:
@@ -88,7 +97,13 @@ async def _dip(world: World) -> None:
         await rest(60.0)
 
 
-STORIES = {"dip": _dip, "held": _held, "powered-off": _powered_off, "running": _running}
+STORIES = {
+    "committed": _committed,
+    "dip": _dip,
+    "held": _held,
+    "powered-off": _powered_off,
+    "running": _running,
+}
 
 
 async def told_in(path: Path, story: Callable[[World], Coroutine[Any, Any, None]]) -> None:
@@ -375,6 +390,43 @@ def test_an_export_is_decided_the_same(
     assert code == 0, [each for each in told["outages"][0]["diff"] if each["verdict"] != "same"]
     like(told, "replay")
     assert (told["same"], told["settings"], told["outages"][0]["complete"]) == (True, "as recorded", True)
+
+
+def test_what_comes_after_a_recording_is_no_difference(journals: dict[str, Path], run: Run, tmp_path: Path) -> None:
+    """It ends with its commit, by itself or cut off there: what today's decisions do next was perhaps done, too.
+
+    The order to power off was "new" once, and so was, in a file without its last lines, all of the return.
+    """
+    path = tmp_path / "o.jsonl"
+    path.write_text(run("history", "export", "last", "--journal", journals["committed"])[1], encoding="utf-8")
+    code, out, _ = run("replay", path, "--diff")
+    assert (code, "Today's decisions are the same, as far as the recording goes." in out) == (0, True)
+    (off,) = [line for line in out.splitlines() if "order: power the host off" in line]
+    assert off.endswith("not known")
+
+    whole = run("history", "export", "last", "--journal", journals["powered-off"])[1].splitlines()
+    kinds = [json.loads(line) for line in whole]
+    ordered = [(line.get("action") or {}).get("kind") for line in kinds].index("PowerOff")
+    committed = [(line.get("numbers") or {}).get("new") for line in kinds].index("shutdown")
+    assert committed < ordered < len(whole) - 10
+    for last, missing in ((ordered, {"ResumeTraining"}), (committed, {"PowerOff", "ResumeTraining"})):
+        path.write_text("\n".join(whole[: last + 1]), encoding="utf-8")
+        code, out, _ = run("replay", path, "--diff", "--json")
+        told = json.loads(out)
+        verdicts = {each["what"]: each["verdict"] for each in told["outages"][0]["diff"]}
+        assert (code, told["same"], set(verdicts.values())) == (0, True, {"same", "not known"})
+        assert {what for what, verdict in verdicts.items() if verdict == "not known"} >= missing
+        assert verdicts["shutdown"] == "same"
+
+
+def test_a_difference_before_the_end_is_one(journals: dict[str, Path], run: Run, tmp_path: Path) -> None:
+    """Another runtime table commits much earlier; an order that was not done while the recording went on is new."""
+    path = tmp_path / "o.jsonl"
+    path.write_text(run("history", "export", "last", "--journal", journals["committed"])[1], encoding="utf-8")
+    code, out, _ = run("replay", path, "--diff", "--json", "--table", "50:270,75:180,100:120")
+    told = json.loads(out)
+    verdicts = {each["what"]: each["verdict"] for each in told["outages"][0]["diff"]}
+    assert (code, told["same"], verdicts["shutdown"], verdicts["PowerOff"]) == (1, False, "earlier", "new")
 
 
 def test_an_export_tells_no_secret(journals: dict[str, Path], run: Run) -> None:
