@@ -20,8 +20,10 @@ from powerguard.core.model import Policy
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Line, OutageRecord, history, outage, read_only
 from powerguard.daemon.journal.export import Scrub
+from powerguard.daemon.journal.recording import Recorded
 from powerguard.daemon.journal.store import MIGRATIONS, Store
 from powerguard.daemon.loop import Loop
+from powerguard.sim.story import numbers
 from powerguard.sim.virtual import VirtualLoop
 from tests.cli.test_commands import powerguard
 from tests.daemon.looped import World, until
@@ -272,17 +274,14 @@ def test_a_clock_that_is_set_in_an_outage_changes_nothing_that_is_reckoned(
     with read_only(journals[name]) as db:
         found = read(db, "last")
     right = explained(found.record, found.lines, found.rows)
-    paused_s = next(
-        line.at_s for line in found.lines if ["new", "emergency_checkpoint"] in line.payload.get("numbers", [])
-    )
+    paused_s = next(line.at_s for line in found.lines if numbers(line).get("new") == "emergency_checkpoint")
     first = found.record.boot_id
-    lines, rows = (
-        [
-            replace(each, wall=each.wall - 3600.0) if each.boot_id != first or each.at_s >= paused_s else each
-            for each in of
-        ]
-        for of in (found.lines, found.rows)
-    )
+
+    def is_later(each: Line | Recorded) -> bool:
+        return each.boot_id != first or each.at_s >= paused_s
+
+    lines = [replace(line, wall=line.wall - 3600.0) if is_later(line) else line for line in found.lines]
+    rows = [replace(row, wall=row.wall - 3600.0) if is_later(row) else row for row in found.rows]
     told = explained(found.record, lines, rows)
     assert bool(right["what_if"]) is (name != "running")
     assert [re.sub("before [0-9:]+ ", "", text) for text in told["what_if"]] == [

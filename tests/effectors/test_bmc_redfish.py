@@ -14,6 +14,8 @@ from powerguard.effectors.bmc.exchange import BmcFailure
 from powerguard.effectors.bmc.ipmi import Failure, PowerRestorePolicy
 from powerguard.effectors.bmc.redfish_http import Resource, Talk, basic, session
 from tests.peers.ipmi import ENSURE, keep_secret
+from tests.peers.machine import watched
+from tests.peers.ports import free_port
 from tests.peers.redfish import (
     PASSWORD,
     USER,
@@ -84,6 +86,7 @@ async def test_observe_never_writes(tmp_path: Path, certificate: Certificate) ->
         observer = BmcEffector(options)
         assert "is last-state, so this host stays off" in str(await failure_of(observer))
         assert str(await failure_of(observer)).endswith("(bmc.policy: ensure; it is observe)")
+        assert (await failure_of(observer)).detail == (("policy", "last-state"),)
         dry_run = BmcEffector(options, dry_run=True)  # what the settings say is not to blame
         assert str(await failure_of(dry_run)).endswith("; the armed daemon sets it to always-on")
         assert (await observer.probe(5.0)).supported == frozenset(PowerRestorePolicy) - {PowerRestorePolicy.UNKNOWN}
@@ -150,10 +153,11 @@ async def test_a_fault_is_told_with_where_and_what_would_be_right(
 ) -> None:
     """Each failure names the BMC, what was seen and what to do, in time; nothing is tried more often than it may."""
     async with OwnRedfish(certificate, faults=faults) as bmc:
-        mine = BmcEffector(redfish_options(tmp_path, bmc.port, certificate), limit_s=0.8)
-        began_s = boottime_s()
-        error = await failure_of(mine)
-        assert boottime_s() - began_s < 2.0
+        mine = BmcEffector(redfish_options(tmp_path, bmc.port, certificate), limit_s=3.0)
+        async with watched() as machine:
+            began_s = boottime_s()
+            error = await failure_of(mine)
+            assert boottime_s() - began_s < 4.2 + machine.late_s
         assert (error.failure, bmc.count("PATCH")) == (failure, patches)
         assert str(error).startswith(f"BMC 127.0.0.1 port {bmc.port}: ")
         assert told in str(error)
@@ -176,15 +180,16 @@ async def test_a_failure_spoils_nothing_that_follows(tmp_path: Path, certificate
     """After one that hung, a hundred in the same process are as good as the first, and no connection is left open."""
     async with OwnRedfish(certificate, faults=Faults(hang="headers")) as bmc:
         given = redfish_options(tmp_path, bmc.port, certificate)
-        assert (await failure_of(BmcEffector(given, limit_s=0.4))).failure is Failure.TIMEOUT
+        assert (await failure_of(BmcEffector(given, limit_s=2.0))).failure is Failure.TIMEOUT
         bmc.faults = Faults()
         mine = BmcEffector(given)
-        assert (await mine.status(5.0)).power_on
+        assert (await mine.status(15.0)).power_on
         before = open_files()
         for _ in range(100):
-            assert (await mine.status(5.0)).power_on
-        await asyncio.sleep(0.05)  # the server hears that the last one has gone
-        assert open_files() <= before + 1
+            assert (await mine.status(15.0)).power_on
+        async with asyncio.timeout(20):
+            while open_files() > before + 1:  # noqa: ASYNC110 - until the server hears that the last one has gone
+                await asyncio.sleep(0.05)
 
 
 async def test_a_refused_login_rests_and_a_new_password_does_not(tmp_path: Path, certificate: Certificate) -> None:
@@ -226,7 +231,7 @@ async def test_who_is_not_there_is_told_at_once(tmp_path: Path, certificate: Cer
     assert error.failure in {Failure.PROTOCOL, Failure.UNREACHABLE}
     server.close()
     await server.wait_closed()
-    error = await failure_of(BmcEffector(redfish_options(tmp_path, port, certificate)))
+    error = await failure_of(BmcEffector(redfish_options(tmp_path, free_port(), certificate)))
     assert (error.failure, "no connection (ECONNREFUSED)" in str(error)) == (Failure.UNREACHABLE, True)
 
 

@@ -82,14 +82,15 @@ class BmcEffector:
             engine, told, earlier = await self._first(ask, limit_s)
         except BmcError as error:
             if bracket and action.outage:
-                raise BmcError(str(error), error.failure, detail=_restore(await self._found.read())) from error
+                detail = error.detail + _restore(await self._found.read())
+                raise BmcError(str(error), error.failure, detail=detail) from error
             raise
         status = told.after
         if self._options.policy == "observe" and status.policy is not PowerRestorePolicy.ALWAYS_ON:
             why = f"{engine.where}: power restore policy is {status.policy}, so this host stays off when power returns"
             right = "set it to always-on, or let us do it (bmc.policy: ensure; it is observe)"
             msg = f"{why}; {'the armed daemon sets it to always-on' if self._dry_run else right}"
-            raise BmcError(msg)
+            raise BmcError(msg).having_read(status.policy)
         detail = self._detail(engine, told, earlier, began_s)
         if bracket and action.outage:
             # Where it is set already, it may be by us: by a way that failed, or by a daemon that was killed after that.
@@ -189,7 +190,8 @@ class BmcEffector:
         if len(failed) == 1:
             raise failed[0]
         msg = f"no way to the BMC has verified it: {'; '.join(self._told(failed))}"
-        raise BmcError(msg, failed[-1].failure)
+        read = next((error.detail for error in failed if error.detail), ())
+        raise BmcError(msg, failed[-1].failure, detail=read)
 
     def _told(self, failed: list[BmcError]) -> tuple[str, ...]:
         return tuple(f"{engine.kind}: {error}" for engine, error in zip(self._engines, failed, strict=False))
@@ -232,7 +234,7 @@ async def _able(engine: Engine, by_s: float) -> Ensured:
             f"{engine.where}: power restore policy is {policy}, and it does not say that it could be set to always-on, "
             "so bmc.policy: bracket promises nothing: set always-on in the firmware setup, with bmc.policy: observe"
         )
-        raise BmcError(msg, Failure.UNSUPPORTED)
+        raise BmcError(msg, Failure.UNSUPPORTED).having_read(policy)
     return Ensured(before=seen.status, after=seen.status, changed=False)
 
 

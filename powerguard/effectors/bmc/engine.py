@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 from powerguard.clock import Clock, boottime_s
 from powerguard.core.actions import Detail
@@ -18,13 +18,22 @@ BACK_OFF_S: Final = 600.0
 
 
 class BmcError(EffectorError):
-    """The return of the host could not be verified. failure: which way; None where no BMC was asked."""
+    """The return of the host could not be verified. failure: which way; None where no BMC was asked.
+
+    detail: the policy that was read all the same, where one was.
+    """
 
     def __init__(
         self, text: str, failure: Failure | None = None, *, harmless: bool = False, detail: Detail = ()
     ) -> None:
         super().__init__(text, harmless=harmless, detail=detail)
         self.failure = failure
+
+    def having_read(self, policy: PowerRestorePolicy) -> Self:
+        """Tell also which policy was read, and was not the one that was wanted."""
+        if policy is not PowerRestorePolicy.UNKNOWN:
+            self.detail = (("policy", policy.value),)
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,8 @@ class InbandEngine:
             raise BmcError(msg, Failure.SETTINGS)
         told = await self._ask("ensure", by_s, answers.ensured)
         if told.after.policy is not wanted:
-            raise _error(Failure.MISMATCH, f"reads {told.after.policy} where {wanted} was asked for")
+            error = _error(Failure.MISMATCH, f"reads {told.after.policy} where {wanted} was asked for")
+            raise error.having_read(told.after.policy)
         return told
 
     async def put_back(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:

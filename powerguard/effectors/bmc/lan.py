@@ -57,7 +57,8 @@ class LanEngine:
     async def ensure(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
         told = await self._read("ensure", by_s, answers.ensured)
         if told.after.policy is not wanted:
-            raise self._error(Failure.MISMATCH, f"reads {told.after.policy} where {wanted} was asked for")
+            error = self._error(Failure.MISMATCH, f"reads {told.after.policy} where {wanted} was asked for")
+            raise error.having_read(told.after.policy)
         return told
 
     async def put_back(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:

@@ -169,7 +169,8 @@ class RedfishEngine:
                 found = seen.policy
                 if found is wanted:
                     return Ensured(before=before, after=seen.status(), changed=True)
-            raise BmcFailure(Failure.MISMATCH, f"acknowledged {wanted} but still reads {found} {waited_s:g} s later")
+            text = f"acknowledged {wanted} but still reads {found} {waited_s:g} s later"
+            raise self._error(Failure.MISMATCH, text).having_read(found)
 
     async def status(self, by_s: float) -> ChassisStatus:
         async with self._talk(by_s) as talk:
