@@ -228,6 +228,10 @@ def _listened(old: Heard, reading: Reading, measures: Measures) -> Heard:
         measures=measures,
         back_at_s=back_at_s,
         doubted=old.doubted and says_battery and not _is_supported(reading, gauges),
+        countdown_at_s=old.countdown_at_s,
+        fsd_since_s=old.fsd_since_s,
+        fsd_at_s=old.fsd_at_s,
+        fsd_at_first=old.fsd_at_first,
     )
 
 

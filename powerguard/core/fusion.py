@@ -8,6 +8,8 @@ believed at all: its repetition proves nothing.
 Where a UPS has several sources, `agreement` makes one stream of readings of theirs first.
 """
 
+from typing import TypeVar
+
 from powerguard.core import agreement
 from powerguard.core.agreement import (
     SECOND_READING_S,
@@ -19,6 +21,7 @@ from powerguard.core.agreement import (
     supports_battery,
 )
 from powerguard.core.frozen import replace
+from powerguard.core.heard import Heard
 from powerguard.core.model import Feed, Policy, Supply
 from powerguard.core.readings import ON_UTILITY, OutputSource, Reading, SourceFailed
 
@@ -30,6 +33,7 @@ _SAYS_BATTERY, _SAYS_UTILITY = OutputSource.BATTERY, OutputSource.UTILITY
 _CHARGE_FALL_PCT = 2.0
 _LONG_S = 1e7
 """Four months: no runtime, no outage and no countdown is longer."""
+_Teller = TypeVar("_Teller", Feed, Heard)
 
 
 def _within(value: float | None, least: float, most: float) -> float | None:
@@ -228,9 +232,28 @@ def _is_low(reading: Reading) -> bool:
 
 
 def _orders(policy: Policy, feed: Feed, reading: Reading) -> Feed:
-    """Enter what the UPS announces: a countdown to output off, a forced shutdown. Two readings make it true."""
-    last = feed.previous
-    countdown_at_s = feed.countdown_at_s
+    """Enter what the UPS announces. Where there are several sources, each takes back only what it has told itself."""
+    if policy.sources <= 1:
+        return _announced(policy, feed, feed.previous, reading, feed.supply)
+    heard = tuple(
+        _announced(policy, each, each.previous, each.reading, feed.supply)
+        if each.source == reading.source and each.reading is not None
+        else each
+        for each in feed.heard
+    )
+    believed = [each for each in heard if not each.doubted]
+    return replace(
+        feed,
+        heard=heard,
+        countdown_at_s=min((t for each in believed if (t := each.countdown_at_s) is not None), default=None),
+        fsd_at_s=min((t for each in believed if (t := each.fsd_at_s) is not None), default=None),
+        fsd_at_first=any(each.fsd_at_first for each in believed),
+    )
+
+
+def _announced(policy: Policy, told: _Teller, last: Reading | None, reading: Reading, supply: Supply) -> _Teller:
+    """Enter what a source announces: a countdown to output off, a forced shutdown. Two readings make it true."""
+    countdown_at_s = told.countdown_at_s
     if reading.output_off_in_s is not None and reading.output_off_in_s >= 0.0:
         # It must be seen to fall: some devices show the delay that is set, not a countdown that runs.
         if last is not None and last.output_off_in_s is not None and reading.output_off_in_s < last.output_off_in_s:
@@ -238,18 +261,25 @@ def _orders(policy: Policy, feed: Feed, reading: Reading) -> Feed:
             countdown_at_s = told_at_s if countdown_at_s is None else min(countdown_at_s, told_at_s)
     elif last is None or last.output_off_in_s is None:
         countdown_at_s = None
-    fsd_at_s, fsd_at_first = feed.fsd_at_s, feed.fsd_at_first
+    since_s, fsd_at_s, at_first = told.fsd_since_s, told.fsd_at_s, told.fsd_at_first
     if not reading.forced_shutdown:
         if last is None or not last.forced_shutdown:
-            fsd_at_s, fsd_at_first = None, False
+            since_s, fsd_at_s, at_first = None, None, False
+        elif fsd_at_s is None:
+            since_s = None
     elif last is None:
-        fsd_at_first = True
-    elif last.forced_shutdown and fsd_at_s is None and (not fsd_at_first or feed.supply is _BATTERY):
-        # The delay runs from the reading in which FSD rose; one that stood before us has no known beginning.
-        fsd_at_s = (reading.at_s if fsd_at_first else last.at_s) + policy.fsd_delay_s
-    if (countdown_at_s, fsd_at_s, fsd_at_first) == (feed.countdown_at_s, feed.fsd_at_s, feed.fsd_at_first):
-        return feed
-    return replace(feed, countdown_at_s=countdown_at_s, fsd_at_s=fsd_at_s, fsd_at_first=fsd_at_first)
+        at_first = True
+    else:
+        if since_s is None and not at_first:
+            # After a silence nobody knows when it rose: for all that was told, right after the last reading before.
+            since_s = last.at_s if reading.at_s - last.at_s > policy.stale_s else reading.at_s
+        if last.forced_shutdown and fsd_at_s is None and (since_s is not None or supply is _BATTERY):
+            # One that stood before us has no known beginning.
+            fsd_at_s = (reading.at_s if since_s is None else since_s) + policy.fsd_delay_s
+    old = (told.countdown_at_s, told.fsd_since_s, told.fsd_at_s, told.fsd_at_first)
+    if (countdown_at_s, since_s, fsd_at_s, at_first) == old:
+        return told
+    return replace(told, countdown_at_s=countdown_at_s, fsd_since_s=since_s, fsd_at_s=fsd_at_s, fsd_at_first=at_first)
 
 
 def lose(policy: Policy, feed: Feed, failure: SourceFailed) -> Feed:

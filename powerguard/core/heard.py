@@ -32,6 +32,8 @@ class Heard:
     measures: what it has shown that it measures.
     back_at_s: when it said utility after a battery that two of its readings told; its return is news.
     doubted: it says battery, and everything else says that this is not so.
+    countdown_at_s, fsd_since_s, fsd_at_s, fsd_at_first: what it announces by itself, as in `Feed`; it stands until the
+        same source takes it back.
     """
 
     source: str
@@ -44,6 +46,10 @@ class Heard:
     measures: Measures = field(default_factory=Measures)
     back_at_s: float | None = None
     doubted: bool = False
+    countdown_at_s: float | None = None
+    fsd_since_s: float | None = None
+    fsd_at_s: float | None = None
+    fsd_at_first: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

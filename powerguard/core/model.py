@@ -136,7 +136,7 @@ class Feed:
     lost_since_s: since when no source has answered; None while one does.
     low_battery_at_s: since when low battery has been told by two readings on battery.
     countdown_at_s: when the UPS cuts its output by a countdown of its own, told by two readings.
-    fsd_at_s: when it does so after a forced shutdown that we saw rise.
+    fsd_at_s: when it does so after a forced shutdown that we saw rise, by fsd_since_s: when that began at the earliest.
     fsd_at_first: FSD stood at first contact: history on utility, an order on battery.
     heard: what each source says, where there are several; `reading` is then what they say together.
     disagree_since_s: since when some of them say battery and others utility.
@@ -156,6 +156,7 @@ class Feed:
     lost_since_s: float | None = None
     low_battery_at_s: float | None = None
     countdown_at_s: float | None = None
+    fsd_since_s: float | None = None
     fsd_at_s: float | None = None
     fsd_at_first: bool = False
     heard: tuple[Heard, ...] = ()
@@ -466,8 +467,7 @@ class State:
     learned: what has been measured here, the battery apart. cap: GPU power that is capped. drill: the one that runs.
     signalled: trainers that drew on after they were told to pause, and were stopped or ended.
     upses: where several UPSes feed the host, each by itself; feed and battery are then what they are together.
-    gone: parts of this host's own network that are not there any more, the newest last.
-    start: training that is still to be started again, after a return in place.
+    gone: parts of this host's own network that went, newest last. start: training that is still to be started again.
     armed: ways back that are armed, or may be. bracket: the BMC's policy that is still to be put back.
     """
 
