@@ -9,8 +9,18 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy
 
-from powerguard.core.actions import Conduct, Grade, PollNow, PowerOff, RestorePower, SyncFilesystems, TriggerCheckpoint
-from powerguard.core.events import BatteryReplaced, Done, Event, Failed, SetMaintenance, Tick
+from powerguard.core.actions import (
+    Conduct,
+    Grade,
+    PollNow,
+    PowerOff,
+    RestorePolicy,
+    RestorePower,
+    SyncFilesystems,
+    TriggerCheckpoint,
+)
+from powerguard.core.armed import Bracket
+from powerguard.core.events import BatteryReplaced, Done, Event, Failed, PoweredOn, SetMaintenance, Tick
 from powerguard.core.heard import Gone
 from powerguard.core.machine import LATEST_S, step
 from powerguard.core.model import (
@@ -98,6 +108,19 @@ def test_power_that_could_not_be_restored_is_tried_again_by_time_alone() -> None
     assert [order.by_s for order in after(Tick(at_s=10.0), state=calm).actions if isinstance(order, RestorePower)] == [
         15.0
     ]
+
+
+def test_a_policy_that_could_not_be_put_back_is_tried_again_by_time_alone() -> None:
+    """An hour after it failed, also while no reading comes; and not by every tick of that hour."""
+    calm = replace(after(says(1.0), says(2.0)).state, bracket=Bracket(policy="always-off", at_s=10.0))
+    assert after(Tick(at_s=9.9), state=calm) == Step(calm)
+    due = after(Tick(at_s=10.0), state=calm)
+    assert [(type(order), order.policy) for order in due.actions if isinstance(order, RestorePolicy)] == [
+        (RestorePolicy, "always-off")
+    ]
+    assert due.state.bracket is not None
+    assert due.state.bracket.order == due.actions[0].id
+    assert after(Tick(at_s=11.0), state=due.state) == Step(due.state), "it is under way"
 
 
 def lost(at_s: float, ups: str = "ups", source: str = "snmp") -> SourceFailed:
@@ -254,7 +277,86 @@ def test_what_the_host_says_of_its_power_off_is_told() -> None:
     assert (note.event, note.numbers) == ("power_off_accepted", (("how", "powerguard-off"),))
 
 
+@pytest.mark.parametrize(
+    ("told", "numbers"),
+    [
+        (
+            {"cause": "policy-always-on", "ac_failed": True, "firmware_s": 41.5},
+            {"cause": "policy-always-on", "ac_failed": True, "firmware_s": 41.5},
+        ),
+        ({"ac_failed": False}, {"cause": "", "ac_failed": False, "firmware_s": None}),
+        ({}, {"cause": "", "ac_failed": None, "firmware_s": None}),
+    ],
+)
+def test_what_brought_the_host_back_is_told_whole(told: dict[str, object], numbers: dict[str, object]) -> None:
+    """The report of the outage is made of this line: not told is not the same as no, nor as zero."""
+    answer = after(PoweredOn(at_s=5.0, because="the BMC tells it", **told))  # type: ignore[arg-type]
+    assert notes(answer) == [("host_powered_on", "the BMC tells it")]
+    assert dict(answer.notes[0].numbers) == numbers
+
+
 def test_maintenance_without_a_reason_is_the_operators_word() -> None:
     word = SetMaintenance(at_s=5.0, until_s=9.0, reason="", who="alice")
     assert notes(after(word)) == [("maintenance_set", "operator")]
     assert notes(after(word, replace(word, at_s=6.0, until_s=0.0))) == [("maintenance_ended", "operator")]
+
+
+# --- Utility is back, while training goes on ----------------------------------------------------------------------
+
+
+def going_on(transfers: tuple[float, ...], **feed: object) -> State:
+    """Return an outage in which training goes on, with utility back since 100 s."""
+    return State(
+        phase=OnBattery(outage=replace(OUTAGE, since_s=90.0)),
+        feed=Feed(supply=Supply.UTILITY, since_s=100.0, reading=says(100.0), utility_seen=True, **feed),  # type: ignore[arg-type]
+        battery=replace(FULL, at_s=100.0),
+        transfers=transfers,
+    )
+
+
+def ended_at_s(state: State, until_s: int = 200) -> float | None:
+    """Return when the outage is over, with a reading on utility each second; None: it is not."""
+    for at_s in range(101, until_s + 1):
+        answer = after(says(float(at_s)), state=state)
+        if isinstance(answer.state.phase, Online):
+            assert ("outage_ended", "utility back before anything had to be done") in notes(answer)
+            return float(at_s)
+        state = answer.state
+    return None
+
+
+@pytest.mark.parametrize(
+    ("transfers", "ended_s"),
+    [
+        ((), 101.0),
+        ((60.0, 90.0), 101.0),
+        ((30.0, 60.0, 90.0), 130.0),
+        # Five minutes after the third transfer back, it does not flap any more.
+        ((-190.0, 60.0, 90.0), 111.0),
+        ((-199.5, 60.0, 90.0), 101.0),
+    ],
+)
+def test_utility_that_comes_and_goes_ends_the_outage_when_it_stays(
+    transfers: tuple[float, ...], ended_s: float
+) -> None:
+    """Else each of its visits would be an outage of its own; one that stays ends at its first reading."""
+    assert ended_at_s(going_on(transfers)) == ended_s
+
+
+def test_utility_that_went_again_counts_from_its_return_while_it_flaps() -> None:
+    state = after(says(110.0, "battery"), says(111.0, "battery"), says(112.0), state=going_on((30.0, 60.0, 90.0))).state
+    assert isinstance(state.phase, OnBattery)
+    assert state.feed.since_s == 112.0
+    for at_s, phase in ((141.0, OnBattery), (142.0, Online)):
+        fresh = replace(state, feed=replace(state.feed, reading=says(at_s - 1.0)))
+        assert isinstance(after(says(at_s), state=fresh).state.phase, phase)
+
+
+@pytest.mark.parametrize("transfers", [(), (30.0, 60.0, 90.0)])
+def test_a_utility_that_nobody_sees_ends_no_outage(transfers: tuple[float, ...]) -> None:
+    """Neither one that flaps nor one that stays: only ten minutes of silence after it do."""
+    state = replace(going_on(transfers, lost_since_s=100.0))
+    assert isinstance(after(Tick(at_s=699.0), state=state).state.phase, OnBattery)
+    answer = after(Tick(at_s=700.0), state=state)
+    assert isinstance(answer.state.phase, Online)
+    assert ("gate_forced", "utility was the last word, and the UPS has not answered for long") in notes(answer)
