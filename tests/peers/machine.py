@@ -1,0 +1,62 @@
+"""What a busy machine takes, so that nobody else is blamed for it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_TICK_S: Final = 0.01
+
+
+@dataclass(slots=True)
+class Seen:
+    """late_s: by how much this loop came late, all in all. worst_s: for how long it stood still by its own doing."""
+
+    late_s: float = 0.0
+    worst_s: float = 0.0
+
+
+def queued_s() -> float:
+    """Seconds in which this thread could have run and had no processor (Linux, schedstat); 0 where nobody tells."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
+
+
+@asynccontextmanager
+async def watched() -> AsyncIterator[Seen]:
+    """Watch this thread's loop meanwhile."""
+    seen = Seen()
+    watching = asyncio.get_running_loop().create_task(_watch(seen))
+    try:
+        yield seen
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
+
+
+def quickly(limit_s: float, tries: int = 8) -> Iterator[None]:
+    """Do it again until it took less than limit_s: `for _ in quickly(2.0): ...`. What hangs takes longer every time."""
+    took_s = []
+    for _ in range(tries):
+        began_s = time.monotonic()
+        yield
+        took_s.append(time.monotonic() - began_s)
+        if took_s[-1] < limit_s:
+            return
+    msg = f"never within {limit_s:g} s: {took_s}"
+    raise AssertionError(msg)
+
+
+async def _watch(seen: Seen) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        before_s, queued_before_s = loop.time(), queued_s()
+        await asyncio.sleep(_TICK_S)
+        late_s = loop.time() - before_s - _TICK_S
+        seen.late_s += late_s
+        seen.worst_s = max(seen.worst_s, late_s - (queued_s() - queued_before_s))
