@@ -59,17 +59,23 @@ class SignalEffector:
     """Carries out StopTrainer, TerminateTrainer and ContinueTrainer. Twice is as good as once."""
 
     def __init__(
-        self, options: SignalsOptions, *, sockets: Mapping[str, str | None], folder: str = TRAINER_SOCKETS
+        self,
+        options: SignalsOptions,
+        *,
+        sockets: Mapping[str, str | None],
+        folder: str = TRAINER_SOCKETS,
+        limit_s: float = LIMIT_S,
     ) -> None:
         """Set up, without touching anything.
 
         sockets: path of the unix socket of each trainer of the settings, by its name; None where it has none. Others
-        were found by their sockets in `folder`, which are called as they are.
+        were found by their sockets in `folder`, which are called as they are. limit_s: for one word.
         """
         self._options = options
         self._helper = _helper(options.socket)
         self._sockets = dict(sockets)
         self._folder = folder
+        self._limit_s = limit_s
 
     async def carry_out(self, action: Action) -> Detail:
         """Stop, end or let go on. Raises EffectorError.
@@ -89,7 +95,7 @@ class SignalEffector:
             case _:
                 msg = f"signals: cannot carry out {type(action).__name__}: only stop, terminate and continue"
                 raise EffectorError(msg)
-        return _detail(await self._helper.ask(dict(word), limit_s=LIMIT_S))
+        return _detail(await self._helper.ask(dict(word), limit_s=self._limit_s))
 
     def _socket_of(self, name: str) -> str:
         """Name of a trainer's socket, if it may be signalled at all. Raises EffectorError."""
@@ -116,7 +122,7 @@ class SignalEffector:
         def failed(because: str) -> None:
             log.warning("signal_hold_failed", because=because, continued_after_s=180)
 
-        await self._helper.hold(wanted, rest, failed, limit_s=LIMIT_S)
+        await self._helper.hold(wanted, rest, failed, limit_s=self._limit_s)
 
 
 def _detail(answer: dict[str, Any]) -> Detail:

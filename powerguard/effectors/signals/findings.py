@@ -9,7 +9,7 @@ from typing import Any, Final
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.host_findings import Finding
-from powerguard.effectors.signals.effector import SignalHelper
+from powerguard.effectors.signals.effector import LIMIT_S, SignalHelper
 from powerguard.effectors.signals.options import SignalsOptions
 
 WATCH: Final = "powerguard-signal-watch.path"
@@ -18,17 +18,18 @@ _GUIDE: Final = "docs/guides/signals.md"
 
 
 async def findings(
-    options: SignalsOptions, *, pausing: Collection[str] = (), spawn: Spawn = run_child
+    options: SignalsOptions, *, pausing: Collection[str] = (), spawn: Spawn = run_child, limit_s: float = LIMIT_S
 ) -> list[Finding]:
     """Look, and say what was found. Takes some seconds at most.
 
     pausing: names of the sockets of the settings' trainers that are to pause or to exit; only they are ever signalled.
+    limit_s: for the helper's answer.
     """
     if options.kind == "none":
         text = f"off: a trainer that draws on after it was told to pause is left to it (signals.kind: helper; {_GUIDE})"
         return [Finding("signals", "PASS", text)]
     try:
-        answer = await SignalHelper(options.socket).ask({"word": "list"})
+        answer = await SignalHelper(options.socket, limit_s=limit_s).ask({"word": "list"})
     except EffectorError as error:
         if "only powerguard and root may" in str(error):
             return [Finding("signals", "WARN", f"{error}: not checked", "run doctor as root or as powerguard")]

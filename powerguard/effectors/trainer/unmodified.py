@@ -48,11 +48,11 @@ def is_there(unit: str, roots: tuple[Path, ...] = CGROUPS) -> bool | None:
     """Say whether a unit of the system's manager has processes, by its control group; None: not to be known here."""
     known = False
     for root in roots:
-        with suppress(OSError):
-            pending = [(root, 0)]
-            while pending:
-                folder, depth = pending.pop()
-                known = known or depth > 0
+        pending = [(root, 0)]
+        while pending:
+            folder, depth = pending.pop()
+            known = known or depth > 0
+            with suppress(OSError):  # slices come and go, and one that has just gone hides no other
                 if (folder / unit).is_dir():
                     return _is_populated(folder / unit)
                 if depth < _DEPTH:
@@ -68,8 +68,12 @@ def _is_populated(group: Path) -> bool:
     """Version 2 tells it of the group and all below; version 1 only names the processes of each."""
     with suppress(OSError):
         return "populated 1" in (group / "cgroup.events").read_text(encoding="ascii")
-    with suppress(OSError):
-        return any(path.read_text(encoding="ascii").strip() for path in group.rglob("cgroup.procs"))
+    return any(_has_processes(Path(folder)) for folder, _, _ in os.walk(group))
+
+
+def _has_processes(group: Path) -> bool:
+    with suppress(OSError):  # it may go while it is looked at
+        return bool((group / "cgroup.procs").read_text(encoding="ascii").strip())
     return False
 
 
