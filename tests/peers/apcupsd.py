@@ -19,8 +19,8 @@ from powerguard.clock import boottime_s
 from powerguard.protocols.nis import NisError, Status
 from powerguard.sources.apcupsd import NisClient
 from powerguard.sources.apcupsd_options import ApcupsdOptions
-from tests.e2e.rig import free_tcp_port
 from tests.peers import UNPACKED, absent, require
+from tests.peers.ports import free_port
 
 _RECORD = """#!/bin/sh
 arguments=$(printf ' <%s>' "$@")
@@ -107,11 +107,11 @@ class Apcupsd:
         """Ask it once."""
         client = NisClient(ApcupsdOptions(kind="apcupsd", port=self.port))
         try:
-            return await client.status(3.0)
+            return await client.status(10.0)
         finally:
             client.close()
 
-    async def until(self, holds: Callable[[Status], bool], limit_s: float = 20.0) -> Status:
+    async def until(self, holds: Callable[[Status], bool], limit_s: float = 60.0) -> Status:
         """Wait for a status that shows it."""
         end_s = boottime_s() + limit_s
         told: object = None
@@ -147,7 +147,7 @@ async def apcupsd(
     """Run the real apcupsd with a SCRIPTDIR of ours. driver and device: UPSTYPE and DEVICE; settings: more lines."""
     program = require("apcupsd")
     folder = scripts_.folder.parent
-    port = free_tcp_port()
+    port = free_port()
     lines = {
         "UPSNAME": upsname,
         "UPSCABLE": "ether",

@@ -21,6 +21,7 @@ from powerguard.effectors.bmc.ipmi import Command
 from powerguard.effectors.bmc.options import BmcOptions
 from powerguard.options import Secret
 from tests.peers import absent, require
+from tests.peers.ports import free_port
 
 HERE: Final = Path(__file__).parent / "ipmi_sim"
 POLICIES: Final = {"always-off": 0, "last-state": 1, "always-on": 2}
@@ -98,12 +99,12 @@ class FreeIpmi:
 
 
 async def run_tool(*argv: str) -> str:
-    """Run a program to its end, at most 20 s, and return what it printed."""
+    """Run a program to its end, at most 60 s, and return what it printed."""
     process = await asyncio.create_subprocess_exec(
         *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             stdout, stderr = await process.communicate()
     except TimeoutError:
         process.kill()
@@ -113,11 +114,7 @@ async def run_tool(*argv: str) -> str:
     return stdout.decode()
 
 
-def free_udp_port() -> int:
-    """Return a UDP port of 127.0.0.1 that nobody has right now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+free_udp_port = free_tcp_port = free_port
 
 
 def build_plugin(folder: Path) -> Path:
@@ -137,13 +134,6 @@ def build_plugin(folder: Path) -> Path:
     assert built.returncode == 0, built.stderr
     assert "warning" not in built.stderr, built.stderr
     return plugin
-
-
-def free_tcp_port() -> int:
-    """Return a TCP port of 127.0.0.1 that nobody has right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Inside:
@@ -174,7 +164,7 @@ class Inside:
                 return told[3], told[4:-1]
 
     def wait_for(self, order: int) -> None:
-        """Wait, 5 s at most, until the BMC has given an order."""
+        """Wait, 30 s at most, until the BMC has given an order."""
         while order not in self.orders:
             self._hear()
 
@@ -259,7 +249,7 @@ class IpmiSim:
     @contextmanager
     def inside(self) -> Iterator["Inside"]:
         """Be the host that this BMC is in."""
-        with socket.create_connection((self.host, self.host_side), timeout=5.0) as connection:
+        with socket.create_connection((self.host, self.host_side), timeout=30.0) as connection:
             yield Inside(connection)
 
     async def __aenter__(self) -> Self:
@@ -303,7 +293,7 @@ class IpmiSim:
                 start_new_session=True,
             )
         try:
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 await self._answers()
         except TimeoutError:
             await self.stop()

@@ -99,7 +99,7 @@ class IpmiDevice:
     def say(self, *words: str, device: Path | None = None, line: bytes = b"") -> tuple[int, dict[str, Any]]:
         """Run one helper to its end; its exit status and what it answered."""
         argv = [*HELPER, *self.where, *(() if device is None else ("--device", str(device))), *words]
-        ended = subprocess.run(argv, input=line, capture_output=True, env=self.environment, check=False, timeout=20)
+        ended = subprocess.run(argv, input=line, capture_output=True, env=self.environment, check=False, timeout=60)
         assert b"Traceback" not in ended.stderr, ended.stderr
         return ended.returncode, json.loads(ended.stdout) if ended.stdout else {}
 
@@ -118,7 +118,7 @@ class IpmiDevice:
         )
         assert process.stderr is not None
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while b"Listening on" not in await process.stderr.readline():
                     pass
             yield path

@@ -119,7 +119,7 @@ server.serve_forever()
 """A trainer that says over HTTP that it stands, and does not."""
 
 
-def until(what: Callable[[], bool], limit_s: float = 20.0) -> None:
+def until(what: Callable[[], bool], limit_s: float = 60.0) -> None:
     """Wait for another process to have got there."""
     end_s = time.monotonic() + limit_s
     while not what():
@@ -151,6 +151,7 @@ class Jobs:
         self.sockets.mkdir()
         self.sockets.chmod(0o777)
         self.folder.mkdir()
+        self._token = secrets.token_hex(4)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._cgroups: list[Path] = []
         self._children: set[int] = set()
@@ -214,10 +215,10 @@ class Jobs:
         """Say whether a process has noted a signal that it caught."""
         return Path(f"{self.path(name)}.{role}.{word}").exists()
 
-    def advances(self, name: str, role: str = "rank0") -> bool:
-        """Say whether it gets on, within half a second."""
+    def advances(self, name: str, role: str = "rank0", within_s: float = 30.0) -> bool:
+        """Say whether it gets on. Of one that must not, half a second tells enough."""
         before = self.count(name, role)
-        end_s = time.monotonic() + 0.5
+        end_s = time.monotonic() + within_s
         while time.monotonic() < end_s:
             if self.count(name, role) > before + 1:
                 return True
@@ -227,6 +228,10 @@ class Jobs:
     def adopt(self, pids: Iterable[int]) -> None:
         """Count these among what is ended at the end."""
         self._children.update(pids)
+
+    def unit(self, name: str) -> str:
+        """Name a unit that is nobody else's: the helper looks through all control groups of this machine."""
+        return f"{name}-{self._token}.service"
 
     def cgroup(self, *names: str) -> Path:
         """Make a control group of this name, as systemd would for a unit; of several, each within the one before."""
@@ -263,13 +268,15 @@ class Jobs:
         path = self.root / "signal.sock"
         argv = [require("systemd-socket-activate"), "--accept", "--inetd", f"--listen={path}"]
         argv += [f"--setenv={name}" for name in ("POWERGUARD_UNDER_TEST",) if name in os.environ]
-        process = subprocess.Popen([*argv, *self.argv("serve")], stderr=subprocess.DEVNULL)
+        log = self.root / "socket-activate.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen([*argv, *self.argv("serve")], stderr=file)
         try:
-            until(path.exists)
+            until(lambda: b"Listening on" in log.read_bytes())  # the socket's file is there before anybody listens
             yield path
         finally:
             process.terminate()
-            process.wait(10)
+            process.wait(30)
 
     def watch(self, lease_s: float) -> subprocess.Popen[bytes]:
         """Start the watch."""
@@ -285,7 +292,7 @@ class Jobs:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
         for process in self._processes:
-            process.wait(10)
+            process.wait(30)
         until(lambda: all(state(pid) in ("", "Z") for pid in self._children))
         for cgroup in self._cgroups:
             until(lambda cgroup=cgroup: not (cgroup / "cgroup.procs").read_text(encoding="ascii"))  # type: ignore[misc]

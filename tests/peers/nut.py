@@ -9,14 +9,14 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
-from tests.peers import require
+from tests.peers import ports, require
 
 UTILITY = {
     "device.mfr": "Sim",
@@ -37,6 +37,8 @@ USERS = {
     "sec": "secondary of the \\ tests",
     "mon": "upsmon-of-the-tests",
 }
+LIMIT_S: Final = 60.0
+"""For a peer to start, or to show what it was given: a machine may be busy."""
 _USERS_FILE = """\
 [admin]
   password = "{admin}"
@@ -61,10 +63,7 @@ def program(name: str) -> str:
     return str(installed) if installed.exists() else require(name)
 
 
-def free_port() -> int:
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+free_port = ports.free_port
 
 
 @dataclass(slots=True)
@@ -94,7 +93,7 @@ class Upsd:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         told = []
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(LIMIT_S):
                 for line in lines:
                     writer.write(line.encode() + b"\n")
                     told.append((await reader.readline()).decode().rstrip("\n"))
@@ -110,13 +109,19 @@ class Upsd:
 
     async def shows(self, text: str, name: str = "ups.status", ups: str = "dsim") -> None:
         """Wait until upsd itself shows a value."""
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(LIMIT_S):
             wanted = [f'VAR {ups} {name} "{text}"']
             while await self.talk(f"GET VAR {ups} {name}") != wanted:  # noqa: ASYNC110 - upsd tells no changes
                 await asyncio.sleep(0.05)
 
     async def logins(self, ups: str = "dsim") -> int:
         return int((await self.talk(f"GET NUMLOGINS {ups}"))[0].split()[-1])
+
+    async def counts(self, logins: int, ups: str = "dsim") -> None:
+        """Wait until upsd counts so many logins: one that was sent, or given back, may not have been read yet."""
+        async with asyncio.timeout(LIMIT_S):
+            while await self.logins(ups) != logins:  # noqa: ASYNC110 - upsd tells nobody
+                await asyncio.sleep(0.05)
 
     def environment(self) -> dict[str, str]:
         return {
@@ -126,7 +131,7 @@ class Upsd:
 
     async def start_driver(self, ups: str = "dsim") -> None:
         self.drivers[ups] = await self._start("dummy-ups", "-F", "-a", ups, "-u", "root")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT_S):
             while not (self.folder / f"dummy-ups-{ups}").exists():
                 assert self.drivers[ups].returncode is None, self.log()
                 await asyncio.sleep(0.02)
@@ -134,7 +139,7 @@ class Upsd:
     async def start(self) -> None:
         """Start upsd itself and wait until it answers."""
         self.server = await self._start("upsd", "-F", "-u", "root")
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(LIMIT_S):
             while True:
                 assert self.server.returncode is None, self.log()
                 with contextlib.suppress(OSError):
@@ -191,7 +196,7 @@ async def upsd(
     program("upsd"), program("dummy-ups")
     names = names or ("dsim",)
     folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="pg-nut-"))
-    served = Upsd(folder, free_port(), {name: {} for name in names})
+    served = Upsd(folder, ports.free_port(), {name: {} for name in names})
     sections = "".join(
         f"[{name}]\n  driver = dummy-ups\n  mode = dummy-once\n  port = {name}.dev\n{driver_lines}" for name in names
     )

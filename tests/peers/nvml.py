@@ -46,7 +46,7 @@ def library() -> Path:
     return folder
 
 
-def until(what: Callable[[], bool], limit_s: float = 10.0) -> None:
+def until(what: Callable[[], bool], limit_s: float = 60.0) -> None:
     """Wait for another process to have got there."""
     end_s = time.monotonic() + limit_s
     while not what():
@@ -135,7 +135,7 @@ class Gpus:
         self._started.append(process)
         return process
 
-    def say(self, line: bytes, limit_s: float = 30.0) -> dict[str, Any]:
+    def say(self, line: bytes, limit_s: float = 60.0) -> dict[str, Any]:
         """Say one line to a helper of its own, as its socket would, and return the answer."""
         process = self.start("serve")
         out, log = process.communicate(line, timeout=limit_s)
@@ -145,7 +145,7 @@ class Gpus:
         told: dict[str, Any] = json.loads(out)
         return told
 
-    def ask(self, word: str, share: float | None = None, limit_s: float = 30.0) -> dict[str, Any]:
+    def ask(self, word: str, share: float | None = None, limit_s: float = 60.0) -> dict[str, Any]:
         asked = {"word": word} if share is None else {"word": word, "share": share}
         return self.say(json.dumps(asked).encode() + b"\n", limit_s)
 
@@ -154,7 +154,7 @@ class Gpus:
         process = self.start(word, *([] if share is None else [str(share)]))
         until(there)
         process.send_signal(signal.SIGKILL)
-        process.wait(timeout=5)
+        process.wait(timeout=30)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[Path]:
@@ -188,7 +188,7 @@ class Gpus:
     def _end(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout=5)
+        process.wait(timeout=30)
         for stream in (process.stdin, process.stdout, process.stderr):
             if stream is not None:
                 stream.close()

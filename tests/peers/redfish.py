@@ -26,6 +26,7 @@ from powerguard.effectors.bmc.options import BmcOptions
 from powerguard.options import Secret
 from tests.peers import require
 from tests.peers.ipmi import keep_secret
+from tests.peers.ports import free_port
 
 USER: Final = "powerguard"
 PASSWORD: Final = "a-Redfish-password-longer-than-IPMI-allows"
@@ -252,7 +253,7 @@ class SushyEmulator:
             for n in range(1, self._systems + 1)
         ]
         config = self._folder / "sushy.conf"
-        self.port = _free_port()
+        self.port = free_port()
         told = {
             "SUSHY_EMULATOR_LISTEN_IP": "127.0.0.1",
             "SUSHY_EMULATOR_LISTEN_PORT": self.port,
@@ -267,7 +268,7 @@ class SushyEmulator:
                 self._program, "--config", config, "--fake", stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
             )
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await self._listens()
         except TimeoutError:
             await self.__aexit__(None, None, None)
@@ -292,11 +293,3 @@ class SushyEmulator:
             if self._process.returncode is None:
                 self._process.kill()
             await self._process.wait()
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -4,10 +4,8 @@ The objects are `override -rw` lines, so a test changes the card's mind with a S
 """
 
 import asyncio
-import contextlib
 import os
 import shutil
-import socket
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -16,6 +14,7 @@ from pathlib import Path
 
 from powerguard.profiles.values import Answer, Oid
 from tests.peers import require
+from tests.peers.ports import free_port
 
 USER, AUTH, PRIV = "pg", "authpass-of-the-tests", "privpass-of-the-tests"
 COMMUNITY, WRITE_COMMUNITY = "public-of-the-tests", "private-of-the-tests"
@@ -61,12 +60,6 @@ def _config(values: Mapping[str, Answer], ticks: frozenset[str], further: Sequen
     return "\n".join(lines) + "\n"
 
 
-def _free_port() -> int:
-    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @asynccontextmanager
 async def snmpd(
     values: Mapping[str, Answer], *, ticks: frozenset[str] = frozenset(), lines: Sequence[str] = ()
@@ -77,7 +70,7 @@ async def snmpd(
     """
     program = require("snmpd")
     folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="pg-snmpd-"))
-    port = _free_port()
+    port = free_port()
     (folder / "snmpd.conf").write_text(_config(values, ticks, lines), encoding="utf-8")
     environment = {**os.environ, "MIBS": "", "MIBDIRS": str(folder), "SNMP_PERSISTENT_DIR": str(folder)}
     log = folder / "log"
@@ -89,7 +82,7 @@ async def snmpd(
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while "NET-SNMP version" not in (log.read_text(encoding="utf-8") if log.exists() else ""):
                 assert child.returncode is None, log.read_text(encoding="utf-8")
                 await asyncio.sleep(0.02)

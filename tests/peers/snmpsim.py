@@ -21,6 +21,7 @@ from powerguard.profiles.values import parts
 from powerguard.protocols.snmp_ber import MessageError
 from powerguard.protocols.snmp_hello import answered, hello
 from tests.peers import require
+from tests.peers.ports import free_port
 
 COMMUNITY, AUTH, PRIV = "public-of-the-tests", "authpass-of-the-tests", "privpass-of-the-tests"
 USERS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -40,7 +41,7 @@ USERS: Final[Mapping[str, tuple[str, ...]]] = {
 Records = Mapping[str, tuple[str, str]]
 """A walk: for each OID the tag, behind a colon the module of snmpsim that makes the value up, and the value."""
 _START_LIMIT_S: Final = 60.0
-_LIFE_S: Final = 600
+_LIFE_S: Final = 3600
 """It ends by itself after that, should whoever started it be killed."""
 
 
@@ -106,12 +107,6 @@ def _answers(port: int) -> bool:
             return False
 
 
-def _free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextmanager
 def snmpsim() -> Iterator[Snmpsim]:
     """Run it until the block ends; it shows nothing yet. Ends the process and removes its folder."""
@@ -119,7 +114,7 @@ def snmpsim() -> Iterator[Snmpsim]:
     folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="pg-snmpsim-"))
     try:
         (folder / "data").mkdir()
-        port, log = _free_port(), folder / "log"
+        port, log = free_port(), folder / "log"
         peer = Snmpsim(port, folder / "data", 0)
         peer.show("1.3.6.1.2.1.1.1.0|4|no card yet\n")
         (folder / "options").write_text("\n".join(_options(port, peer.data)), encoding="ascii")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.peers import require
-from tests.peers.nut import USERS, Upsd, program
+from tests.peers.nut import LIMIT_S, USERS, Upsd, program
 
 _TYPES: Final = ("ONLINE", "ONBATT", "LOWBATT", "FSD", "COMMOK", "COMMBAD", "SHUTDOWN", "REPLBATT", "NOCOMM")
 _NOTIFY: Final = """\
@@ -36,7 +36,7 @@ class Upsmon:
         lines = [line.split() for line in self.file.read_text(encoding="utf-8").splitlines()]
         return [(line[0], float(line[2])) for line in lines if len(line) == 3]
 
-    async def until(self, kind: str, after_s: float, limit_s: float = 30.0) -> float:
+    async def until(self, kind: str, after_s: float, limit_s: float = LIMIT_S) -> float:
         """Wait for a notice that began after a wall time, and return when it did."""
         async with asyncio.timeout(limit_s):
             while True:
@@ -82,7 +82,7 @@ async def upsmon(
         )
     try:
         before = await peer.logins()
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(LIMIT_S):
             while await peer.logins() <= before:
                 assert child.returncode is None, (folder / "log").read_text(encoding="utf-8")
                 await asyncio.sleep(0.05)

@@ -11,6 +11,7 @@ from powerguard.clock import Clock, boottime_s
 from powerguard.core.readings import Reading, SourceFailed
 from powerguard.sources.apcupsd import ApcupsdSource
 from powerguard.sources.apcupsd_options import ApcupsdOptions
+from tests.peers.ports import free_port
 
 ONLINE, ONBATT, SHUTDOWN_ON_MAINS = 0x05000008, 0x05060010, 0x05000208
 NOON_S = 1_795_262_400.0
@@ -40,7 +41,7 @@ class FakeApcupsd:
         self.raw: bytes | None = None
         self.questions = 0
         self.connections = 0
-        self.port = 0
+        self.port = free_port()  # the same when it is killed and started anew
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -85,17 +86,26 @@ class FakeApcupsd:
             self._writers.discard(writer)
             writer.close()
 
+    async def asked(self, times: int) -> None:
+        """Wait until it has been asked so often from now on."""
+        until = self.questions + times
+        while self.questions < until:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.02)
+
+    def hang_up(self) -> None:
+        """Cut every connection, and go on listening."""
+        for writer in list(self._writers):
+            writer.transport.abort()
+
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
         """As a process that is killed: nobody listens, and every connection is gone."""
         server, self._server = self._server, None
         if server is not None:
             server.close()
-        for writer in list(self._writers):
-            writer.transport.abort()
+        self.hang_up()
         await asyncio.sleep(0.01)
 
 
@@ -115,7 +125,7 @@ def options(port: int, **more: object) -> ApcupsdOptions:
 
 @asynccontextmanager
 async def listening(
-    port: int, *, clock: Clock = boottime_s, limit_s: float = 20.0, **more: object
+    port: int, *, clock: Clock = boottime_s, limit_s: float = 60.0, **more: object
 ) -> AsyncIterator[tuple[ApcupsdSource, Heard]]:
     """Run a source, and hand out what it publishes."""
     heard: Heard = asyncio.Queue()

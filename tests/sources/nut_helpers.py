@@ -25,7 +25,9 @@ VALUES = {
 
 
 def options(port: int, **more: object) -> NutOptions:
-    return NutOptions.model_validate({"kind": "nut", "host": "127.0.0.1", "port": port, "name": "dsim", **more})
+    """Return settings with all the time that may be given, on utility: where nobody hangs, only the machine is slow."""
+    given = {"kind": "nut", "host": "127.0.0.1", "port": port, "name": "dsim", "timeout_s": 5.0, **more}
+    return NutOptions.model_validate(given)
 
 
 @asynccontextmanager
@@ -42,7 +44,7 @@ async def listening(
     finally:
         assert not task.done(), task.exception()
         task.cancel()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(20):
             await asyncio.wait([task])
 
 
@@ -61,6 +63,11 @@ async def until(heard: Heard, kind: type[Kind], fits: Callable[[Kind], bool] = l
     while not (isinstance(event := await heard.get(), kind) and fits(event)):
         pass
     return event
+
+
+async def fails(heard: Heard, says: str) -> SourceFailed:
+    """Return the next failure that says so; on a busy machine somebody may be too slow before."""
+    return await until(heard, SourceFailed, lambda failure: says in failure.reason)
 
 
 async def until_lost(heard: Heard) -> SourceFailed:
@@ -103,6 +110,11 @@ class FakeUpsd:
 
     def said(self, word: str) -> int:
         return sum(words[0] == word for words in self.requests if words)
+
+    async def hears(self, word: str, times: int = 1) -> None:
+        """Wait until it has been told a word so many times."""
+        while self.said(word) < times:  # noqa: ASYNC110 - the fake tells nobody
+            await asyncio.sleep(0.02)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["FakeUpsd"]:

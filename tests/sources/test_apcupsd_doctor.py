@@ -7,7 +7,7 @@ from powerguard.cli.checks_apcupsd import apcupsd_findings
 from powerguard.clock import boottime_s
 from powerguard.core.readings import OutputSource
 from powerguard.effectors.host_findings import Finding
-from tests.e2e.rig import free_tcp_port
+from tests.peers.ports import free_port
 from tests.sources.apcupsd_helpers import ONLINE, FakeApcupsd, apcupsd, options
 
 
@@ -45,7 +45,7 @@ async def test_one_that_gives_no_reading() -> None:
         assert "another UPS, or another port" in of(await findings(peer, name="rack-a"), "FAIL")[0]
         peer.flags = ONLINE | 0x100
         assert "COMMLOST" in of(await findings(peer), "FAIL")[0]
-    reading, found = await apcupsd_findings("ups.x", options(free_tcp_port()), ups="rack-a")
+    reading, found = await apcupsd_findings("ups.x", options(free_port()), ups="rack-a")
     assert reading is None
     assert "nobody listens" in of(found, "FAIL")[0]
 

@@ -10,7 +10,7 @@ import pytest
 from powerguard.clock import boottime_s
 from powerguard.core.readings import Reading, SourceFailed
 from powerguard.sources.apcupsd import ApcupsdSource
-from tests.peers.nut import free_port
+from tests.peers.ports import free_port
 from tests.sources.apcupsd_helpers import apcupsd, options
 
 pytestmark = pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import itertools
 import os
 import socket
 import tracemalloc
@@ -15,7 +14,8 @@ from powerguard.core.readings import OutputSource, Reading, SourceFailed
 from powerguard.protocols.nis import NisError
 from powerguard.sources.apcupsd import News, NisClient, probe
 from powerguard.sources.apcupsd_status import draft_of
-from tests.e2e.rig import free_tcp_port
+from tests.peers.machine import watched
+from tests.peers.ports import free_port
 from tests.sources.apcupsd_helpers import (
     ONBATT,
     ONLINE,
@@ -54,17 +54,23 @@ async def test_a_reading_is_whole_and_as_old_as_it_is() -> None:
     assert (reading.ups, reading.feed, reading.source) == ("rack-a", "rack-a", f"apcupsd:127.0.0.1:{peer.port}")
     assert (reading.output_source, reading.runtime_s, reading.charge_pct) == (OutputSource.UTILITY, 1800.0, 100.0)
     assert (reading.load_pct, reading.input_present, reading.authenticated) == (40.0, True, False)
-    assert boottime_s() - reading.at_s == pytest.approx(40.0, abs=2.0)
+    assert reading.at_s == pytest.approx(peer.looked_s, abs=2.0)  # both of its dates are whole seconds
     assert source.name == reading.source
 
 
 async def test_news_is_told_once_over_one_connection() -> None:
+    """However often it is asked meanwhile; and none is older than the last question without it."""
     async with apcupsd() as peer, listening(peer.port) as (_, heard):
-        readings = [await until(heard, Reading) for _ in range(3)]
+        peer.every_s = None
+        await until(heard, Reading)
+        for _ in range(2):
+            before_s = boottime_s()
+            await peer.asked(5)  # the first may have been on its way before
+            assert heard.empty()
+            peer.look()
+            reading = await until(heard, Reading)
+            assert before_s < reading.at_s <= boottime_s()
         assert peer.connections == 1
-        assert peer.questions >= 8  # five a second
-    steps = [after.at_s - before.at_s for before, after in itertools.pairwise(readings)]
-    assert steps == pytest.approx([1.0, 1.0], abs=0.6)
 
 
 async def test_battery_is_seen_at_the_next_question() -> None:
@@ -72,10 +78,10 @@ async def test_battery_is_seen_at_the_next_question() -> None:
         peer.every_s = 60.0
         async with listening(peer.port) as (_, heard):
             await until(heard, Reading)
-            began_s = boottime_s()
+            before = peer.questions
             peer.set(ONBATT, LINEV="000.0 Volts")
             reading = await on_battery(heard)
-            assert boottime_s() - began_s < 1.0  # a fifth of a second, and a busy machine
+            assert peer.questions == before + 1
             assert reading.input_present is False
 
 
@@ -95,18 +101,18 @@ async def test_poll_now_asks_at_once_but_never_floods() -> None:
 
 async def test_lost_on_battery_when_the_last_news_is_three_seconds_old() -> None:
     """Killed, hung or cut off: the core must know in time."""
-    async with apcupsd() as peer, listening(peer.port) as (_, heard):
+    async with apcupsd() as peer, listening(peer.port) as (_, heard), watched() as machine:
         peer.set(ONBATT)
         reading = await on_battery(heard)
         peer.mute = True
         failed = await lost(heard)
         while not heard.empty():
             heard.get_nowait()
-        assert failed.at_s - reading.at_s == pytest.approx(3.0, abs=1.2)
+        assert 1.8 < failed.at_s - reading.at_s < 4.2 + machine.late_s
         assert failed.reason.startswith(f"no answer from 127.0.0.1:{peer.port} in ")
         peer.mute = False
         peer.set(ONBATT)
-        assert (await until(heard, Reading)).at_s - failed.at_s < 4.0
+        assert (await until(heard, Reading)).at_s - failed.at_s < 4.0 + machine.late_s
 
 
 async def test_an_apcupsd_that_is_started_anew_is_no_loss() -> None:
@@ -127,18 +133,17 @@ async def test_an_apcupsd_that_is_started_anew_is_no_loss() -> None:
 async def test_a_connection_that_is_cut_between_two_questions_costs_nothing() -> None:
     async with apcupsd() as peer, listening(peer.port) as (_, heard):
         await until(heard, Reading)
-        await peer.stop()
-        await peer.start()
-        await asyncio.sleep(0.5)
+        peer.hang_up()
+        await peer.asked(2)
         assert peer.connections == 2
         assert not any(isinstance(heard.get_nowait(), SourceFailed) for _ in range(heard.qsize()))
 
 
 async def test_lost_on_utility_and_asked_ever_more_seldom() -> None:
-    async with listening(free_tcp_port()) as (_, heard):
+    async with listening(free_port()) as (_, heard), watched() as machine:
         first = await until(heard, SourceFailed)
         failed = await lost(heard)
-        assert failed.at_s - first.at_s == pytest.approx(3.0, abs=1.0)
+        assert 2.0 < failed.at_s - first.at_s < 4.0 + machine.late_s
         assert (await until(heard, SourceFailed)).at_s - failed.at_s > 1.0
 
 
@@ -173,13 +178,13 @@ async def test_story_4_communication_lost_in_a_harmless_state_is_only_that() -> 
 
 async def test_story_9_an_apcupsd_that_no_longer_looks_at_its_ups() -> None:
     """It answers every question, with values of long ago and nothing that says so but DATE."""
-    async with apcupsd() as peer, listening(peer.port) as (_, heard):
+    async with apcupsd() as peer, listening(peer.port) as (_, heard), watched() as machine:
         peer.set(ONBATT)
         reading = await on_battery(heard)
         peer.every_s = None
         failed = await lost(heard)
-        assert "apcupsd has not read its UPS for 3 s" in failed.reason
-        assert failed.at_s - reading.at_s == pytest.approx(3.2, abs=1.2)
+        assert "apcupsd has not read its UPS for " in failed.reason
+        assert 2.9 < failed.at_s - reading.at_s < 4.4 + machine.late_s
 
 
 async def test_story_10_a_polltime_of_60_is_told() -> None:
@@ -311,7 +316,7 @@ async def test_a_name_that_nobody_knows(host: str, says: str) -> None:
 
 
 async def test_a_name_with_two_addresses_and_nobody_at_either() -> None:
-    client = NisClient(options(free_tcp_port(), host="localhost"))
+    client = NisClient(options(free_port(), host="localhost"))
     with pytest.raises(NisError, match="nobody listens"):
         await client.status(2.0)
 
@@ -330,10 +335,9 @@ async def test_a_slow_dribble_is_cut_off_at_the_limit() -> None:
     server = await asyncio.start_server(dribble, "127.0.0.1", 0)
     async with server:
         client = NisClient(options(server.sockets[0].getsockname()[1]))
-        began_s = boottime_s()
         with pytest.raises(NisError):
-            await client.status(0.5)
-        assert boottime_s() - began_s < 2.0
+            async with asyncio.timeout(20):  # a minute of dribble, else
+                await client.status(0.5)
         await asyncio.sleep(0.1)  # until the other end has seen it
 
 

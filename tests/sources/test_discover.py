@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -65,7 +65,7 @@ async def listening(talk: Talk) -> AsyncIterator[int]:
         for writer in writers:
             writer.transport.abort()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(5):
                 await server.wait_closed()
         await asyncio.sleep(0.05)
 
@@ -239,7 +239,7 @@ async def test_upsd_with_two_upses() -> None:
 async def test_upsd_whose_driver_is_gone() -> None:
     async with upsd() as peer:
         await peer.kill_driver()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await peer.talk("GET VAR dsim ups.status"))[0].startswith("VAR"):  # noqa: ASYNC110 - it tells nobody
                 await asyncio.sleep(0.1)
         search = await found_by(Wanted(addresses=["127.0.0.1"], kinds=("nut",), nut_port=peer.port))
@@ -366,17 +366,14 @@ async def test_a_list_without_end_ends_the_conversation() -> None:
 
 
 async def test_the_deadline_ends_it_and_keeps_what_was_found() -> None:
-    async with AsyncExitStack() as stack:
-        port = await stack.enter_async_context(listening(mute))
-        peer = await stack.enter_async_context(apcupsd())
-        began_s = time.perf_counter()
-        search = await found_by(
-            Wanted(addresses=["127.0.0.1"], kinds=("nut", "apcupsd"), nut_port=port, nis_port=peer.port), deadline_s=0.7
-        )
-        took_s = time.perf_counter() - began_s
+    async with apcupsd() as peer:
+        addresses = ["127.0.0.1", *(f"127.0.{block}.{last}" for block in range(10, 18) for last in range(1, 255))]
+        kinds = ("snmp", "apcupsd")
+        search = Search(Wanted(addresses=addresses, kinds=kinds, snmp_port=free_port(), nis_port=peer.port))
+        async with asyncio.timeout(30):  # to ask them all would take 40 s, and more
+            await search.run(deadline_s=3.0)
     assert not search.whole
     assert [one.kind for one in search.found] == ["apcupsd"]
-    assert took_s < 3.0
 
 
 async def test_a_source_of_the_settings_is_asked_as_it_stands_there() -> None:

@@ -12,7 +12,8 @@ from powerguard.clock import boottime_s
 from powerguard.core.readings import OutputSource, Reading, SourceFailed
 from powerguard.options import Secret
 from powerguard.sources.nut import NutSource
-from tests.sources.nut_helpers import FakeUpsd, Later, forget, listening, options, until, until_lost
+from tests.peers.redfish import make_certificate
+from tests.sources.nut_helpers import FakeUpsd, Later, fails, forget, listening, options, until, until_lost
 from tests.sources.snmp_helpers import secret
 
 BATTERY = {"ups.status": "OB DISCHRG", "input.voltage": "0"}
@@ -233,8 +234,7 @@ async def test_a_upsd_that_trickles_is_lost_and_found() -> None:
 
     async with FakeUpsd(answer=answers).serving() as upsd:
         async with listening(options(upsd.port, timeout_s=0.5)) as (_, heard):
-            failure = await until(heard, SourceFailed)
-            assert "too slow" in failure.reason
+            await fails(heard, "too slow")
             trickles = False
             assert (await until(heard, Reading)).output_source is OutputSource.UTILITY
         for task in trickling:
@@ -253,7 +253,7 @@ async def test_a_flood_costs_no_memory() -> None:
         tracemalloc.start()
         try:
             async with listening(options(upsd.port)) as (_, heard):
-                assert "floods" in (await until(heard, SourceFailed)).reason
+                await fails(heard, "floods")
                 _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -270,15 +270,13 @@ async def test_bytes_sent_before_tls_do_not_count_as_sent_under_it() -> None:
         FakeUpsd(answer=answers).serving() as upsd,
         listening(options(upsd.port, tls="required")) as (_, heard),
     ):
-        failure = await until(heard, SourceFailed)
-        assert "nobody had asked for" in failure.reason
+        await fails(heard, "nobody had asked for")
         assert upsd.said("GET") == upsd.said("LIST") == 0
 
 
 async def test_tls_that_is_required_and_not_offered_yields_no_reading() -> None:
     async with FakeUpsd().serving() as upsd, listening(options(upsd.port, tls="required")) as (_, heard):
-        failure = await until(heard, SourceFailed)
-        assert "offers no TLS (FEATURE-NOT-CONFIGURED)" in failure.reason
+        await fails(heard, "offers no TLS (FEATURE-NOT-CONFIGURED)")
         assert upsd.said("GET") == upsd.said("LIST") == 0
 
 
@@ -305,17 +303,19 @@ async def test_tls_that_hangs_or_breaks_off(answer: bytes | None, says: str, tmp
             writer.close()
         return answer or None
 
-    more = {"timeout_s": 0.5, "user": "u", "password": secret(tmp_path, "password", "a secret")}
+    # An authority of our own: to read all those of the system takes a busy machine longer than a step may take.
+    ca = str(make_certificate(tmp_path).cert)
+    more = {"timeout_s": 0.5, "user": "u", "password": secret(tmp_path, "password", "a secret"), "ca": ca}
     clock = Later()
     async with FakeUpsd(answer=answers).serving() as upsd:
         async with listening(options(upsd.port, tls="required", **more)) as (_, heard):
-            assert says in (await until(heard, SourceFailed)).reason
+            await fails(heard, says)
             while upsd.connections < 4:  # noqa: ASYNC110 - upsd tells nobody
                 await asyncio.sleep(0.02)
             assert upsd.said("GET") == upsd.said("LIST") == upsd.said("PASSWORD") == 0
         with capture_logs() as logs:
             async with listening(options(upsd.port, **more), clock=clock) as (source, heard):
-                assert says in (await until(heard, SourceFailed)).reason
+                await fails(heard, says)
                 assert not (await until(heard, Reading)).authenticated
                 assert upsd.said("PASSWORD") == 0
                 assert says in source.trouble
@@ -338,8 +338,9 @@ async def test_a_upsd_that_accepts_and_breaks_off_is_not_hammered() -> None:
     async with FakeUpsd(answer=answers).serving() as upsd, listening(options(upsd.port)) as (_, heard):
         await until_lost(heard)
         before, began_s = upsd.connections, boottime_s()
-        await asyncio.sleep(2.5)
-        assert 1 <= upsd.connections - before <= (boottime_s() - began_s) / 0.9 + 1
+        while upsd.connections < before + 3:  # noqa: ASYNC110 - the fake tells nobody
+            await asyncio.sleep(0.02)
+        assert boottime_s() - began_s >= 1.8, "one at once, and two with their pauses"
 
 
 async def test_what_the_ups_says_in_words_is_told_once() -> None:
@@ -418,7 +419,7 @@ async def test_a_variable_that_vanishes_is_none_and_one_that_comes_is_found() ->
         upsd.values["ups.realpower"] = "1080"
         assert (await until(heard, Reading, lambda reading: reading.runtime_s is None)).charge_pct == 100
         upsd.values["battery.runtime"] = runtime
-        reading = await until(heard, Reading, lambda reading: reading.watts is not None)
+        reading = await until(heard, Reading, lambda reading: None not in (reading.watts, reading.runtime_s))
         assert (reading.watts, reading.runtime_s) == (1080, 1800)
 
 
@@ -427,8 +428,7 @@ async def test_doctor_looks_once_and_leaves(tmp_path: Path) -> None:
         report = await NutSource(options(upsd.port), ups="a", clock=boottime_s).look()
         assert (report.reading.runtime_s, report.tls, report.is_logged_in) == (1800, False, False)
         assert (report.forgeable, report.warnings) == ("no TLS", ())
-        await asyncio.sleep(0.1)
-        assert upsd.said("LOGOUT") == 1
+        await upsd.hears("LOGOUT")
         upsd.answer = lambda upsd, words, _writer: None if words[0] == "LOGIN" else upsd.honest(words)
         more = {"user": "pg", "password": secret(tmp_path, "word", "w"), "timeout_s": 0.5}
         report = await NutSource(options(upsd.port, **more), ups="a", clock=boottime_s).look()

@@ -44,12 +44,6 @@ async def logging_in(
             yield upsd, heard
 
 
-async def said(upsd: FakeUpsd, word: str, times: int) -> None:
-    """Wait until upsd has been told a word so many times."""
-    while upsd.said(word) < times:  # noqa: ASYNC110 - the fake tells nobody
-        await asyncio.sleep(0.02)
-
-
 async def noted(logs: Sequence[EventDict], event: str, times: int = 1) -> None:
     """Wait until the log has it: an answer to LOGIN that upsd has given is not one that has been read."""
     while sum(entry["event"] == event for entry in logs) < times:  # noqa: ASYNC110 - the log tells nobody
@@ -67,7 +61,7 @@ async def test_a_reading_comes_before_the_login_and_nobody_logs_out(tmp_path: Pa
     """A login that hangs must not hold up what counts; one that stands is never given back while we run."""
     async with logging_in(None, secret(tmp_path, "word", "the word"), Later()) as (upsd, heard):
         await until(heard, Reading)
-        await said(upsd, "LOGIN", 1)
+        await upsd.hears("LOGIN", 1)
         await looks(heard, 2)
         words = [request[0] for request in upsd.requests]
         assert words.index("LIST") < words.index("USERNAME") < words.index("PASSWORD") < words.index("LOGIN")
@@ -81,7 +75,7 @@ async def test_a_driver_that_is_not_there_yet_delays_the_login_on_the_same_conne
     with capture_logs() as logs:
         async with logging_in(door, secret(tmp_path, "word", "w"), Later()) as (upsd, heard):
             await until(heard, Reading)
-            await said(upsd, "LOGIN", 3)
+            await upsd.hears("LOGIN", 3)
             assert (upsd.said("USERNAME"), upsd.said("PASSWORD"), upsd.connections) == (1, 1, 1)
             await noted(logs, "login_held")
     assert [entry["event"] for entry in logs] == ["login_held"]
@@ -93,7 +87,7 @@ async def test_a_refused_login_is_tried_again_after_five_minutes_on_utility_only
     with capture_logs() as logs:
         async with logging_in(door, secret(tmp_path, "word", "w"), clock) as (upsd, heard):
             await until(heard, Reading)
-            await said(upsd, "LOGIN", 1)
+            await upsd.hears("LOGIN", 1)
             await looks(heard, 2)
             assert (upsd.said("LOGIN"), upsd.connections) == (1, 1)
             upsd.values["ups.status"] = "OB"
@@ -102,14 +96,14 @@ async def test_a_refused_login_is_tried_again_after_five_minutes_on_utility_only
             await looks(heard, 3)
             assert (upsd.said("LOGIN"), upsd.connections) == (1, 1)
             upsd.values["ups.status"] = "OL"
-            await said(upsd, "LOGIN", 2)
+            await upsd.hears("LOGIN", 2)
             assert upsd.connections == 2
             clock.ahead_s = 602.0
-            await said(upsd, "LOGIN", 3)
+            await upsd.hears("LOGIN", 3)
             await noted(logs, "login_held")
             assert upsd.connections == 3
             door.answers, door.hangs_up = [b"ERR ACCESS-DENIED\n"], True  # started anew, with another password
-            await said(upsd, "LOGIN", 4)
+            await upsd.hears("LOGIN", 4)
             await noted(logs, "login_refused", 2)
     assert [entry["event"] for entry in logs] == ["login_refused", "login_held", "login_refused"]
 
@@ -125,7 +119,7 @@ async def test_a_role_is_asked_for_in_both_words(tmp_path: Path) -> None:
     with capture_logs() as logs:
         async with logging_in(old, secret(tmp_path, "word", "w"), Later(), role="primary") as (upsd, heard):
             await until(heard, Reading)
-            await said(upsd, "MASTER", 1)
+            await upsd.hears("MASTER", 1)
             await noted(logs, "login_held")
     assert [entry["event"] for entry in logs] == ["login_held"]
 
@@ -140,7 +134,7 @@ async def test_a_login_that_stands_is_not_given_up_for_a_role(tmp_path: Path) ->
     with capture_logs() as logs:
         async with logging_in(strict, secret(tmp_path, "word", "w"), clock, role="primary") as (upsd, heard):
             await until(heard, Reading)
-            await said(upsd, "MASTER", 1)
+            await upsd.hears("MASTER", 1)
             clock.ahead_s = 301.0
             await looks(heard, 3)
             assert (upsd.connections, upsd.said("LOGIN"), upsd.said("MASTER")) == (1, 1, 1)
@@ -159,13 +153,13 @@ async def test_a_login_that_costs_the_connection_twice_waits_for_a_minute(tmp_pa
     clock = Later()
     with capture_logs() as logs:
         async with logging_in(hanging_up, secret(tmp_path, "word", "w"), clock) as (upsd, heard):
-            await said(upsd, "LOGIN", 2)
+            await upsd.hears("LOGIN", 2)
             while upsd.connections < 3:  # noqa: ASYNC110 - the fake tells nobody
                 await asyncio.sleep(0.02)
             await looks(heard, 3)
             assert (upsd.said("LOGIN"), upsd.connections) == (2, 3)
             clock.ahead_s = 61.0
-            await said(upsd, "LOGIN", 3)
+            await upsd.hears("LOGIN", 3)
             await noted(logs, "login_held")
     told = [(entry["event"], "ends the connection" in entry.get("because", "")) for entry in logs]
     assert told == [("login_refused", True), ("login_held", False)]
@@ -196,6 +190,6 @@ async def test_a_login_that_was_answered_too_late_is_held(tmp_path: Path) -> Non
     door = Doorkeeper(b"ERR ALREADY-LOGGED-IN\n")
     with capture_logs() as logs:
         async with logging_in(door, secret(tmp_path, "word", "w"), Later()) as (upsd, _heard):
-            await said(upsd, "LOGIN", 1)
+            await upsd.hears("LOGIN", 1)
             await noted(logs, "login_held")
     assert [entry["event"] for entry in logs] == ["login_held"]

@@ -15,7 +15,8 @@ from powerguard.core.readings import Reading, SourceFailed
 from powerguard.protocols.nut import encode
 from powerguard.sources.nut import NutSource
 from powerguard.sources.nut_link import LateError, Link, LinkError
-from tests.peers.nut import free_port, upsd
+from tests.peers.nut import upsd
+from tests.peers.ports import free_port
 from tests.sources.nut_helpers import FakeUpsd, options
 
 pytestmark = pytest.mark.slow

@@ -15,9 +15,9 @@ from powerguard.sim.snmp_agent import SnmpAgent
 from powerguard.sim.ups import Battery, SimUps
 from powerguard.sources.nut import NutSource
 from powerguard.sources.nut_link import LinkError
-from tests.peers.nut import BATTERY, UTILITY, program, upsd
+from tests.peers.nut import BATTERY, LIMIT_S, UTILITY, program, upsd
 from tests.peers.nut_tls import Authority
-from tests.sources.nut_helpers import Later, forget, listening, options, until, until_lost
+from tests.sources.nut_helpers import Later, fails, forget, listening, options, until, until_lost
 from tests.sources.snmp_helpers import secret
 
 pytestmark = [pytest.mark.peer("upsd", "dummy-ups")]
@@ -68,8 +68,7 @@ async def test_a_secondary_is_counted_until_it_leaves_and_hears_a_forced_shutdow
         more = {"user": "sec", "password": password(tmp_path, "sec")}
         async with listening(options(peer.port, **more)) as (_, heard):
             await until(heard, Reading)
-            await until(heard, Reading)
-            assert await peer.logins() == 1
+            await peer.counts(1)
             assert await peer.as_admin("FSD dsim") == ["OK FSD-SET"]
             reading = await until(heard, Reading, lambda reading: reading.forced_shutdown)
             assert reading.output_source is OutputSource.UTILITY  # "FSD OL": the core decides what that means
@@ -77,7 +76,7 @@ async def test_a_secondary_is_counted_until_it_leaves_and_hears_a_forced_shutdow
             reading = await until(heard, Reading, on_battery)
             assert reading.forced_shutdown
             assert await peer.logins() == 1
-        assert await peer.logins() == 0
+        await peer.counts(0)
 
 
 async def test_a_wrong_password_costs_the_login_and_not_the_readings(tmp_path: Path) -> None:
@@ -120,8 +119,7 @@ async def test_a_upsd_that_dies_on_battery_is_lost_within_3_s_and_used_when_it_i
         assert "connection refused" in lost.reason
         await peer.start()
         await until(heard, Reading, on_battery)
-        await until(heard, Reading)
-        assert await peer.logins() == 1
+        await peer.counts(1)
 
 
 async def test_story_3_a_blip_on_battery_costs_a_poll_and_not_the_login(tmp_path: Path) -> None:
@@ -129,8 +127,7 @@ async def test_story_3_a_blip_on_battery_costs_a_poll_and_not_the_login(tmp_path
     more = {"user": "sec", "password": password(tmp_path, "sec")}
     async with upsd(values={**UTILITY, **BATTERY}) as peer, listening(options(peer.port, **more)) as (source, heard):
         await until(heard, Reading)
-        await until(heard, Reading)
-        await peer.shows("OB DISCHRG")
+        await peer.counts(1)
         link = source._link
         await peer.kill(signal.SIGSTOP)
         failure = await until(heard, SourceFailed)
@@ -180,12 +177,11 @@ async def test_tls_is_verified_and_makes_a_reading_authenticated(tmp_path: Path)
         for host in ("localhost", "127.0.0.1"):
             async with listening(options(peer.port, host=host, ca=str(ours.pem), **more)) as (source, heard):
                 assert (await until(heard, Reading)).authenticated
-                await until(heard, Reading)
-                assert await peer.logins() == 1
+                await peer.counts(1)
                 assert source._link is not None
                 assert source._link.is_verified
         async with listening(options(peer.port, ca=str(foreign.pem), **more)) as (_, heard):
-            assert "its certificate is not believed: " in (await until(heard, SourceFailed)).reason
+            await fails(heard, "its certificate is not believed: ")
             assert await peer.logins() == 0
         async with listening(options(peer.port, tls="off")) as (_, heard):
             assert not (await until(heard, Reading)).authenticated
@@ -208,8 +204,7 @@ async def test_a_certificate_that_is_not_believed(tmp_path: Path, names: list[st
     more = {"user": "sec", "password": password(tmp_path, "sec"), "ca": str(ours.pem)}
     async with upsd(certificate=ours.nss(*names, days=days)) as peer:
         async with listening(options(peer.port, tls="required", **more)) as (_, heard):
-            failure = await until(heard, SourceFailed)
-            assert says in failure.reason
+            await fails(heard, says)
             await asyncio.sleep(0.5)
             assert all(isinstance(heard.get_nowait(), SourceFailed) for _ in range(heard.qsize()))
         clock = Later()
@@ -243,8 +238,7 @@ async def test_a_upsd_that_comes_back_with_other_tls_is_told_and_a_right_one_use
                 forget(heard)
                 await peer.start()
                 await until(heard, Reading, lambda reading: reading.authenticated is authenticated)
-                while await peer.logins() != logins:  # noqa: ASYNC110 - upsd tells nobody
-                    await asyncio.sleep(0.05)
+                await peer.counts(logins)
 
             assert (await until(heard, Reading)).authenticated
             await comes_back(config.partition("CERTPATH")[0], 1, authenticated=False)
@@ -270,7 +264,7 @@ async def test_a_card_behind_nuts_own_snmp_driver() -> None:
             argv = (program("snmp-ups"), "-F", "-a", "dsim", "-u", "root")
             child = await asyncio.create_subprocess_exec(*argv, env={**os.environ, **places}, stdout=log, stderr=log)
         drivers.append(child)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(LIMIT_S):
             while not (folder / "snmp-ups-dsim").exists():
                 assert child.returncode is None, (folder / "snmp-ups.log").read_text(encoding="utf-8")
                 await asyncio.sleep(0.05)

@@ -30,8 +30,7 @@ async def test_story_11_a_primary_waits_for_as_long_as_we_hold_the_login(tmp_pat
     async with upsd() as peer, upsmon(peer, "primary", *lines, user="prim", role="primary") as primary:
         async with listening(options(peer.port, **more)) as (_, heard):
             await until(heard, Reading)
-            await until(heard, Reading)
-            assert await peer.logins() == 2
+            await peer.counts(2)
             wall_s = time.time()
             peer.change({"ups.status": "OB LB"})
             reading = await until(heard, Reading, lambda reading: reading.forced_shutdown)

@@ -24,9 +24,11 @@ TICKS = frozenset({f"{A}.2.1.2.0", f"{A}.2.2.3.0"})
 
 
 def settings(version: int | str, folder: Path) -> dict[str, Any]:
+    """What reaches it, with a second and more for another process to answer."""
     if version == 3:
-        return {"version": 3, "user": USER, "auth": secret(folder, "a", AUTH), "priv": secret(folder, "p", PRIV)}
-    return {"version": version, "community": secret(folder, "c", COMMUNITY)}
+        login = {"user": USER, "auth": secret(folder, "a", AUTH), "priv": secret(folder, "p", PRIV)}
+        return {"version": 3, "timeout_s": 1.5, **login}
+    return {"version": version, "timeout_s": 1.5, "community": secret(folder, "c", COMMUNITY)}
 
 
 def without_system(name: str) -> dict[str, Any]:
@@ -74,7 +76,7 @@ async def test_every_protocol_and_level(tmp_path: Path) -> None:
             more = dict(zip(("auth_protocol", "priv_protocol"), words, strict=False))
             more |= {"auth": auth} if words else {}
             more |= {"priv": priv} if len(words) > 1 else {}
-            port = CardPort(options(peer.port, version=3, user=f"u{number}", timeout_s=2.0, **more))
+            port = CardPort(options(peer.port, version=3, user=f"u{number}", timeout_s=5.0, **more))
             await port.set({oid: Typed("integer", 100 + number)})
             assert await port.get([oid]) == {oid: 100 + number}, words
             assert await port.walk(f"{U}.8.2") == {oid: 100 + number}
@@ -88,7 +90,7 @@ async def test_an_outage_told_by_set(tmp_path: Path) -> None:
         opts = options(peer.port, poll_s=0.5, **settings("2c", tmp_path))
         source = SnmpSource(opts, ups="rack-a", clock=boottime_s, profiles=PROFILES)
         task = asyncio.get_running_loop().create_task(source.run(heard.put_nowait))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             first = await heard.get()
             assert isinstance(first, Reading)
             assert first.output_source is OutputSource.UTILITY
@@ -98,7 +100,7 @@ async def test_an_outage_told_by_set(tmp_path: Path) -> None:
             while not isinstance(event := await heard.get(), Reading) or event.on_battery_s != 7:
                 pass
             assert event.output_source is OutputSource.BATTERY
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not isinstance(failed := await heard.get(), SourceFailed) or not failed.lost:
             pass
     assert "no answer from" in failed.reason
@@ -108,7 +110,7 @@ async def test_an_outage_told_by_set(tmp_path: Path) -> None:
 
 async def test_a_set_through_our_port(tmp_path: Path) -> None:
     async with snmpd(without_system("rfc1628")) as peer:
-        port = CardPort(options(peer.port, community=secret(tmp_path, "w", WRITE_COMMUNITY)))
+        port = CardPort(options(peer.port, timeout_s=5.0, community=secret(tmp_path, "w", WRITE_COMMUNITY)))
         await port.set({f"{U}.8.2.0": Typed("integer", 120)})
         assert await port.get([f"{U}.8.2.0"]) == {f"{U}.8.2.0": 120}
         with pytest.raises(SnmpError, match=rf"for {U}\.99\.0$"):
@@ -147,7 +149,7 @@ async def test_net_snmp_understands_the_simulated_card(words: list[str]) -> None
     values = table("apc")
 
     async def ask(program: str, agent: SnmpAgent, *rest: str) -> str:
-        argv = [require(program), *words, "-M", "", "-m", "", "-On", "-r", "1", "-t", "2", f"127.0.0.1:{agent.port}"]
+        argv = [require(program), *words, "-M", "", "-m", "", "-On", "-r", "3", "-t", "5", f"127.0.0.1:{agent.port}"]
         child = await asyncio.create_subprocess_exec(
             *argv, *rest, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )

@@ -66,12 +66,12 @@ def way(secrets: Mapping[str, Any], *, version: int | str = 3, user: str | None 
 
 
 async def look(agent: Snmpsim, settings: Mapping[str, Any]) -> ProbeReport:
-    return await probe(options(agent.port, **{"timeout_s": 2.0, **settings}), profiles=PROFILES, with_pdus=True)
+    return await probe(options(agent.port, **{"timeout_s": 5.0, **settings}), profiles=PROFILES, with_pdus=True)
 
 
 @asynccontextmanager
 async def opened(agent: Snmpsim, settings: Mapping[str, Any], *, retries: int = 1) -> AsyncIterator[CardPort]:
-    port = CardPort(options(agent.port, **{"timeout_s": 2.0, **settings}), retries=retries)
+    port = CardPort(options(agent.port, **{"timeout_s": 5.0, **settings}), retries=retries)
     try:
         yield port
     finally:
@@ -226,9 +226,9 @@ async def test_the_source_reads_what_the_case_says(
     described = answers["1.3.6.1.2.1.1.2.0"]
     want = decode(choose(UPSES, answers, sys_object_id=str(described), sys_descr=""), answers)
     heard: asyncio.Queue[Heard] = asyncio.Queue()
-    settings = options(agent.port, **way(secrets, **how) | {"timeout_s": 2.0})
+    settings = options(agent.port, **way(secrets, **how) | {"timeout_s": 5.0})
     source = SnmpSource(settings, ups="rack", clock=boottime_s, profiles=PROFILES)
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(100), asyncio.TaskGroup() as group:
         polling = group.create_task(source.run(heard.put_nowait))
         told = await heard.get()
         polling.cancel()
@@ -254,7 +254,7 @@ async def test_an_outage_while_it_is_polled(agent: Snmpsim, secrets: dict[str, A
     heard: list[asyncio.Queue[Heard]] = [asyncio.Queue() for _ in WAYS]
     sources = [
         SnmpSource(
-            options(agent.port, **way(secrets, **how) | {"timeout_s": 2.0}),
+            options(agent.port, **way(secrets, **how) | {"timeout_s": 5.0}),
             ups="rack",
             clock=boottime_s,
             profiles=PROFILES,
@@ -270,7 +270,7 @@ async def test_an_outage_while_it_is_polled(agent: Snmpsim, secrets: dict[str, A
     def reads(output: OutputSource, *, low: bool = False) -> Callable[[Heard], bool]:
         return lambda told: isinstance(told, Reading) and (told.output_source, told.low_battery) == (output, low)
 
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(100), asyncio.TaskGroup() as group:
         polling = [group.create_task(one.run(queue.put_nowait)) for one, queue in zip(sources, heard, strict=True)]
         await until(reads(OutputSource.UTILITY))
         for records, is_so in (
@@ -319,7 +319,7 @@ async def test_what_a_wrong_setting_says(agent: Snmpsim, secrets: dict[str, Any]
         for key, value in bad.items():
             is_secret = key in {"community", "auth", "priv"}
             settings[key] = value if not is_secret else secrets[value] if value else None
-        async with opened(agent, {"timeout_s": 1.5, **settings}, retries=0) as port:
+        async with opened(agent, {"timeout_s": 5.0, **settings}, retries=0) as port:
             with pytest.raises(SnmpError) as caught:
                 await port.get([STATUS])
         return str(caught.value)
@@ -363,20 +363,25 @@ async def test_a_card_that_refuses_what_counts_says_what(agent: Snmpsim, secrets
         await look(agent, way(secrets, user="aes"))
 
 
+def is_late(failed: SourceFailed) -> bool:
+    """Whether that is of a busy machine: on battery an answer has 0.8 s."""
+    return failed.reason.endswith(" in 0.8 s, on battery")
+
+
 async def test_an_object_that_begins_to_be_refused_in_mid_outage(agent: Snmpsim, secrets: dict[str, Any]) -> None:
     """A battery that is known goes on being told, without what the card refuses from now on."""
     walk = read_records(FAMILIES / "rfc1628.walk")
     battery = {**walk, STATUS: ("2", "5"), BATTERY_S: ("2", "7")}
     agent.show(written(battery))
     heard: asyncio.Queue[Heard] = asyncio.Queue()
-    settings = options(agent.port, **way(secrets, version="2c") | {"timeout_s": 2.0})
+    settings = options(agent.port, **way(secrets, version="2c") | {"timeout_s": 5.0})
     source = SnmpSource(settings, ups="rack", clock=boottime_s, profiles=PROFILES)
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(100), asyncio.TaskGroup() as group:
         polling = group.create_task(source.run(heard.put_nowait))
         first = await heard.get()
         agent.show(written({**battery, CHARGE: ("2:error", "status=genError"), BATTERY_S: ("2", "9")}))
         source.poll_now()
-        while isinstance(told := await heard.get(), Reading) and told.on_battery_s == 7:
+        while (told := await heard.get()) and (told.on_battery_s == 7 if isinstance(told, Reading) else is_late(told)):
             pass
         polling.cancel()
     assert isinstance(first, Reading)

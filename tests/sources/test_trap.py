@@ -94,7 +94,7 @@ async def test_version_3_that_proves_nothing_does_nothing(tmp_path: Path) -> Non
                 (*FROM_ENGINE, *v3(level="authNoPriv")),
             ):
                 assert await send("snmptrap", port.listener.port, words, TRAP_V2) == 0
-            once = ("-r", "0", "-t", "1")
+            once = ("-r", "0", "-t", "3")
             assert await send("snmpinform", port.listener.port, (*once, *v3(auth="wrong-passphrase")), TRAP_V2) != 0
             results = await port.until(7)
         assert port.polled.empty()
@@ -184,7 +184,7 @@ async def snmptrapd(forward_to: int) -> AsyncIterator[int]:
             start_new_session=True,
         )
         try:
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 log = folder / "log"
                 while "NET-SNMP version" not in (log.read_text(encoding="utf-8") if log.exists() else ""):
                     assert child.returncode is None

@@ -13,11 +13,12 @@ from typing import Any
 from powerguard.clock import Clock, boottime_s
 from powerguard.sources.trap import Card, TrapListener
 from powerguard.sources.trap_options import TrapOptions
-from tests.peers import require
+from tests.peers import ports, require
 
 ON_BATTERY = "1.3.6.1.2.1.33.2.0.1"
 ENGINE = "80001f8805706f776572"
 AUTH, PRIV = "authpass-of-the-traps", "privpass-of-the-traps"
+LIMIT_S = 60.0
 CARD = (Card(ups="rack-a", hosts=("127.0.0.1",)),)
 
 
@@ -35,13 +36,13 @@ class Port:
 
     async def until(self, count: int) -> dict[str, int]:
         """Wait until so many datagrams have been judged."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT_S):
             while sum(self.results.values()) < count:  # noqa: ASYNC110 - the listener tells nobody but its counters
                 await asyncio.sleep(0.005)
         return self.results
 
     async def next_poll(self) -> str:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT_S):
             return await self.polled.get()
 
 
@@ -51,14 +52,14 @@ async def listening(
 ) -> AsyncIterator[Port]:
     """Listen on a free port."""
     names = {"1.3.6.1.2.1.33.2.1": "on_battery"}
-    options = TrapOptions.model_validate({"listen": listen, "port": free_port(), **more})
+    options = TrapOptions.model_validate({"listen": listen, "port": ports.free_port(), **more})
     polled: asyncio.Queue[str] = asyncio.Queue()
     listener = TrapListener(
         options, cards=cards, poll=polled.put_nowait, clock=clock, wall=lambda: 1_795_000_000.0, names=lambda: names
     )
     task = asyncio.get_running_loop().create_task(listener.run())
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT_S):
             while listener.port == 0:
                 assert not task.done(), task.exception()
                 await asyncio.sleep(0.005)
@@ -70,12 +71,7 @@ async def listening(
             task.result()
 
 
-def free_port() -> int:
-    import socket
-
-    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+free_port = ports.free_port
 
 
 V2C = ("-v2c", "-c", "public")
@@ -98,11 +94,11 @@ async def send(program: str, port: int, words: Sequence[str], trap: Sequence[str
             "SNMP_PERSISTENT_DIR": folder,
             "SNMPCONFPATH": folder,
         }
-        argv = (require(program), "-M", "", "-m", "", "-r", "2", "-t", "2", *words, f"udp:{host}:{port}", *trap)
+        argv = (require(program), "-M", "", "-m", "", "-r", "2", "-t", "5", *words, f"udp:{host}:{port}", *trap)
         child = await asyncio.create_subprocess_exec(
             *argv, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LIMIT_S):
             stdout, _ = await child.communicate()
     print(stdout.decode())
     assert child.returncode is not None
