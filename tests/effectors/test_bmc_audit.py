@@ -18,6 +18,7 @@ from powerguard.effectors.bmc.options import BmcOptions
 from powerguard.sim.bmc import SimBmc
 from tests.peers import require
 from tests.peers.ipmi import IpmiSim, free_udp_port, keep_secret, options, run_tool
+from tests.peers.machine import watched
 
 USER, PASSWORD = "powerguard", "Owl-Trap-Nine-42"
 SILENT = Openness(cipher_0=None, cipher_17=None, anonymous=None, null_user=None)
@@ -110,14 +111,19 @@ async def test_anonymous_login_is_found(tmp_path: Path) -> None:
 
 async def test_silence_and_nonsense_end_in_time() -> None:
     """Nobody listens; somebody takes everything and says nothing; somebody repeats what he hears."""
-    began_s = boottime_s()
+    async with watched() as machine:
+        began_s = boottime_s()
+        await silence_and_nonsense()
+        assert boottime_s() - began_s < 10.0 + machine.late_s
+
+
+async def silence_and_nonsense() -> None:
     assert await audit.look("127.0.0.1", free_udp_port()) == SILENT
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as hole:
         hole.bind(("127.0.0.1", 0))
         assert await audit.look("127.0.0.1", hole.getsockname()[1]) == SILENT
     async with answering(lambda packet: packet) as port:
         assert await audit.look("127.0.0.1", port) == SILENT
-    assert boottime_s() - began_s < 10.0
 
 
 async def test_in_band_alone_has_no_network_to_look_at(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 A test's own device, our own Redfish service, and pyghmi's server behind our plug-in for ipmi_sim's place.
 """
 
-import asyncio
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,6 +18,7 @@ from powerguard.effectors.bmc.options import BmcOptions
 from powerguard.sim.bmc import SimBmc
 from tests.peers.ipmi import ENSURE, keep_secret
 from tests.peers.ipmi_device import IpmiDevice
+from tests.peers.machine import watched
 from tests.peers.redfish import Certificate, Faults, OwnRedfish, make_certificate, redfish_options
 
 USER, PASSWORD = "powerguard", "Owl-Trap-Nine-42"
@@ -84,7 +84,7 @@ async def test_who_acknowledges_and_does_nothing_is_passed_over(
         given = redfish_options(
             tmp_path, other.port, certificate, kind="auto", socket=str(path), port=bmc.port, password=PASSWORD
         )
-        told = dict(await BmcEffector(given, limit_s=8.0).carry_out(ENSURE))
+        told = dict(await BmcEffector(given, limit_s=30.0).carry_out(ENSURE))
         assert (told["engine"], told["changed"], told["before"]) == ("ipmi-lan", True, "last-state")
         earlier = str(told["earlier"])
         assert earlier.index("in-band: BMC in-band: acknowledged always-on but") < earlier.index(
@@ -97,26 +97,17 @@ async def test_a_bmc_that_is_dead_in_every_way_ends_in_time_and_the_loop_stays_a
     tmp_path: Path, certificate: Certificate, dead: tuple[int, int]
 ) -> None:
     """Each engine has its share, the action's own deadline holds for all of them, and each is told."""
-    worst_s, loop = 0.0, asyncio.get_running_loop()
-
-    async def watch() -> None:
-        nonlocal worst_s
-        while True:
-            before_s = loop.time()
-            await asyncio.sleep(0.01)
-            worst_s = max(worst_s, loop.time() - before_s - 0.01)
-
-    watcher = loop.create_task(watch())
     https, udp = dead
     given = redfish_options(
         tmp_path, https, certificate, kind="auto", socket=str(tmp_path / "none.sock"), port=udp, password=PASSWORD
     )
-    began_s = boottime_s()
-    with pytest.raises(BmcError) as caught:
-        await BmcEffector(given).carry_out(replace(ENSURE, by_s=began_s + 2.5))
-    took_s = boottime_s() - began_s
-    watcher.cancel()
-    assert took_s < 3.2
+    async with watched() as machine:
+        began_s = boottime_s()
+        with pytest.raises(BmcError) as caught:
+            await BmcEffector(given).carry_out(replace(ENSURE, by_s=began_s + 2.5))
+        took_s = boottime_s() - began_s
+    assert took_s < 3.2 + machine.late_s
+    assert machine.worst_s < 0.25
     # Where others have taken the cores, the worker has not even got to its login in its share: it says so.
     is_late = "did not start in time" in str(caught.value)
     assert caught.value.failure is (Failure.PROTOCOL if is_late else Failure.UNREACHABLE)
@@ -124,7 +115,6 @@ async def test_a_bmc_that_is_dead_in_every_way_ends_in_time_and_the_loop_stays_a
         assert kind in str(caught.value)
     with pytest.raises(BmcError, match="not asked, as no time was left"):
         await BmcEffector(given).carry_out(replace(ENSURE, by_s=boottime_s()))
-    assert worst_s < 0.25
 
 
 @pytest.mark.peer("cc", "systemd-socket-activate")
@@ -163,8 +153,8 @@ async def test_what_was_set_and_not_read_back_is_to_be_put_back_all_the_same(
         given = redfish_options(
             tmp_path, own.port, certificate, kind=kind, policy="bracket", port=lan.port, password=PASSWORD
         ).model_copy(update={"socket": str(tmp_path / "none.sock")})
-        mine = BmcEffector(given)
-        order = replace(ENSURE, by_s=boottime_s() + (1.0 if kind == "redfish" else 5.0))
+        mine = BmcEffector(given, limit_s=30.0)
+        order = replace(ENSURE, by_s=boottime_s() + (4.0 if kind == "redfish" else 30.0))
         assert "restore" not in dict(await mine.carry_out(HOURLY))
         if kind == "auto":
             told = dict(await mine.carry_out(order))
@@ -172,7 +162,7 @@ async def test_what_was_set_and_not_read_back_is_to_be_put_back_all_the_same(
         else:
             with pytest.raises(BmcError, match="acknowledged always-on but still reads last-state") as raised:
                 await mine.carry_out(order)
-            assert raised.value.detail == (("restore", "last-state"),)
+            assert raised.value.detail == (("policy", "last-state"), ("restore", "last-state"))
         assert own.count("PATCH") >= 1
 
 
@@ -188,7 +178,7 @@ async def test_what_an_outage_found_is_put_back_over_always_on_alone(
         )
         if kind == "ipmi-lan":
             given = given.model_copy(update={"ca": None, "fingerprint": None})
-        mine = BmcEffector(given)
+        mine = BmcEffector(given, limit_s=30.0)
         told = dict(await mine.carry_out(PUT_BACK))
         assert (told["policy"], told["before"], told["changed"]) == ("always-off", "always-on", True)
         told = dict(await mine.carry_out(replace(PUT_BACK, policy="last-state")))
@@ -235,11 +225,11 @@ async def test_observe_takes_the_first_that_can_read(tmp_path: Path, certificate
         bmc.password = PASSWORD
         keep_secret(tmp_path / "bmc-password", PASSWORD)
         with pytest.raises(BmcError, match="is always-off, so this host stays off"):
-            await BmcEffector(given).carry_out(ENSURE)
+            await BmcEffector(given, limit_s=30.0).carry_out(ENSURE)
         assert lan.heard == ["status"]
         bmc.system["PowerRestorePolicy"] = "LastState"
         with pytest.raises(BmcError, match="is last-state, so this host stays off"):
-            await BmcEffector(given).carry_out(ENSURE)
+            await BmcEffector(given, limit_s=30.0).carry_out(ENSURE)
         assert (lan.heard, bmc.count("PATCH")) == (["status"], 0)
 
 
@@ -256,8 +246,8 @@ async def test_what_powered_the_host_on_is_asked_of_who_tells_it(tmp_path: Path,
             port=lan.port,
             password=PASSWORD,
         )
-        mine = BmcEffector(given)
-        seen = await mine.why_on(5.0)
+        mine = BmcEffector(given, limit_s=30.0)
+        seen = await mine.why_on(30.0)
         assert (seen.restart_cause, seen.status.ac_failed) == (RestartCause.UNKNOWN, False)
         assert (lan.heard, bmc.count("PATCH")) == (["status", "cause"], 0)
         with pytest.raises(BmcError, match="does not tell what powered this host on"):

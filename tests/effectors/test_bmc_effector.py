@@ -24,6 +24,7 @@ from powerguard.effectors.child import Ended, run_child
 from powerguard.options import Secret
 from powerguard.sim.bmc import Faults, SimBmc
 from tests.peers.ipmi import ENSURE, LIBRARIES, free_udp_port, keep_secret, options
+from tests.peers.machine import quickly, watched
 
 USER, PASSWORD = "powerguard", "Owl-Trap-Nine-42"
 
@@ -61,7 +62,7 @@ def core_bytes(pid: int) -> str:
     return next(line.split()[5] for line in limits if line.startswith("Max core file size"))
 
 
-async def until(true: Callable[[], object], limit_s: float = 5.0) -> None:
+async def until(true: Callable[[], object], limit_s: float = 60.0) -> None:
     async with asyncio.timeout(limit_s):
         while not true():  # noqa: ASYNC110 - a process table tells nobody when it changes
             await asyncio.sleep(0.01)
@@ -71,7 +72,7 @@ BOTH = pytest.mark.parametrize("library", LIBRARIES)
 
 
 def effector(
-    tmp_path: Path, port: int, *, limit_s: float = 5.0, password: str = PASSWORD, library: str = "pyghmi"
+    tmp_path: Path, port: int, *, limit_s: float = 15.0, password: str = PASSWORD, library: str = "pyghmi"
 ) -> BmcEffector:
     return BmcEffector(options(tmp_path, port, USER, password, library=library), limit_s=limit_s)
 
@@ -106,10 +107,10 @@ async def test_the_policy_is_set_once_and_verified(tmp_path: Path) -> None:
 async def test_observe_never_writes(tmp_path: Path) -> None:
     """The wrong policy is an alarm, the right one is verified, and no set command is sent, not even to ask."""
     async with SimBmc(USER, PASSWORD, policy="always-off") as bmc:
-        observer = BmcEffector(options(tmp_path, bmc.port, USER, PASSWORD, observe=True))
+        observer = BmcEffector(options(tmp_path, bmc.port, USER, PASSWORD, observe=True), limit_s=15.0)
         told = await failure_of(observer)
         assert "is always-off, so this host stays off" in str(told)
-        assert (await observer.probe(5.0)).supported is None
+        assert (await observer.probe(15.0)).supported is None
         assert set(bmc.heard) == {"status", "cause"}
         await effector(tmp_path, bmc.port).carry_out(ENSURE)
         seen = dict(await observer.carry_out(ENSURE))
@@ -149,7 +150,8 @@ async def test_a_fault_is_told_with_where_and_what_would_be_right(
 ) -> None:
     """Each failure names the BMC, what was seen and what to do; the BMC keeps what it had."""
     async with SimBmc(USER, PASSWORD, faults=faults) as bmc:
-        limit_s = 4.0 if faults.lie else 2.5
+        waits = faults.dead or failure is Failure.BUSY  # to the end of its time
+        limit_s = 4.0 if waits else 15.0
         error = await failure_of(effector(tmp_path, bmc.port, limit_s=limit_s))
         assert error.failure is failure
         assert str(error).startswith(f"BMC 127.0.0.1 port {bmc.port}: ")
@@ -170,7 +172,7 @@ async def test_a_refused_login_is_tried_once_and_then_left_alone(tmp_path: Path)
     now_s = 1000.0
     async with SimBmc(USER, PASSWORD) as bmc:
         wrong = options(tmp_path, bmc.port, USER, "not-the-password")
-        mine = BmcEffector(wrong, clock=lambda: now_s)
+        mine = BmcEffector(wrong, limit_s=15.0, clock=lambda: now_s)
         first = await failure_of(mine)
         assert first.failure is Failure.AUTH
         assert "not tried again for 10 minutes" in str(first)
@@ -183,41 +185,29 @@ async def test_a_refused_login_is_tried_once_and_then_left_alone(tmp_path: Path)
         assert "not tried again for 10 minutes" in str(await failure_of(mine))
         keep_secret(tmp_path / "bmc-password", PASSWORD)
         assert dict(await mine.carry_out(ENSURE))["verified"] is True
-        unknown = BmcEffector(options(tmp_path, bmc.port, "somebody", PASSWORD))
+        unknown = BmcEffector(options(tmp_path, bmc.port, "somebody", PASSWORD), limit_s=15.0)
         assert (await failure_of(unknown)).failure is Failure.AUTH
 
 
 @BOTH
 async def test_a_closed_port_is_told_at_once(tmp_path: Path, library: str) -> None:
     """The host's refusal (ICMP) is believed; pyghmi alone takes 5 s to notice."""
-    began_s = time.perf_counter()
-    error = await failure_of(effector(tmp_path, free_udp_port(), library=library))
-    assert error.failure is Failure.UNREACHABLE
-    assert "nothing listens on that UDP port" in str(error)
-    assert time.perf_counter() - began_s < 4.0
+    for _ in quickly(4.0):
+        error = await failure_of(effector(tmp_path, free_udp_port(), library=library))
+        assert error.failure is Failure.UNREACHABLE
+        assert "nothing listens on that UDP port" in str(error)
 
 
 async def test_a_blackhole_ends_within_the_limit_and_the_loop_stays_awake(tmp_path: Path, blackhole: int) -> None:
     """While a dead BMC is waited for everything else goes on, and the worker is gone afterwards."""
-    worst_s = 0.0
-    loop = asyncio.get_running_loop()
-
-    async def watch() -> None:
-        nonlocal worst_s
-        while True:
-            before_s = loop.time()
-            await asyncio.sleep(0.01)
-            worst_s = max(worst_s, loop.time() - before_s - 0.01)
-
-    watcher = loop.create_task(watch())
-    began_s = loop.time()
-    error = await failure_of(effector(tmp_path, blackhole, limit_s=2.5))
-    took_s = loop.time() - began_s
-    watcher.cancel()
+    async with watched() as machine:
+        began_s = time.perf_counter()
+        error = await failure_of(effector(tmp_path, blackhole, limit_s=4.0))
+        took_s = time.perf_counter() - began_s
     assert error.failure is Failure.UNREACHABLE
     assert "no answer to the login" in str(error)
-    assert took_s < 3.5
-    assert worst_s < 0.25
+    assert took_s < 5.0 + machine.late_s
+    assert machine.worst_s < 0.25
     assert workers() == []
 
 
@@ -230,11 +220,11 @@ async def test_a_name_that_does_not_resolve_is_unreachable(tmp_path: Path, libra
 
 async def test_a_caller_that_gives_up_kills_the_worker(tmp_path: Path, blackhole: int) -> None:
     """The action's deadline is earlier than our own limit: nothing is left behind."""
-    mine = effector(tmp_path, blackhole)
+    mine = effector(tmp_path, blackhole, limit_s=300.0)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.5):
             await mine.carry_out(ENSURE)
-    await until(lambda: not workers(), limit_s=2.0)
+    await until(lambda: not workers())
 
 
 async def test_a_stopped_worker_is_killed(tmp_path: Path, blackhole: int) -> None:
@@ -251,11 +241,11 @@ async def test_a_stopped_worker_is_killed(tmp_path: Path, blackhole: int) -> Non
 
 async def test_a_bmc_that_falls_silent_in_mid_session(tmp_path: Path) -> None:
     """pyghmi alone holds on for 28 s; here it is told in time, with the command that it was waiting for."""
-    async with SimBmc(USER, PASSWORD, faults=Faults(delay_s=0.3)) as bmc:
-        mine = effector(tmp_path, bmc.port, limit_s=3.0)
+    async with SimBmc(USER, PASSWORD, faults=Faults(delay_s=1.0)) as bmc:
+        mine = effector(tmp_path, bmc.port, limit_s=6.0)
         async with asyncio.TaskGroup() as group:
             failing = group.create_task(failure_of(mine))
-            await bmc.wait_until(lambda: "status" in bmc.heard)
+            await bmc.wait_until(lambda: "status" in bmc.heard, limit_s=60.0)
             os.kill(bmc.pid, signal.SIGSTOP)
         assert failing.result().failure is Failure.TIMEOUT
         assert "fell silent during Get Chassis Status" in str(failing.result())
@@ -268,11 +258,11 @@ async def test_a_bmc_that_falls_silent_in_mid_session(tmp_path: Path) -> None:
 async def test_a_failure_spoils_nothing_that_follows(tmp_path: Path, times: int) -> None:
     """In one process pyghmi never reaches a BMC again that it once failed to log in to; ours does, every time."""
     async with SimBmc(USER, PASSWORD, faults=Faults(dead=True)) as bmc:
-        mine = effector(tmp_path, bmc.port, limit_s=2.0)
+        mine = effector(tmp_path, bmc.port, limit_s=4.0)
         assert (await failure_of(mine)).failure is Failure.UNREACHABLE
         await bmc.set_faults(Faults())
         for _ in range(times):
-            assert (await mine.status(5.0)).power_on
+            assert (await mine.status(15.0)).power_on
 
 
 @BOTH
@@ -291,17 +281,19 @@ async def test_the_password_is_nowhere_to_be_seen(
         seen.extend([ended.stdout, ended.stderr])
         return ended
 
-    async with SimBmc(USER, PASSWORD, faults=Faults(delay_s=0.3, refuse=0xC1)) as bmc:
+    async with SimBmc(USER, PASSWORD, faults=Faults(delay_s=1.0, refuse=0xC1)) as bmc:
         given = options(tmp_path, bmc.port, USER, PASSWORD, library=library)
-        mine = BmcEffector(given, spawn=spawn)
+        mine = BmcEffector(given, spawn=spawn, limit_s=30.0)
         async with asyncio.TaskGroup() as group:
             failing = group.create_task(failure_of(mine))
-            await bmc.wait_until(lambda: "status" in bmc.heard)
+            await bmc.wait_until(lambda: "status" in bmc.heard, limit_s=60.0)
+            os.kill(bmc.pid, signal.SIGSTOP)  # who waits for it stays where he is
             looked_at = [*workers(), bmc.pid]
             assert len(looked_at) == 2
             for pid in looked_at:
                 seen.extend(shown_to_everybody(pid))
             assert core_bytes(workers()[0]) == "0"
+            os.kill(bmc.pid, signal.SIGCONT)
     error = failing.result()
     seen.extend(text.encode() for text in (repr(error), "".join(traceback.format_exception(error))))
     seen.extend(text.encode() for text in (repr(given), repr(mine), caplog.text))
@@ -428,7 +420,7 @@ async def test_the_ipmi_library_stays_out_of_the_daemon() -> None:
     """Settings and effector import no pyghmi: 24 MB and threads belong into the worker alone (measured)."""
     modules = "powerguard.effectors.bmc.effector, powerguard.effectors.bmc.options"
     code = f"import sys, {modules}; print([name for name in sys.modules if name.startswith('pyghmi')])"
-    ended = await run_child([sys.executable, "-c", code], limit_s=20.0)
+    ended = await run_child([sys.executable, "-c", code], limit_s=60.0)
     assert (ended.returncode, ended.stdout.strip()) == (0, b"[]")
 
 
@@ -437,7 +429,7 @@ async def test_the_worker_answers_nonsense_with_a_protocol_error() -> None:
     from powerguard.effectors.bmc.effector import WORKER
 
     for nonsense in (b"", b"[]", b'{"operation": "status", "password": "c2VjcmV0"}', b"\xff"):
-        ended = await run_child(WORKER, limit_s=10.0, stdin=nonsense)
+        ended = await run_child(WORKER, limit_s=60.0, stdin=nonsense)
         told = json.loads(ended.stdout)
         assert (ended.returncode, told["ok"], told["failure"]) == (0, False, "protocol-error")
         assert b"c2VjcmV0" not in ended.stdout + ended.stderr

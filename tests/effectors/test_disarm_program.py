@@ -6,7 +6,6 @@ The real program, with the stand-in for /dev/ipmi0 that is held to the kernel's 
 import subprocess
 import sys
 import threading
-import time
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from powerguard.daemon.admin import SOCKET
 from powerguard.effectors.bmc.timer import DISARM, arm_watchdog
 from tests.peers.ipmi_device import IpmiDevice
+from tests.peers.machine import quickly
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"
 PROGRAM = SYSTEMD / "powerguard-disarm"
@@ -30,7 +30,7 @@ def device(tmp_path: Path) -> IpmiDevice:
 
 def run(device: IpmiDevice, *where: str) -> tuple[int, str]:
     argv = [sys.executable, "-I", str(PROGRAM), *(where or (str(device.path), str(device.modules)))]
-    ended = subprocess.run(argv, capture_output=True, text=True, env=device.environment, check=False, timeout=20)
+    ended = subprocess.run(argv, capture_output=True, text=True, env=device.environment, check=False, timeout=60)
     assert "Traceback" not in ended.stderr, ended.stderr
     return ended.returncode, ended.stderr
 
@@ -73,9 +73,8 @@ def test_the_kernels_own_watchdog_is_left_alone(device: IpmiDevice) -> None:
 def test_a_bmc_that_is_no_help_is_told_and_given_up(device: IpmiDevice, faults: dict[str, int], why: str) -> None:
     device.set_timer(SMS_OS, POWER_CYCLE)
     device.misbehave(**faults)  # type: ignore[arg-type]
-    began_s = time.monotonic()
-    code, said = run(device)
-    assert time.monotonic() - began_s < 10
+    for _ in quickly(10.0, tries=3):
+        code, said = run(device)
     assert code == 1
     assert why in said
     assert "ipmitool mc watchdog off" in said
@@ -93,10 +92,9 @@ def test_a_bmc_that_only_says_so_or_refuses(device: IpmiDevice, trick: dict[str,
 
 
 def test_a_host_without_a_bmc_is_not_held_up(device: IpmiDevice) -> None:
-    began_s = time.monotonic()
-    code, said = run(device, str(device.folder / "none"), str(device.modules))
-    assert (code, "is not there" in said) == (0, True)
-    assert time.monotonic() - began_s < 2, "no driver is loaded, so none is waited for"
+    for _ in quickly(2.0):  # no driver is loaded, so none is waited for
+        code, said = run(device, str(device.folder / "none"), str(device.modules))
+        assert (code, "is not there" in said) == (0, True)
 
 
 def test_a_driver_that_still_looks_for_its_bmc_is_waited_for(device: IpmiDevice) -> None:

@@ -229,7 +229,7 @@ def test_a_gpu_whose_driver_hangs_is_told_in_time_and_the_others_are_capped(gpus
 def test_an_nvml_that_hangs_as_a_whole_is_told_in_time(gpus: Gpus) -> None:
     with gpus.hanging("InitWithFlags"):
         process = gpus.start("cap", "0.6", "--within-s", "1")
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert json.loads(out)["error"].startswith("no answer within 0.")
 
@@ -263,7 +263,7 @@ def test_without_nvidia_ml_py_it_says_so_and_needs_nothing_else(gpus: Gpus) -> N
     """Run without any installed package: only the standard library and our own files are there."""
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from powerguard.effectors.gpu.helper import main; main()"
     argv = [sys.executable, "-I", "-S", "-c", code, "list", "--folder", str(gpus.folder)]
-    ended = subprocess.run(argv, env=gpus.environment, capture_output=True, text=True, check=False, timeout=30)
+    ended = subprocess.run(argv, env=gpus.environment, capture_output=True, text=True, check=False, timeout=60)
     assert "pip install 'powerguard[gpu]'" in json.loads(ended.stdout)["error"], ended.stderr
 
 
@@ -371,7 +371,7 @@ def test_what_is_not_a_word_is_refused_before_nvml_is_touched(gpus: Gpus) -> Non
 
 
 def test_whoever_says_nothing_is_not_waited_for(gpus: Gpus) -> None:
-    assert gpus.start("serve").communicate(b"", timeout=10) == (b"", b"")
+    assert gpus.start("serve").communicate(b"", timeout=60) == (b"", b"")
 
 
 def test_whoever_hangs_up_gets_his_cap_all_the_same(gpus: Gpus) -> None:
@@ -381,7 +381,7 @@ def test_whoever_hangs_up_gets_his_cap_all_the_same(gpus: Gpus) -> None:
     process.stdout.close()
     process.stdin.write(b'{"word": "cap", "share": 0.6}\n')
     process.stdin.close()
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=60) == 0
     assert gpus.watts() == [420, 420]
 
 
@@ -401,7 +401,7 @@ def test_whoever_hangs_up_gets_his_cap_all_the_same(gpus: Gpus) -> None:
 )
 def test_the_same_words_on_the_command_line(gpus: Gpus, arguments: list[str], status: int) -> None:
     process = gpus.start(*arguments)
-    out, log = process.communicate(timeout=30)
+    out, log = process.communicate(timeout=60)
     assert process.returncode == status, log
     assert b"Traceback" not in log
     if status == 0:
@@ -410,7 +410,7 @@ def test_the_same_words_on_the_command_line(gpus: Gpus, arguments: list[str], st
 
 def test_a_test_cannot_reach_the_gpus_of_this_machine() -> None:
     argv = [*HELPER, "cap", "0.6"]
-    ended = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
+    ended = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
     assert "refused under test" in json.loads(ended.stdout)["error"]
 
 

@@ -43,7 +43,7 @@ def order(folder: Path, text: str, name: str = "reboot") -> Path:
 def run(folder: Path, *argv: str) -> list[str]:
     """Run the hook as systemd-shutdown does, and return what it called."""
     environment = {"POWERGUARD_UNDER_TEST": "1", "POWERGUARD_OFF_TOOLS": str(folder)}
-    ended = subprocess.run(["/bin/sh", HOOK, *argv], env=environment, capture_output=True, timeout=10, check=False)
+    ended = subprocess.run(["/bin/sh", HOOK, *argv], env=environment, capture_output=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
     calls = folder / "calls"
     return calls.read_text(encoding="ascii").splitlines() if calls.exists() else []

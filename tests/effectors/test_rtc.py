@@ -222,8 +222,8 @@ async def test_a_driver_that_hangs_costs_one_thread_and_each_order_its_own_time(
     driver.hangs = threading.Event()
     mine = effector(driver, device)
     for _ in range(3):
-        order = ArmWay(id="a", by_s=boottime_s() + 0.1, way=Way.RTC, outage="o1", in_s=60)
-        with pytest.raises(EffectorError, match=r"no answer within 0\.1 s: the driver of the clock hangs"):
+        order = ArmWay(id="a", by_s=boottime_s() + 0.5, way=Way.RTC, outage="o1", in_s=60)
+        with pytest.raises(EffectorError, match=r"no answer within 0\.\d s: the driver of the clock hangs"):
             await mine.carry_out(order)
     assert len(driver.asked) == 1
     driver.hangs.set()

@@ -24,7 +24,8 @@ def order(kind: type[Action], trainer: str = "llm") -> Action:
 
 def effector(path: Path | str, jobs: Jobs | None = None, kind: Any = "helper", **sockets: str | None) -> SignalEffector:  # noqa: ANN401 - a Literal
     folder = "/run/powerguard-trainers" if jobs is None else str(jobs.sockets)
-    return SignalEffector(SignalsOptions(kind=kind, socket=str(path)), sockets=sockets, folder=folder)
+    options = SignalsOptions(kind=kind, socket=str(path))
+    return SignalEffector(options, sockets=sockets, folder=folder, limit_s=60.0)
 
 
 # --- Against the real helper, one process for each connection --------------------------------------------------------
@@ -51,13 +52,14 @@ async def test_stop_continue_and_end_through_the_socket(jobs: Jobs) -> None:
 @pytest.mark.root
 @pytest.mark.peer("systemd-socket-activate")
 async def test_a_unit_is_asked_for_a_checkpoint(jobs: Jobs) -> None:
-    jobs.rank("t", "catches", cgroup=jobs.cgroup("train.service"))
+    unit = jobs.unit("train")
+    jobs.rank("t", "catches", cgroup=jobs.cgroup(unit))
     with jobs.listening() as path:
-        helper = SignalHelper(str(path), limit_s=30.0)
+        helper = SignalHelper(str(path), limit_s=60.0)
         with pytest.raises(EffectorError, match="is not in"):
-            await helper.checkpoint("train.service", "USR1")
-        jobs.allowed.write_text("train.service USR1\n", encoding="ascii")
-        assert (await helper.checkpoint("train.service", "USR1"))["signalled"] == 1
+            await helper.checkpoint(unit, "USR1")
+        jobs.allowed.write_text(f"{unit} USR1\n", encoding="ascii")
+        assert (await helper.checkpoint(unit, "USR1"))["signalled"] == 1
     until(lambda: jobs.noted("t", "SIGUSR1"))
 
 
@@ -124,7 +126,7 @@ class Systemctl:
 
 async def looked(path: Path, systemctl: Systemctl | None = None, pausing: Sequence[str] = ()) -> dict[str, Finding]:
     options = SignalsOptions(kind="helper", socket=str(path))
-    told = await findings(options, pausing=pausing, spawn=systemctl or Systemctl())
+    told = await findings(options, pausing=pausing, spawn=systemctl or Systemctl(), limit_s=60.0)
     assert all(finding.fix for finding in told if finding.verdict != "PASS")
     return {f"{finding.name} {finding.verdict}": finding for finding in told}
 

@@ -23,14 +23,15 @@ def shape(value: Any) -> Any:  # noqa: ANN401 - JSON
 
 
 def test_examples_in_the_reference_are_true(jobs: Jobs) -> None:
-    jobs.rank("llm.sock", "listens", "catches", cgroup=jobs.cgroup("train.service"))
+    unit = jobs.unit("train")
+    jobs.rank("llm.sock", "listens", "catches", cgroup=jobs.cgroup(unit))
     (jobs.sockets / "old.sock").write_text("", encoding="ascii")
-    jobs.allowed.write_text("train.service USR1\n", encoding="ascii")
+    jobs.allowed.write_text(f"{unit} USR1\n", encoding="ascii")
     said = {
         "stop": jobs.ask("stop", "llm.sock"),
         "list": jobs.ask("list"),
         "continue": jobs.ask("continue", "llm.sock"),
-        "checkpoint": jobs.ask("checkpoint", "train.service", "USR1"),
+        "checkpoint": jobs.ask("checkpoint", unit, "USR1"),
     }
     for word, told in said.items():
         example = json.loads((REFERENCE / f"signal-{word}.json").read_text(encoding="utf-8"))

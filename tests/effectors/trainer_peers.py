@@ -138,7 +138,7 @@ async def effector(
         await made.close()
 
 
-def order(limit_s: float = 8.0, *, name: str = "a1", after: Conduct = Conduct.PAUSE) -> TriggerCheckpoint:
+def order(limit_s: float = 20.0, *, name: str = "a1", after: Conduct = Conduct.PAUSE) -> TriggerCheckpoint:
     return TriggerCheckpoint(
         id=name, by_s=boottime_s() + limit_s, trainer="llm", reason="on_battery", after=after, outage="o1"
     )
