@@ -12,12 +12,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from powerguard.core.plain import to_plain
+from powerguard.daemon.journal import wal
 from powerguard.daemon.journal.queries import LOST_ALL, read_all
 from powerguard.daemon.journal.recording import Recorded, dump, pack
 from powerguard.daemon.journal.records import Line, Loaded, OutageRecord, Record, Snapshot
 from powerguard.daemon.journal.sqlite import (
     APPLICATION_ID,
     BUSY_S,
+    CHECK_S,
     JournalError,
     NotOursError,
     inode,
@@ -86,6 +88,8 @@ class Batch:
 class Store:
     """The file as its one writer sees it. `told` collects what a person must hear (a file that was set aside)."""
 
+    look_s = CHECK_S
+
     def __init__(
         self, path: Path, retention: Retention | None = None, migrations: tuple[Migration, ...] = MIGRATIONS
     ) -> None:
@@ -96,6 +100,7 @@ class Store:
         self._migrations = migrations
         self._db: sqlite3.Connection | None = None
         self._inode: tuple[int, int] | None = None
+        self._behind = 0
 
     # --- Opening -----------------------------------------------------------------------------------------------
 
@@ -107,12 +112,16 @@ class Store:
             self.close()
             self.told.append(f"{self.path}: removed or replaced while in use; a journal was started in its place")
         self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        self._mend()
         new = not self.path.exists()
         if new:
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o640))
         db = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
             self._set_up(db)
+            # What lies behind the end of the log, and was not looked at, must never be taken for what we write now.
+            with contextlib.suppress(sqlite3.Error):
+                db.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
         except BaseException:
             db.close()
             raise
@@ -121,6 +130,23 @@ class Store:
         self._db = db
         self._inode = inode(self.path)
         return db
+
+    def _mend(self) -> None:
+        """Put a journal in place that holds all that is whole of a damaged log: SQLite would write over it."""
+        mended = self.path.with_name(f"{self.path.name}.mended")
+        reason, instead = f"{self.path}: its log was damaged", "what is whole of it was brought over"
+        if not mended.exists():  # else an earlier start was killed here
+            found = wal.look(self.path, self.look_s) if self.path.exists() else None
+            if found is None:
+                return
+            self._behind = found.commits
+            wal.mend(self.path, found, mended)
+            self._behind = found.commits - found.mended
+            reason = f"{self.path}: its log is damaged, and {found.commits} transactions lie behind that"
+            instead = f"{found.mended} of them were brought over"
+        self._set_aside("corrupt", reason, instead)
+        mended.rename(self.path)
+        sync_folder(self.path.parent)
 
     def _set_up(self, db: sqlite3.Connection) -> None:
         version = pragma(db, "user_version")
@@ -152,7 +178,7 @@ class Store:
             with contextlib.suppress(sqlite3.Error):
                 db.close()
 
-    def _set_aside(self, why: str, reason: str) -> None:
+    def _set_aside(self, why: str, reason: str, instead: str = "a new journal was started") -> None:
         """Give a file that cannot be used another name, with its log, and never delete it."""
         self.close()
         number = 1
@@ -165,7 +191,7 @@ class Store:
             with contextlib.suppress(FileNotFoundError):
                 Path(f"{self.path}{suffix}").rename(f"{other}{suffix}")
         sync_folder(self.path.parent)
-        self.told.append(f"{reason}; kept as {other.name}, and a new journal was started")
+        self.told.append(f"{reason}; kept as {other.name}, and {instead}")
 
     # --- Reading at start ------------------------------------------------------------------------------------------
 
@@ -176,12 +202,21 @@ class Store:
         False then, and trouble says why.
         """
         try:
-            return self._load()
+            loaded, outages = self._load()
         except JournalError as error:
             with contextlib.suppress(JournalError), read_only(self.path) as db:
                 loaded, outages = read_all(db)
-                return replace(loaded, durable=False, trouble=str(error)), outages
+                return self._less(replace(loaded, durable=False, trouble=str(error))), outages
             raise
+        return self._less(loaded), outages
+
+    def _less(self, loaded: Loaded) -> Loaded:
+        """Say of what was loaded that it is not the newest, where the log's end is lost."""
+        if not self._behind or loaded.lost == LOST_ALL:
+            return loaded
+        lost = f"the last {self._behind} transactions" if loaded.state is not None else LOST_ALL
+        trouble = loaded.trouble or f"{self.path}: its log is damaged"
+        return replace(loaded, lost=" and ".join(filter(None, (lost, loaded.lost))), trouble=trouble)
 
     def _load(self) -> tuple[Loaded, tuple[OutageRecord, ...]]:
         with translated(self.path):
