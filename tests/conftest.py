@@ -38,11 +38,17 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give long tests a longer limit, unless they have one of their own."""
+    """Give long tests a longer limit, unless they have one of their own.
+
+    Those that start real daemons, too: each start takes a second of a processor, which may be many of a busy machine.
+    """
     for item in items:
-        is_long = item.get_closest_marker("slow") or item.get_closest_marker("vm")
-        if is_long and item.get_closest_marker("timeout") is None:
+        if item.get_closest_marker("timeout") is not None:
+            continue
+        if item.get_closest_marker("slow") or item.get_closest_marker("vm"):
             item.add_marker(pytest.mark.timeout(900))
+        elif "e2e" in item.path.parts:
+            item.add_marker(pytest.mark.timeout(230))  # below faulthandler_timeout, which ends more than the test
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -15,9 +15,8 @@ from typing import Final
 
 import pytest
 
-from powerguard.clock import boottime_s
 from powerguard.protocols.nis import Flag
-from tests.e2e.rig import LONG, ROOMY, Rig, rig
+from tests.e2e.rig import LIMIT_S, LONG, ROOMY, Rig, rig
 from tests.peers.apcupsd import Apcupsd, Scripts, apcupsd, scripts, stock_apccontrol
 from tests.sources.apcupsd_helpers import apcupsd as fake_apcupsd
 
@@ -83,7 +82,7 @@ async def beside(world: Rig, kind: str) -> AsyncIterator[tuple[Apcupsd, Scripts]
 
 async def committed(running: Apcupsd) -> None:
     """Wait until apcupsd has ordered its shutdown, and its apccontrol had time to do it."""
-    await running.until(lambda status: bool(status.flags & Flag.SHUTDOWN), 30.0)
+    await running.until(lambda status: bool(status.flags & Flag.SHUTDOWN))
     assert running.powerfail
 
 
@@ -104,7 +103,7 @@ async def test_a_daemon_that_owns_the_shutdown_is_left_to_it(kind: str) -> None:
             world.ups.utility = False
             await committed(running)
             assert world.offs() == []
-            off = await world.off(60.0)
+            off = await world.off()
             assert off.ordered
             assert not shut_down(made)
             assert not [line for line in made.called("wall") if "Doing shutdown" in line]
@@ -123,9 +122,9 @@ async def test_a_return_in_time_is_no_shutdown_at_all(kind: str) -> None:
             world.ups.utility = False
             await committed(running)
             # Asked after the return, the daemon owns nothing, and apcupsd's own shutdown goes on.
-            await world.until(lambda: world.logged("hint_received", hint="doshutdown"), "apcupsd to ask", 15.0)
+            await world.until(lambda: world.logged("hint_received", hint="doshutdown"), "apcupsd to ask")
             world.ups.utility = True
-            await world.until(lambda: bool(world.notes("phase_changed", new="online")), "online", 30.0)
+            await world.until(lambda: bool(world.notes("phase_changed", new="online")), "online")
             assert not shut_down(made)
         assert world.offs() == []
         assert not world.trainers[0].paused
@@ -153,9 +152,7 @@ async def test_without_a_daemon_that_owns_it_the_default_goes_on(how: str, kind:
                 pass
         world.ups.utility = False
         await committed(running)
-        began_s = boottime_s()
-        await world.until(lambda: shut_down(made), "apcupsd's own shutdown", 15.0)
-        assert boottime_s() - began_s < 12.0  # 5 s at the latest, and a busy machine
+        await world.until(lambda: shut_down(made), "apcupsd's own shutdown")
         if how == "stopped":
             await world.signal(signal.SIGCONT)
 
@@ -179,7 +176,7 @@ async def test_a_net_slave_goes_down_with_its_master(kind: str) -> None:
                 world.ups.utility = False
                 await world.phase("on_battery")
                 master.set(0x05060250)
-                await world.until(lambda: shut_down(made), "the slave's own shutdown", 20.0)
+                await world.until(lambda: shut_down(made), "the slave's own shutdown")
         assert world.logged("hint_received", hint="doshutdown-slave")
 
 
@@ -197,7 +194,7 @@ async def call(made: Scripts, world: Rig, name: str, *words: str) -> int:
         env={**os.environ, **environment(made, world)},
         cwd=made.folder,
     )
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(LIMIT_S):
         return await child.wait()
 
 
@@ -223,7 +220,7 @@ async def test_calls_out_of_order_twice_and_at_once_change_nothing(kind: str) ->
             async with asyncio.TaskGroup() as tasks:
                 for event in events * 2:
                     tasks.create_task(call(made, world, "apccontrol", event, "rack-a", "1", "1"))
-            await world.until(lambda: len(world.logged("hint_received")) >= 8, "hints to arrive", 15.0)
+            await world.until(lambda: len(world.logged("hint_received")) >= 8, "hints to arrive")
             assert len([line for line in made.called("shutdown") if "<-h>" in line]) == 2
         status = await world.status()
         assert status is not None

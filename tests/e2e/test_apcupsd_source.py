@@ -32,7 +32,7 @@ async def test_an_outage_to_the_end() -> None:
         await world.start()
         world.ups.utility = False
         await world.phase("on_battery")
-        off = await world.off(60.0)
+        off = await world.off()
         assert off.ordered
         assert world.ups.alive
         assert world.trainers[0].committed()
@@ -46,7 +46,7 @@ async def test_utility_back_in_time() -> None:
         world.ups.utility = False
         await world.phase("on_battery")
         world.ups.utility = True
-        await world.until(lambda: bool(world.notes("phase_changed", new="online")), "online", 30.0)
+        await world.until(lambda: bool(world.notes("phase_changed", new="online")), "online")
         assert world.offs() == []
         world.no_traceback()
 
@@ -58,7 +58,7 @@ async def test_story_9_an_apcupsd_that_dies_on_battery_ends_in_dead_reckoning() 
         world.ups.utility = False
         await world.phase("on_battery")
         running.process.kill()
-        off = await world.off(60.0)
+        off = await world.off()
         assert off.ordered
         assert world.ups.alive
         world.one_outage()
@@ -76,6 +76,6 @@ async def test_beside_the_card_it_is_a_second_source() -> None:
             await world.phase("on_battery")
             running.process.kill()
             world.ups.utility = True
-            await world.until(lambda: bool(world.notes("phase_changed", new="online")), "online", 30.0)
+            await world.until(lambda: bool(world.notes("phase_changed", new="online")), "online")
         assert world.offs() == []
         world.no_traceback()

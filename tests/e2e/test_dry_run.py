@@ -25,9 +25,9 @@ async def test_an_outage_is_rehearsed() -> None:
         await world.metric_becomes("powerguard_armed", 0.0)
         assert world.logged("daemon_started", mode="dry-run")
         world.ups.utility = False
-        await world.note("power_off_accepted", 15.0, dry_run=True)
+        await world.note("power_off_accepted", dry_run=True)
         world.ups.utility = True
-        ended = await world.note("outage_ended", 20.0)
+        ended = await world.note("outage_ended")
         assert numbers(ended)["outcome"] == "rehearsed"
         moved = [numbers(line)["new"] for line in world.notes("phase_changed")]
         assert moved[-2:] == ["shutdown", "online"]
@@ -48,7 +48,7 @@ async def test_the_command_line_disarms_whatever_the_settings_say() -> None:
         assert status["mode"] == "dry-run"
         await world.metric_becomes("powerguard_armed", 0.0)
         world.ups.utility = False
-        await world.note("power_off_accepted", 15.0, dry_run=True)
+        await world.note("power_off_accepted", dry_run=True)
         assert world.offs() == []
         assert world.trainers[0].orders == []
         world.no_traceback()

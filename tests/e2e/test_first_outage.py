@@ -131,7 +131,7 @@ async def test_apc_over_v3_with_a_dumb_endpoint_and_a_bmc_that_refuses() -> None
         off = await cut_and_wait(world)
         story_is_in_order(world, cut_at_s, off, stop_s=3.0)
         latched = await world.phase("shutdown")
-        assert off.at_s - latched.at_s < BMC_LIMIT_S + BUSY_S
+        assert world.actions("PowerOff")[0].at_s - latched.at_s < BMC_LIMIT_S + BUSY_S
         assert world.notes("action_failed", action="EnsurePolicy")[-1].because == alarm["because"]
         assert not world.notes("policy_verified")
         assert not world.trainers[0].paused

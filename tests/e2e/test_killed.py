@@ -2,6 +2,8 @@
 
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Final
 
 import pytest
 
@@ -10,11 +12,14 @@ from powerguard.core.model import Shutdown
 from powerguard.daemon.journal import read_all, read_only
 from powerguard.sim.story import numbers
 from tests.e2e.peers import Trainer
-from tests.e2e.rig import BUSY_S, LONG, ROOMY, Rig, rig
+from tests.e2e.rig import BUSY_S, PAUSED, ROOMY, SHORT, TRAINING, Rig, rig
 
 SLOW_WRITE_S = 1.5
 STOP_S = 9.0
 KILLS = 12
+LASTING: Final = ((PAUSED, 160.0), (TRAINING, 80.0))
+"""Some 5 s until the emergency, and then so long that the order still stands when the next daemon is up."""
+LASTING_CHECKPOINT_S: Final = 40.0
 
 
 async def in_the_checkpoint(world: Rig) -> None:
@@ -52,9 +57,8 @@ Moment = Callable[[Rig], Awaitable[object]]
 )
 async def test_killed_before_the_commit(moment: Moment) -> None:
     """One outage, one checkpoint, one power-off, whenever the daemon dies before the commit; a trainer joins."""
-    async with rig(Trainer(write_s=SLOW_WRITE_S), runtime=LONG) as world:
-        # So that the order still stands when the next daemon is up, also where that takes some seconds.
-        world.settings["trainers"][0]["checkpoint_s"] = 6.0
+    async with rig(Trainer(write_s=SLOW_WRITE_S), runtime=LASTING) as world:
+        world.settings["trainers"][0]["checkpoint_s"] = LASTING_CHECKPOINT_S
         await world.start()
         world.ups.utility = False
         await moment(world)
@@ -62,6 +66,10 @@ async def test_killed_before_the_commit(moment: Moment) -> None:
         before = world.one_outage()
         phase_before = numbers(world.notes("phase_changed")[-1])["new"]
         await world.start(wait=False)
+        await world.phase("holding")
+        await world.note("outage_continued")
+        world.ups.look()
+        world.ups.battery = replace(world.ups.battery, runtime=SHORT)  # and now it is nearly empty
         off = await world.off()
         assert world.one_outage() == before
         (continued,) = world.notes("outage_continued")
@@ -104,11 +112,13 @@ async def test_killed_between_latch_and_power_off() -> None:
         assert world.one_outage() == outage == after.outage.id
         assert (after.latched_s, after.boot_id) == (latched.latched_s, latched.boot_id)
         assert len(world.notes("phase_changed", new="shutdown")) == 1
-        (power_off,) = world.actions("PowerOff")
+        power_off = world.actions("PowerOff")[0]
         # Ready by the old limit of 5 s, and dark by the old deadline; less than 3 s are not given to anybody.
         waited_s = power_off.at_s - latched.latched_s
         assert waited_s < max(5.25, await restarted_at_s(world) - latched.latched_s) + BUSY_S
-        assert abs(after.force_at_s - latched.latched_s - max(STOP_S, waited_s + 3.0)) < 0.01
+        dark_s = waited_s + float(str(power_off.payload["force_after_s"]))
+        assert abs(dark_s - max(STOP_S, waited_s + 3.0)) < 0.01
+        assert after.force_at_s - latched.latched_s < dark_s + 0.01, "never later; sooner where the battery is empty"
         assert off.at_s >= power_off.at_s
         world.no_traceback()
 
@@ -143,16 +153,17 @@ async def test_killed_again_and_again(seed: int) -> None:
     """Twelve kills at any moments of one outage (seeded): still one outage, and the host is powered off in time."""
     dice = random.Random(seed)
     async with rig(Trainer(write_s=1.0), runtime=ROOMY) as world:
+        world.settings["trainers"][0]["checkpoint_s"] = 12.0  # so that the order stands for some lives
         await world.start()
         cut_at_s = boottime_s()
         world.ups.utility = False
         await world.note("outage_began")
         for _ in range(KILLS):
-            await world.until(lambda: world.process is not None, "a process", 1.0)
+            await world.until(lambda: world.process is not None, "a process")
             await pause(world, dice.uniform(0.05, 1.6))
             await world.kill()
             await world.start(wait=False)
-        off = await world.off(20.0)
+        off = await world.off()
         world.one_outage()
         assert len(world.pids) == KILLS + 1
         assert len(world.notes("phase_changed", new="shutdown")) == 1

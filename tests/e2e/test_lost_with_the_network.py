@@ -21,5 +21,5 @@ def test_the_cable_and_the_ups(play: str) -> None:
         pytest.skip("no network namespace, or no veth in this kernel")
     child = ["unshare", "-n", sys.executable, "-m", "tests.e2e.cable_child", play]
     root = Path(__file__).parents[2]
-    ended = subprocess.run(child, check=False, capture_output=True, text=True, timeout=110, cwd=root)
+    ended = subprocess.run(child, check=False, capture_output=True, text=True, timeout=250, cwd=root)
     assert ended.returncode == 0, ended.stderr

@@ -18,9 +18,9 @@ from typing import Final
 import pytest
 
 import powerguard
-from powerguard.clock import boottime_s
-from tests.e2e.rig import ROOMY, Rig, free_tcp_port, rig
+from tests.e2e.rig import LIMIT_S, ROOMY, Rig, rig
 from tests.peers import require
+from tests.peers.ports import free_port
 
 HOOKS: Final = Path(__file__).parents[2] / "config" / "nut"
 UPS: Final = "dsim"
@@ -51,7 +51,7 @@ class Nut:
         self.hooks = folder / "hooks"
         self.hooks.symlink_to(HOOKS)  # which may lie in a folder whose name has a space
         self.world = world
-        self.port = free_tcp_port()
+        self.port = free_port()
         self.marker = folder / "shut"
         self.children: list[asyncio.subprocess.Process] = []
         self.env = {
@@ -113,11 +113,12 @@ class Nut:
             await writer.wait_closed()
 
     def tells(self, status: str) -> Callable[[], Awaitable[bool]]:
-        """Return what asks upsd whether the UPS says just this; for Rig.until."""
+        """Return what asks upsd whether the UPS says just this, be it with an upsmon's FSD before it; for Rig.until."""
 
         async def told() -> bool:
             with contextlib.suppress(OSError):
-                return (await self.ask(f"GET VAR {UPS} ups.status"))[0].endswith(f'"{status}"')
+                said = (await self.ask(f"GET VAR {UPS} ups.status"))[0].partition('"')[2]
+                return said.removeprefix("FSD ") == f'{status}"'
             return False
 
         return told
@@ -282,7 +283,10 @@ HOSTILE: Final = (
 
 
 async def test_hints_in_a_crowd_and_with_hostile_words() -> None:
-    """Many at once, in any order, with words made to hurt: the scripts end with 0, the daemon polls and that is all."""
+    """Many at once, in any order, with words made to hurt: the scripts end with 0, the daemon polls and that is all.
+
+    No more at once than the socket holds for a daemon that is busy: what does not fit is lost, as hints may be.
+    """
     async with rig() as world:
         await world.start()
         wrapper = world.folder / "powerguard"
@@ -290,18 +294,21 @@ async def test_hints_in_a_crowd_and_with_hostile_words() -> None:
         wrapper.write_text(f'#!/bin/sh\n{own} "$@"\n')
         wrapper.chmod(0o755)
 
+        crowd = asyncio.Semaphore(5)
+
         async def call(kind: str, ups: str, message: str) -> int:
             env = {**os.environ, "POWERGUARD": str(wrapper), "NOTIFYTYPE": kind, "UPSNAME": ups}
             argv = (str(HOOKS / "powerguard-notify"), message)
-            child = await asyncio.create_subprocess_exec(*argv, env=env, stderr=asyncio.subprocess.DEVNULL)
-            return await child.wait()
+            async with crowd:
+                child = await asyncio.create_subprocess_exec(*argv, env=env, stderr=asyncio.subprocess.DEVNULL)
+                return await child.wait()
 
         async with asyncio.TaskGroup() as group:
             messages = ("UPS x on battery", "-h", "$(reboot)")
             calls = [group.create_task(call(*words, said)) for words in HOSTILE for said in messages]
         assert [task.result() for task in calls] == [0] * len(calls)
+        await world.until(lambda: len(world.logged("hint_received")) == len(calls), "every hint to arrive")
         hints = [(line["hint"], line["ups"]) for line in world.logged("hint_received")]
-        assert len(hints) == len(calls)
         assert ("ONBATT", f"$(touch {EVIL})") in hints
         assert ("--help", "--socket=/tmp/theirs.sock") in hints
         assert all(len(hint) <= 200 and len(ups) <= 200 for hint, ups in hints)
@@ -318,7 +325,7 @@ BROKEN: Final = {
     "cut to nothing": "",
     "ends with 0": "#!/bin/sh\nexit 0\n",
     "crashes": "#!/bin/sh\nkill -s SEGV $$\n",
-    "hangs, and heeds no SIGTERM": "#!/bin/sh\ntrap '' TERM USR1 USR2\nexec >/dev/null\nsleep 9\nexit 99\n",
+    "hangs, and heeds no SIGTERM": "#!/bin/sh\ntrap '' TERM USR1 USR2\nexec >/dev/null sleep 600\n",
 }
 
 
@@ -329,7 +336,6 @@ async def test_the_default_runs_whatever_our_program_does(program: str | None, t
     if program is not None:
         broken.write_text(program, encoding="ascii")
         broken.chmod(0o755)
-    began_s = boottime_s()
     child = await asyncio.create_subprocess_exec(
         *(str(HOOKS / "powerguard-shutdown"), "sh", "-c", 'echo "$@"; sleep 0.2; exit 7', "sh", "two words", "*"),
         env={**os.environ, "POWERGUARD": str(broken)},
@@ -337,12 +343,9 @@ async def test_the_default_runs_whatever_our_program_does(program: str | None, t
         stderr=asyncio.subprocess.DEVNULL,
     )
     assert child.stdout is not None
-    async with asyncio.timeout(30.0):
-        told = await child.stdout.readline()
-        took_s = boottime_s() - began_s
+    async with asyncio.timeout(LIMIT_S):
+        assert await child.stdout.readline() == b"two words *\n"
         assert await child.wait() == 7
-    assert told == b"two words *\n"
-    assert took_s < 15.0
 
 
 async def test_upsmon_leaves_the_shutdown_to_a_daemon_that_owns_it() -> None:
@@ -388,7 +391,7 @@ async def test_the_default_runs_while_the_daemon_is_stopped_killed_or_gone() -> 
         await world.phase("on_battery")
         await world.signal(signal.SIGSTOP)
         await nut.upsmon()
-        await world.until(lambda: nut.shut()[1:], "the default beside a daemon that is stopped", 25.0)
+        await world.until(lambda: nut.shut()[1:], "the default beside a daemon that is stopped")
         await world.kill()
         await nut.upsmon()
         await world.until(lambda: nut.shut()[2:], "the default beside a socket that nobody serves")

@@ -50,10 +50,10 @@ async def test_the_output_is_ordered_off_once_and_after_the_host(*, killed: bool
             assert card.sets == []
             world.ups.utility = False
             if killed:
-                await world.until(lambda: deaths, "the order to cut", 30.0)
+                await world.until(lambda: deaths, "the order to cut")
                 await world.kill()
                 await world.start(wait=False)
-            off = await world.off(30.0)
+            off = await world.off()
             latched = world.notes("phase_changed", new="shutdown")[0]
             assert [name for name, _ in card.sets].count(SHUTDOWN) == 1
             assert card.sets[-1][0] == SHUTDOWN

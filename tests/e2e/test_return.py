@@ -44,13 +44,13 @@ async def test_the_host_returns_and_training_with_it() -> None:
         status = await world.status()
         assert status is not None
         assert (status["phase"], status["outage"]["id"]) == ("recovery", outage)
-        missing = await world.note("host_incomplete_raised", 20.0)
+        missing = await world.note("host_incomplete_raised")
         assert f"{storage}: it cannot be read: No such file or directory" in missing.because
         assert not resumed.exists()
         save(storage, 5)
-        checked = await world.note("host_checked", 20.0)
+        checked = await world.note("host_checked")
         assert f"llm: step 5 (whole) in {storage}" in str(numbers(checked)["newest"])
-        ended = await world.note("outage_ended", 20.0)
+        ended = await world.note("outage_ended")
         opened = await world.note("gate_opened")
         assert returned.at_s < missing.at_s < checked.at_s <= opened.at_s <= ended.at_s
         assert resumed.exists()

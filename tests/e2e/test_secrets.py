@@ -16,11 +16,13 @@ from tests.e2e.rig import Rig, rig
 class Watcher:
     """Looks over the shoulder of the daemon and of every process that it starts, all the time.
 
-    found: (process name, which file, secret) of everything that showed. seen: names of the programs looked at.
+    found: (process name, which file, secret) of everything that showed. seen: numbers of the processes looked at.
+    looked_off: is made once the power-off was among them; until then the power-off waits.
     """
 
-    def __init__(self, secrets_: dict[str, str]) -> None:
+    def __init__(self, secrets_: dict[str, str], looked_off: Path) -> None:
         self._secrets = secrets_
+        self._looked_off = looked_off
         self.found: set[tuple[str, str, str]] = set()
         self.seen: set[int] = set()
 
@@ -32,6 +34,8 @@ class Watcher:
                     for what, secret in self._secrets.items():
                         if secret.encode() in content:
                             self.found.add((str(pid), name, what))
+                    if str(self._looked_off).encode() in content:
+                        self._looked_off.touch()
                 self.seen.add(pid)
 
 
@@ -91,7 +95,10 @@ async def test_no_secret_shows_anywhere() -> None:
         }
         world.settings["log"]["level"] = "debug"
         # Two texts that do show, or the watcher would be blind.
-        watcher = Watcher({**hidden, "argument": str(world.config), "variable": "canary-of-the-tests"})
+        shown_texts = {"argument": str(world.config), "variable": "canary-of-the-tests"}
+        watcher = Watcher({**hidden, **shown_texts}, world.folder / "looked")
+        wait = ["sh", "-c", 'until test -e "$0"; do sleep 0.05; done; exec "$@"', str(world.folder / "looked")]
+        world.settings["host"]["command"] = [*wait, *world.settings["host"]["command"]]
         async with watching(world, watcher):
             await world.start(env={"POWERGUARD_CANARY": "canary-of-the-tests"})
             await bmc.wait_until(lambda: bmc.policy == "always-on")
@@ -100,7 +107,7 @@ async def test_no_secret_shows_anywhere() -> None:
             # A password that the BMC refuses: a fault that is told, and the password does not show.
             world.secret("bmc", hidden["bmc-pass"][::-1])
             world.ups.utility = False
-            await world.off(20.0)
+            await world.off()
             await world.note("power_off_accepted")
         assert good.refused == bad.refused == 0
         assert len(good.checkpoints) == 1

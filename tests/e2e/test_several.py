@@ -45,8 +45,8 @@ async def test_one_feed_of_two_is_no_outage_and_both_are() -> None:
         assert not world.notes("outage_began")
         other.utility = False
         await world.note("outage_began")
-        await world.note("checkpoint_durable", 30.0)
-        await world.off(40.0)
+        await world.note("checkpoint_durable")
+        await world.off()
         assert world.notes("checkpoint_durable")[0].at_s < world.actions("PowerOff")[0].at_s
         world.one_outage()
         world.no_traceback()
@@ -58,7 +58,7 @@ async def test_one_feed_is_an_outage_where_both_are_needed_and_its_return_ends_i
         other.utility = False
         await world.note("outage_began")
         other.utility = True
-        await world.note("outage_ended", 30.0)
+        await world.note("outage_ended")
         assert not world.offs()
         world.no_traceback()
 
@@ -75,7 +75,7 @@ async def test_a_second_source_goes_on_where_the_first_falls_silent() -> None:
         world.agent.fault = Fault.DROP
         await world.note("source_lost")
         world.ups.utility = True
-        await world.note("outage_ended", 30.0)
+        await world.note("outage_ended")
         assert not world.offs()
         await world.status_shows(
             lambda told: [source["says"] for source in told["sources"]][1] == "utility", "what the second source says"

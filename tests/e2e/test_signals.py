@@ -16,7 +16,7 @@ async def test_sigterm_on_utility_is_prompt_and_clean() -> None:
     async with rig() as world:
         await world.start()
         await world.signal(signal.SIGTERM)
-        assert await world.ended(10.0) < PROMPT_S
+        assert await world.ended() < PROMPT_S
         assert world.process is not None
         assert world.process.returncode == 0
         assert world.logged("daemon_stopped", phase="online")
@@ -41,7 +41,7 @@ async def test_sigterm_on_battery_is_recorded_and_the_same_boot_goes_on() -> Non
         world.ups.utility = False
         await world.phase("on_battery")
         await world.signal(signal.SIGTERM)
-        await world.ended(12.0)
+        await world.ended()
         assert world.process is not None
         assert world.process.returncode == 0
         before = world.one_outage()
@@ -69,7 +69,7 @@ async def test_sigterm_past_the_commit_ends_at_once() -> None:
         world.ups.utility = False
         await world.note("power_off_accepted")
         await world.signal(signal.SIGTERM)
-        assert await world.ended(10.0) < PROMPT_S
+        assert await world.ended() < PROMPT_S
         assert world.process is not None
         assert world.process.returncode == 0
         assert len(world.offs()) == 1
