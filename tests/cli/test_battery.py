@@ -253,7 +253,7 @@ async def test_replaced_asks_on_a_terminal(folder: Path) -> None:
                 cwd=Path(__file__).parents[2],
             )  # fmt: skip
             os.write(ours, answer)
-            async with asyncio.timeout(20.0):
+            async with asyncio.timeout(60.0):
                 _, err = await process.communicate()
             os.close(ours)
             os.close(theirs)
@@ -270,7 +270,7 @@ async def test_replaced_without_anybody_to_ask(folder: Path) -> None:
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             cwd=Path(__file__).parents[2],
         )  # fmt: skip
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(60.0):
             _, err = await process.communicate()
         process_code = process.returncode
     assert (process_code, daemon.events) == (64, [])

@@ -116,7 +116,7 @@ async def test_it_asks_on_a_terminal(socket: str, typed: bytes, code: int) -> No
             cwd=ROOT,
         )
         os.write(ours, typed)
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(60.0):
             _, err = await process.communicate()
         os.close(ours)
         os.close(theirs)

@@ -22,8 +22,8 @@ from powerguard.cli.import_words import MAX_BYTES, MAX_WORDS, apcupsd_words, nut
 from powerguard.cli.main import main
 from powerguard.options import Secret
 from powerguard.settings.load import load
-from tests.e2e.rig import free_tcp_port
 from tests.peers import require
+from tests.peers.ports import free_port
 
 FIXTURES: Final = Path(__file__).parent / "imports"
 REFERENCE: Final = Path(__file__).parents[2] / "docs" / "reference"
@@ -540,7 +540,7 @@ async def upsd(folder: Path) -> AsyncIterator[int]:
     """NUT's own server on the files in a folder."""
     (folder / "nut.conf").write_text("MODE=standalone\n", encoding="ascii")
     (folder / "ups.conf").write_text("[d]\ndriver = dummy-ups\nport = d.dev\n", encoding="ascii")
-    port = free_tcp_port()
+    port = free_port()
     (folder / "upsd.conf").write_text(f"LISTEN 127.0.0.1 {port}\n", encoding="ascii")
     names = ("NUT_CONFPATH", "NUT_STATEPATH", "NUT_ALTPIDPATH")
     child = await asyncio.create_subprocess_exec(
@@ -559,7 +559,7 @@ async def upsd(folder: Path) -> AsyncIterator[int]:
 
 async def logs_in(port: int, user: str, password: str) -> bool:
     """Say whether upsd takes this password."""
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60.0):
         while True:
             with contextlib.suppress(ConnectionRefusedError):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -626,7 +626,7 @@ async def apcupsd_refuses(folder: Path, line: str) -> bool:
     quiet = {"stdout": asyncio.subprocess.DEVNULL, "stderr": asyncio.subprocess.DEVNULL}
     child = await asyncio.create_subprocess_exec(*argv, **quiet)  # type: ignore[arg-type]
     try:
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(60.0):
             while child.returncode is None and not (  # noqa: ASYNC110 - apcupsd tells nobody that it is up
                 events.exists() and "startup succeeded" in events.read_text(encoding="ascii")
             ):

@@ -48,7 +48,7 @@ async def recover(folder: Path, *words: str) -> tuple[int, str, str]:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             return main(["recover", "--config", str(folder / "pg.yaml"), *words])
 
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(60.0):
         return await asyncio.to_thread(run), out.getvalue(), err.getvalue()
 
 

@@ -62,14 +62,23 @@ def test_stdlib_only(words: str, tmp_path: Path) -> None:
 
 
 def test_hook_is_light(tmp_path: Path) -> None:
-    """Start to exit in 100 ms of CPU time: a hook runs while the power fails, and the host has better things to do."""
-    took = []
+    """Start to exit in 100 ms of CPU time: a hook runs while the power fails, and the host has better things to do.
+
+    On a machine that is slow, or slowed by others: five times what a Python that does nothing takes there just then.
+    """
+    argv = [sys.executable, "-m", "powerguard", "event", "x", "--socket", str(tmp_path / "none.sock")]
+    took, nothing = [], []
     for _ in range(7):
-        began_s = _cpu_s()
-        argv = [sys.executable, "-m", "powerguard", "event", "x", "--socket", str(tmp_path / "none.sock")]
-        subprocess.run(argv, capture_output=True, check=True, cwd=Path(__file__).parents[2])
-        took.append(_cpu_s() - began_s)
-    assert min(took) < 0.1
+        took.append(_took_s(argv))
+        nothing.append(_took_s([sys.executable, "-c", "pass"]))
+    assert min(took) < max(0.1, 5.0 * min(nothing))
+
+
+def _took_s(argv: list[str]) -> float:
+    """CPU seconds of a child."""
+    began_s = _cpu_s()
+    subprocess.run(argv, capture_output=True, check=True, cwd=Path(__file__).parents[2])
+    return _cpu_s() - began_s
 
 
 def _cpu_s() -> float:
