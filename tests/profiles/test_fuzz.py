@@ -190,9 +190,9 @@ def test_a_million_answers_are_decoded(part: int) -> None:
         else:
             profiles = dice.choice((UPSES[:2], UPSES[-2:], PDUS))
             answers = {oid: some_answer(dice) for oid in dice.choices(OIDS, k=dice.randrange(12))}
-        began_s = time.perf_counter()
+        began_s = time.thread_time()
         check(decode(profiles, answers))
-        slowest_s = max(slowest_s, time.perf_counter() - began_s)
+        slowest_s = max(slowest_s, time.thread_time() - began_s)
     assert slowest_s < 5.0, "no input takes long"
     assert len(compiled(PDUS)._known) <= 5000, "what is remembered of OIDs is bounded"
 

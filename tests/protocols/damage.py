@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 
 SLOWEST_S = 1.0
-"""Longer than any datagram may take; a machine that is busy does not reach it."""
+"""Of processor time: longer than any datagram may take, whatever else the machine does."""
 
 
 def changed(data: bytes, changes: Sequence[tuple[int, int]]) -> bytes:
@@ -26,7 +26,7 @@ def million(good: Sequence[bytes], survives: Callable[[bytes], None], seed: int)
             data[dice.randrange(len(data))] = dice.randrange(256)
         if turn % 7 == 0:
             data = data[: dice.randrange(len(data) + 1)]
-        began_s = time.perf_counter()
+        began_s = time.thread_time()
         survives(bytes(data) if turn % 11 else dice.randbytes(dice.randrange(200)))
-        slowest_s = max(slowest_s, time.perf_counter() - began_s)
+        slowest_s = max(slowest_s, time.thread_time() - began_s)
     assert slowest_s < SLOWEST_S

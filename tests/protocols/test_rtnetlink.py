@@ -48,7 +48,7 @@ def _one(datagram: bytes) -> Told:
 def _answer(question: bytes) -> list[Told]:
     """Ask the kernel that runs this test."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
-        netlink.settimeout(5)
+        netlink.settimeout(60)
         netlink.send(question)
         return [told for sequence, told in parse(netlink.recv(MAX_DATAGRAM)) if sequence == 7]
 

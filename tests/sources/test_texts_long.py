@@ -127,7 +127,7 @@ def test_a_million_of_them(of: str, part: int) -> None:
     dice = random.Random(f"{of} {part}")
     slowest_s = 0.0
     for _ in range(A_MILLION // PARTS):
-        began_s = time.perf_counter()
+        began_s = time.thread_time()
         READERS[of](dice)
-        slowest_s = max(slowest_s, time.perf_counter() - began_s)
+        slowest_s = max(slowest_s, time.thread_time() - began_s)
     assert slowest_s < 5.0
