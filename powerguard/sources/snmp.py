@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,6 +26,8 @@ log = structlog.get_logger(__name__)
 _LOST_AFTER = 3
 _ON_BATTERY_LIMIT_S = 0.8
 """For an answer on battery, where nobody asks twice: the next poll does, at once."""
+_SLOWER = 1.5
+"""A card that needs longer has so many times what it took before."""
 _ON_BATTERY_LOST_S = 2.5
 """On battery two misses will do once the last reading is so old: at 3 s the core must know that it counts alone."""
 _LONGEST_BACKOFF_S = 3.0
@@ -37,6 +41,8 @@ _WHOLE_EVERY = 10
 _LONGEST_LOOK_S = 55.0
 """For finding out what a card is. Old cards know version 1 only, which takes up to 51 requests (measured on 38 walks);
 the daemon's watchdog wants to hear something each minute."""
+_HEARS_LATE_S = 5.0
+"""For an answer to a probe, to tell that it comes too late: the longest timeout_s."""
 _WRAP_TICKS = 2**32 - 60_000
 """sysUpTime starts again at 0 after 497 days: from its last ten minutes a step back is no reboot."""
 
@@ -93,6 +99,8 @@ class SnmpSource:
         self._notices = Notices(ups, self.name)
         self._polls = 0
         self._too_slow = 0
+        self._took_s = deque((0.0, 0.0), maxlen=2)
+        """A request's time, the last times: the shorter one counts, for a packet that is lost is no slow card."""
         self._device = ""
         self._spare: frozenset[str] = frozenset()
         self._fields: frozenset[str] = frozenset()
@@ -194,17 +202,27 @@ class SnmpSource:
         return answers
 
     async def _ask(self, oids: Sequence[str]) -> dict[str, Answer]:
-        """Ask one request after the other; on battery each has less time, and no second try."""
-        if self._output_source is not OutputSource.BATTERY:
-            return await self._port.get(oids)
-        limit_s = min(_ON_BATTERY_LIMIT_S, self._options.timeout_s)
+        """Ask one request after the other; on battery each has less time, and no second try.
+
+        A source that is lost on battery has its time again: it may be slow, and nobody else sees utility return.
+        """
+        began_s = self._clock()
+        if self._output_source is not OutputSource.BATTERY or self._is_lost:
+            answers = await self._port.get(oids)
+        else:
+            answers = await self._ask_on_battery(oids)
+        self._took_s.append((self._clock() - began_s) / max(1, math.ceil(len(oids) / MAX_BATCH)))
+        return answers
+
+    async def _ask_on_battery(self, oids: Sequence[str]) -> dict[str, Answer]:
+        limit_s = max(min(_ON_BATTERY_LIMIT_S, self._options.timeout_s), _SLOWER * min(self._took_s))
         answers: dict[str, Answer] = {}
         try:
             for start in range(0, len(oids), MAX_BATCH):
                 async with asyncio.timeout(limit_s):
                     answers.update(await self._port.get(oids[start : start + MAX_BATCH]))
         except TimeoutError as error:
-            msg = f"no answer from {_where(self._options)} in {limit_s:g} s, on battery"
+            msg = f"no answer from {_where(self._options)} in {limit_s:.1f} s, on battery"
             raise SnmpError(msg, unanswered=True) from error
         return answers
 
@@ -343,7 +361,7 @@ async def probe(
 
     with_pdus: a rack PDU is welcome as well.
     """
-    port = CardPort(options) if port is None else port
+    port = CardPort(options, hears_late_s=_HEARS_LATE_S) if port is None else port
     limit_s = max(_LONGEST_LOOK_S if options.version == 1 else 0.0, 10 * options.timeout_s + 5.0)
     try:
         async with asyncio.timeout(limit_s):

@@ -27,17 +27,24 @@ class CommunitySocket(CardSocket):
         super().__init__()
         self._version, self._community = version, community
         self._waiting: dict[int, asyncio.Future[Response]] = {}
+        self._given_up: dict[int, float] = {}
+        """Questions without an answer, and when each was first sent."""
         self._ids = itertools.count(_FIRST_ID.randrange(_LAST_ID))
         self._names: dict[str, bytes] = {}
 
     def take(self, data: bytes) -> None:
         """Hand an answer to whoever waits for it. Raises MessageError on whatever else comes."""
         message = codec.parse(data)
-        asked = self._waiting.get(message.response.request_id)
-        if asked is None or asked.done() or (message.version, message.community) != (self._version, self._community):
+        number = message.response.request_id
+        asked = self._waiting.get(number)
+        is_ours = (message.version, message.community) == (self._version, self._community)
+        if is_ours and number in self._given_up:
+            self.late.heard(now_s=asyncio.get_running_loop().time(), asked_s=self._given_up.pop(number))
+        elif is_ours and asked is not None and not asked.done():
+            asked.set_result(message.response)
+        else:
             msg = "an answer to no question of ours"
             raise MessageError(msg)
-        asked.set_result(message.response)
 
     async def ask(
         self, tag: int, oids: Sequence[str], values: Sequence[bytes] | None, *, timeout_s: float, tries: int
@@ -46,9 +53,13 @@ class CommunitySocket(CardSocket):
         number = next(self._ids) % _LAST_ID
         content = codec.content(number, codec.rows(oids, values, self._names))
         packet = codec.request(self._version, self._community, tag, content)
-        asked: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        asked: asyncio.Future[Response] = loop.create_future()
+        asked_s = loop.time()
         self._waiting[number] = asked
         try:
             return await self.answered(asked, lambda: packet, timeout_s=timeout_s, tries=tries)
         finally:
             del self._waiting[number]
+            if asked.cancelled():
+                self._given_up[number] = asked_s

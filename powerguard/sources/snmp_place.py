@@ -41,11 +41,15 @@ class Place:
         self._options = options
         self._known: Address | None = None
 
-    def silent(self, tries_s: float, check: str) -> SnmpError:
-        """Return what to say of a card that did not answer for so long; its address is looked up anew."""
+    def silent(self, tries_s: float, check: str, late: str) -> SnmpError:
+        """Return what to say of a card that did not answer for so long; its address is looked up anew.
+
+        check: what may be wrong. late: what is said instead, where answers came later; "": none did.
+        """
         self.again = True
         version = self._options.version
-        msg = f"no answer from {self.where} in {tries_s:.1f} s (v{version}): check {check}, ACL of the card"
+        because = f", but {late}" if late else f": check {check}, ACL of the card"
+        msg = f"no answer from {self.where} in {tries_s:.1f} s (v{version}){because}"
         return SnmpError(msg, unanswered=True)
 
     async def address(self) -> Address:

@@ -7,6 +7,7 @@
 """
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -18,6 +19,7 @@ from powerguard.protocols import snmp_request as codec
 from powerguard.protocols import snmp_v3
 from powerguard.protocols.snmp_request import Value
 from powerguard.sources.snmp_community import CommunitySocket
+from powerguard.sources.snmp_late import LateAnswers
 from powerguard.sources.snmp_options import SnmpOptions
 from powerguard.sources.snmp_place import Asked, Place, SnmpError, Typed
 from powerguard.sources.snmp_socket import CardSocket, RefusedError
@@ -91,8 +93,14 @@ def garbled_packets() -> int:
 class CardPort:
     """SNMP v1, v2c and v3 to one card. `retries`: how often a request is repeated before it counts as unanswered."""
 
-    def __init__(self, options: SnmpOptions, *, retries: int = 1, clock: Clock = boottime_s) -> None:
-        """Connect to nothing yet: the first request looks the name up. clock: of version 3's time window."""
+    def __init__(
+        self, options: SnmpOptions, *, retries: int = 1, clock: Clock = boottime_s, hears_late_s: float = 0.0
+    ) -> None:
+        """Connect to nothing yet: the first request looks the name up. clock: of version 3's time window.
+
+        hears_late_s: before a request is told as unanswered, an answer that comes later is waited for until so long
+        after its first sending: for whoever asks once.
+        """
         self._options = options
         self._retries = retries
         self._place = Place(options)
@@ -101,14 +109,25 @@ class CardPort:
         self._clock = clock
         self._card: Card | None = None
         self._socket: CardSocket | None = None
+        self._old: CardSocket | None = None
+        """The one before, which may still hear late answers."""
+        self._late = LateAnswers()
+        self._hears_late_s = hears_late_s
         self._is_stale = False
         self._lock = asyncio.Lock()
 
     async def close(self) -> None:
         """Forget the target."""
-        old, self._socket = self._socket, None
-        if old is not None:
-            await old.close()
+        sockets = [self._old, self._socket]
+        self._old = self._socket = None
+        for each in sockets:
+            if each is not None:
+                await each.close()
+
+    @property
+    def late_answers(self) -> int:
+        """So many questions were answered after they had been given up."""
+        return self._late.count
 
     # --- Requests -----------------------------------------------------------------------------------------------
 
@@ -216,11 +235,14 @@ class CardPort:
         told = None if values is None else [_encoded(value) for value in values]
         async with self._lock:  # A poll and a doctor's probe may come first together.
             socket = await self._opened()
+        asked_s = asyncio.get_running_loop().time()
         try:
             answer = await socket.ask(tag, oids, told, timeout_s=timeout_s, tries=tries)
         except TimeoutError as error:
             check = "address, user, priv passphrase" if self._options.version == 3 else "address, community"
-            raise self._place.silent(timeout_s * tries, check) from error
+            self._is_stale = True
+            late = await self._heard_late(asked_s, timeout_s)
+            raise self._place.silent(timeout_s * tries, check, late) from error
         except RefusedError as error:
             because = _WHY_REFUSED.get(error.counter) or f"it reports {ber.dotted(error.counter)}"
             msg = f"{self.where} refuses (v3): {because.format(user=self._options.user)}"
@@ -230,6 +252,15 @@ class CardPort:
             self._is_stale = True  # Whoever asked had less patience: this host's own address may be another by now.
             raise
         return answer.status, answer.index, {oid: _understood(kind, value) for oid, kind, value in answer.found}
+
+    async def _heard_late(self, asked_s: float, timeout_s: float) -> str:
+        """Return what to say of answers that come too late; "": of none."""
+        now_s = asyncio.get_running_loop().time
+        if now_s() < asked_s + self._hears_late_s:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(asked_s + self._hears_late_s):
+                    await self._late.wait()
+        return self._late.words(now_s(), timeout_s)
 
     async def _opened(self) -> CardSocket:
         """Return the socket to the card, anew after a failure: the card's address may be another, and this host's."""
@@ -241,8 +272,12 @@ class CardPort:
             except OSError as error:
                 msg = f"no way to {self.where}: {error.strerror or error}"
                 raise SnmpError(msg, unanswered=True) from error
-            await self.close()
-            self._socket, self._is_stale = made, False
+            made.late = self._late
+            older, self._old, self._socket, self._is_stale = self._old, self._socket, made, False
+            if self._old is not None:
+                self._old.leave()
+            if older is not None:
+                await older.close()
         return self._socket
 
     async def _made(self) -> CardSocket:

@@ -1,13 +1,20 @@
-"""One connected socket for each card: a question, its repetitions, and the answer that is its own."""
+"""One connected socket for each card: a question, its repetitions, and the answer that is its own.
+
+An answer that comes later, to a question that was given up, is counted as such (`snmp_late`) and is of no other use.
+"""
 
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
 from powerguard.protocols.snmp_ber import MessageError
 from powerguard.protocols.snmp_request import Response
+from powerguard.sources.snmp_late import LateAnswers
+
+_LISTEN_S: Final = 10.0
+"""So long a socket that asks nothing any more waits for late answers: the longest timeout_s, twice."""
 
 T = TypeVar("T")
 
@@ -31,6 +38,9 @@ class CardSocket(asyncio.DatagramProtocol, ABC):
 
     def __init__(self) -> None:
         """Be opened by `open`."""
+        self.late = LateAnswers()
+        """What came too late; of a card, not of a socket: whoever opens another one hands it on."""
+        self._leaves: asyncio.TimerHandle | None = None
         self._transport: asyncio.DatagramTransport | None = None
         self._closed = asyncio.Event()
 
@@ -82,8 +92,15 @@ class CardSocket(asyncio.DatagramProtocol, ABC):
         """Be closed."""
         self._closed.set()
 
+    def leave(self) -> None:
+        """Ask nothing any more, listen for late answers, and let go of the socket some time later."""
+        if self._transport is not None and self._leaves is None:
+            self._leaves = asyncio.get_running_loop().call_later(_LISTEN_S, self._transport.abort)
+
     async def close(self) -> None:
         """Let go of the socket; it is gone when this returns. Whoever still waits runs into his own time."""
+        if self._leaves is not None:
+            self._leaves.cancel()
         if self._transport is not None:
             self._transport.abort()
             await self._closed.wait()

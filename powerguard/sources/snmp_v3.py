@@ -99,12 +99,13 @@ class _Question:
     """Something that was asked. engine None: which one is there. refused: why the card does not answer, as it says.
 
     answer: of the first question the engine id, of others a Response; None: it was asked for the wrong time.
+    numbers: of its messages, and when each was sent.
     """
 
     request_id: int
     engine: Engine | None
     answer: "asyncio.Future[Response | bytes | None]"
-    numbers: list[int] = field(default_factory=list)
+    numbers: dict[int, float] = field(default_factory=dict)
     refused: bytes = b""
 
 
@@ -117,6 +118,8 @@ class UserSocket(CardSocket):
         self._card = card
         self._names: dict[str, bytes] = {}
         self._waiting: dict[int, _Question] = {}
+        self._given_up: dict[int, _Question] = {}
+        """Without an answer, by the numbers of their messages."""
         self._is_met = False
         self._meeting = asyncio.Lock()
 
@@ -174,7 +177,8 @@ class UserSocket(CardSocket):
         timeout_s: float,
         tries: int,
     ) -> Response | bytes | None:
-        future: asyncio.Future[Response | bytes | None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Response | bytes | None] = loop.create_future()
         question = _Question(_IDS.randrange(_LAST_ID), engine, future)
         content = snmp_request.content(question.request_id, rows)
 
@@ -182,7 +186,7 @@ class UserSocket(CardSocket):
             if question.refused:  # Asked again it would refuse again.
                 raise TimeoutError
             number = _IDS.randrange(_LAST_ID)
-            question.numbers.append(number)
+            question.numbers[number] = loop.time()
             self._waiting[number] = question
             if engine is None:
                 return hello(3, number)
@@ -199,12 +203,18 @@ class UserSocket(CardSocket):
         finally:
             for number in question.numbers:
                 self._waiting.pop(number, None)
+            if future.cancelled() and not question.refused:
+                self._given_up.update(dict.fromkeys(question.numbers, question))
 
     # --- Hearing (RFC 3414 3.2) ---------------------------------------------------------------------------------
 
     def take(self, data: bytes) -> None:
         """Hand an answer that is proved to whoever waits for it. Raises MessageError on whatever else comes."""
         message = snmp_v3.parse(data)
+        given_up = self._given_up.get(message.message_id)
+        if given_up is not None:
+            self._take_late(given_up, message)
+            return
         question = self._waiting.get(message.message_id)
         if question is None or question.answer.done():
             msg = "an answer to no question of ours"
@@ -233,6 +243,21 @@ class UserSocket(CardSocket):
         if proved:
             question.engine.hears(message, late=False)
         question.answer.set_result(_response(pdu, question, keys))
+
+    def _take_late(self, question: _Question, message: UsmMessage) -> None:
+        """Count what answers a question that was given up, and believe nothing else that it says.
+
+        Raises MessageError where there is no proof and it is no Report, which has none.
+        """
+        keys = None if question.engine is None else question.engine.keys
+        if keys is not None and message.level & snmp_v3.AUTH:
+            _check(keys.is_digest_right(message), "a wrong digest")
+        elif keys is None or keys.user.level:
+            _check(snmp_v3.parse_scoped(message.payload).tag == ber.REPORT, "no proof, and no Report")
+        asked_s = question.numbers[message.message_id]
+        for number in question.numbers:
+            self._given_up.pop(number, None)
+        self.late.heard(now_s=asyncio.get_running_loop().time(), asked_s=asked_s)
 
     def _take_report(self, question: _Question, engine: Engine, message: UsmMessage, counter: bytes) -> None:
         proved = bool(message.level & snmp_v3.AUTH)
