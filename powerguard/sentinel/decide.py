@@ -3,6 +3,7 @@
 It reads no clock and does nothing; the same world, the same answer. Times are seconds of this boot's CLOCK_BOOTTIME.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -20,7 +21,7 @@ LOOK_AHEAD: Final = 8
 JUST_ORDERED_S: Final = 30.0
 """So long after an order a host is looked at as often: whether it came of it is worth knowing."""
 STILL_ON_S: Final = 600.0
-"""A host that is on so long after it should have been off has come back by itself, or never went off."""
+"""So long an intent stands for a host that is on: again, as its boot may meet the next cut, or still, as it stops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,8 @@ class Intent:
 
     stored_s: when it came, so the host was on; what its BMC has said before tells nothing. not_before_s, expires_s:
     moments of the same clock, the sentinel's own: the host has told seconds, not times. tries: orders given; tried_s:
-    when the last one was. was_off: the BMC has said twice that the host is off.
+    when the last one was. was_off: the BMC has said twice that the host is off. on_since_s, on_at_s: first and last of
+    the looks that have said that it is on again, since it was off and since the last order; None: none has, twice.
     """
 
     host: str
@@ -54,14 +56,20 @@ class Intent:
     tries: int = 0
     tried_s: float | None = None
     was_off: bool = False
+    on_since_s: float | None = None
+    on_at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supply:
-    """What a UPS is good for now. why: what is wrong with it, where it is not good."""
+    """What a UPS is good for now. why: what is wrong with it, where it is not good.
+
+    utility_since_s: since when it has had utility, without a break. None: it has not now, or nobody knows.
+    """
 
     good: bool
     why: str = ""
+    utility_since_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +125,7 @@ class Ending(StrEnum):
     POWERED_ON = "powered_on"
     CAME_BACK = "came_back"
     STAYED_ON = "stayed_on"
+    SWITCHED_OFF = "switched_off"
     WITHDRAWN = "withdrawn"
     REPLACED = "replaced"
     EXPIRED = "expired"
@@ -150,7 +159,10 @@ class Decision:
 
 
 def decide(world: World) -> Decision:
-    """Decide. Without an intent that stands there is no order, whatever else is true."""
+    """Decide. Without an intent that stands there is no order, whatever else is true.
+
+    The intents are as `noted` has left them in this same world.
+    """
     ends: list[End] = []
     waits: dict[str, str] = {}
     looks: set[str] = set()
@@ -173,7 +185,22 @@ def decide(world: World) -> Decision:
 
 def ordered(intent: Intent, now_s: float) -> Intent:
     """Enter that an order for it is about to be given: before it is, so that no crash makes it one more."""
-    return replace(intent, tries=intent.tries + 1, tried_s=now_s, was_off=True)
+    return replace(intent, tries=intent.tries + 1, tried_s=now_s, was_off=True, on_since_s=None, on_at_s=None)
+
+
+def noted(world: World, intent: Intent) -> Intent:
+    """Enter what its BMC has said, as far as it must be known once the BMC says something else, or nothing."""
+    seen = world.seen.get(intent.host)
+    if seen is None:
+        return intent
+    if is_off(seen, intent):
+        back = intent if _is_left_off(world, intent, seen) else replace(intent, on_since_s=None, on_at_s=None)
+        return replace(back, was_off=True)
+    tried_s = -math.inf if intent.tried_s is None else intent.tried_s
+    if intent.was_off and seen.twice(power_on=True, after_s=tried_s):
+        since_s = seen.since_s if intent.on_since_s is None else intent.on_since_s
+        return replace(intent, on_since_s=since_s, on_at_s=seen.at_s)
+    return intent
 
 
 def stored(old: Intent | None, new: Intent) -> Intent:
@@ -213,17 +240,40 @@ def _how_ended(world: World, intent: Intent) -> tuple[Ending, str] | None:
     if intent.host not in world.hosts:
         return Ending.HOST_UNKNOWN, "the settings have no such host any more"
     if seen is not None and seen.power_on:
-        if intent.tries and seen.twice(power_on=True, after_s=intent.tried_s or 0.0):
-            return Ending.POWERED_ON, f"its BMC says that it is on, after {intent.tries} of {MAX_TRIES} orders"
-        if intent.was_off and not intent.tries and seen.twice(power_on=True):
-            return Ending.CAME_BACK, "it was off, and is on without us"
-        if seen.looks >= 2 and seen.at_s - max(seen.since_s, intent.not_before_s) >= STILL_ON_S:
-            return Ending.STAYED_ON, f"its BMC says that it is on, {STILL_ON_S:g} s after it should have been off"
+        return _how_ended_on(intent, seen, is_over=now_s >= intent.expires_s)
+    if seen is not None and _is_left_off(world, intent, seen):
+        return Ending.SWITCHED_OFF, "it was on again, and went off with utility there: it is left as it is"
     if now_s >= intent.expires_s:
         return Ending.EXPIRED, "it was not powered on in the time for which the host had asked: see to it"
     if intent.tries >= MAX_TRIES and now_s - (intent.tried_s or 0.0) >= BACK_OFF_S[-1]:
         return Ending.GAVE_UP, f"{MAX_TRIES} orders, and its BMC does not say that it is on: press its button"
     return None
+
+
+def _how_ended_on(intent: Intent, seen: Seen, *, is_over: bool) -> tuple[Ending, str] | None:
+    """Whoever is on has nothing to wait for once his time is over; until then the next cut may meet his boot."""
+    if intent.on_since_s is not None:
+        if not is_over and seen.at_s - intent.on_since_s < STILL_ON_S:
+            return None
+        if intent.tries:
+            return Ending.POWERED_ON, f"its BMC says that it is on, after {intent.tries} of {MAX_TRIES} orders"
+        return Ending.CAME_BACK, "it was off, and is on without us"
+    if seen.looks >= 2 and (is_over or seen.at_s - max(seen.since_s, intent.not_before_s) >= STILL_ON_S):
+        return Ending.STAYED_ON, f"its BMC says that it is on, {STILL_ON_S:g} s after it should have been off"
+    return None
+
+
+def _is_left_off(world: World, intent: Intent, seen: Seen) -> bool:
+    """Say whether it was on again and is off by somebody's hand, or by itself: since then its power has never failed.
+
+    Where nobody knows that, as a UPS was not read or the sentinel was away, it may have, and the host's word stands.
+    """
+    if intent.on_at_s is None or not is_off(seen, intent):
+        return False
+    host = world.hosts[intent.host]
+    told = (_supply(world, name).utility_since_s for name in host.feeds)
+    since_s = sorted(each for each in told if each is not None)
+    return len(since_s) >= host.minimum_supplies and since_s[host.minimum_supplies - 1] <= intent.on_at_s
 
 
 def _waits(world: World, intent: Intent) -> str:

@@ -163,7 +163,7 @@ class Sentinel:
     async def turn(self) -> None:
         """Decide once, and carry it out."""
         self.turned_s = self.clock()
-        self._note_off()
+        self._note()
         world = self.world()
         decision = decide.decide(world)
         for end in decision.ends:
@@ -192,13 +192,23 @@ class Sentinel:
             last_order_s=table.last_order_s,
         )
 
-    def _note_off(self) -> None:
-        for intent in tuple(self.keeper.table.intents.values()):
-            seen = self.seen.get(intent.host)
-            if not intent.was_off and decide.is_off(seen, intent):
-                off = replace(intent, was_off=True)
-                self.keeper.apply(partial(Table.put, intent=off))
-                log.info("host_off_seen", host=intent.host, outage=intent.outage)
+    def _note(self) -> None:
+        """Keep what BMCs have said of hosts whose intents stand."""
+        world = self.world()
+        for name, intent in world.intents.items():
+            if name not in world.hosts:
+                continue
+            noted = decide.noted(world, intent)
+            if noted == intent:
+                continue
+            self.keeper.apply(partial(Table.put, intent=noted))
+            if noted.was_off and not intent.was_off:
+                log.info("host_off_seen", host=name, outage=intent.outage)
+            elif noted.on_since_s is not None and intent.on_since_s is None:
+                log.info("host_on_seen", host=name, outage=intent.outage, stands_s=decide.STILL_ON_S)
+            elif noted.on_since_s is None and intent.on_since_s is not None:
+                because = "it was on again, and its power may have failed since then"
+                log.warning("host_off_again", host=name, outage=intent.outage, because=because)
 
     def _end(self, end: End) -> None:
         self.keeper.apply(lambda table: table.drop(end.host))

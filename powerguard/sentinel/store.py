@@ -106,6 +106,8 @@ def encode(table: Table, now: Moment) -> bytes:
             "tries": intent.tries,
             "tried_ago_s": None if intent.tried_s is None else at_s - intent.tried_s,
             "was_off": intent.was_off,
+            "on_since_ago_s": None if intent.on_since_s is None else at_s - intent.on_since_s,
+            "on_ago_s": None if intent.on_at_s is None else at_s - intent.on_at_s,
         }
         for intent in table.intents.values()
     ]
@@ -177,7 +179,6 @@ def _gone_s(told: Mapping[str, Any], now: Moment) -> float:
 
 
 def _intent(told: Mapping[str, Any], at_s: float) -> Intent:
-    tried_ago_s = told["tried_ago_s"]
     return Intent(
         host=_typed(told["host"], str),
         outage=_typed(told["outage"], str),
@@ -187,9 +188,16 @@ def _intent(told: Mapping[str, Any], at_s: float) -> Intent:
         not_before_s=at_s + _number(told["not_before_in_s"]),
         expires_s=at_s + _number(told["expires_in_s"]),
         tries=_typed(told["tries"], int),
-        tried_s=None if tried_ago_s is None else at_s - _number(tried_ago_s),
+        tried_s=_before(told["tried_ago_s"], at_s),
         was_off=_typed(told["was_off"], bool),
+        # Files of versions before these were kept have none.
+        on_since_s=_before(told.get("on_since_ago_s"), at_s),
+        on_at_s=_before(told.get("on_ago_s"), at_s),
     )
+
+
+def _before(ago_s: object, at_s: float) -> float | None:
+    return None if ago_s is None else at_s - _number(ago_s)
 
 
 def _typed(value: object, kind: type[_T]) -> _T:

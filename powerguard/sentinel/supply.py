@@ -37,10 +37,15 @@ def unread(policy: Policy, feed: Feed, now_s: float) -> str:
 
 def supply(policy: Policy, feed: Feed, now_s: float, *, stable_s: float, charge_pct: float) -> decide.Supply:
     """Say what the UPS is good for. stable_s: how long utility must hold; charge_pct: what the battery must hold."""
-    return decide.Supply(good=not (why := _wrong(policy, feed, now_s, stable_s, charge_pct)), why=why)
+    why = _absent(policy, feed, now_s)
+    if why:
+        return decide.Supply(good=False, why=why)
+    why = _wanting(policy, feed, now_s, stable_s, charge_pct)
+    return decide.Supply(good=not why, why=why, utility_since_s=feed.since_s)
 
 
-def _wrong(policy: Policy, feed: Feed, now_s: float, stable_s: float, charge_pct: float) -> str:
+def _absent(policy: Policy, feed: Feed, now_s: float) -> str:
+    """Why what hangs on it may have no power, now or in a moment; empty where utility is there."""
     reading = feed.reading
     if (why := unread(policy, feed, now_s)) or reading is None:
         return why
@@ -50,12 +55,18 @@ def _wrong(policy: Policy, feed: Feed, now_s: float, stable_s: float, charge_pct
         return "a forced shutdown stands (NUT: FSD)"
     if feed.supply is not Supply.UTILITY or feed.suspect:
         return f"on {reading.output_source}"
+    return ""
+
+
+def _wanting(policy: Policy, feed: Feed, now_s: float, stable_s: float, charge_pct: float) -> str:
+    """Why it is not good though utility is there."""
+    charge = None if feed.reading is None else feed.reading.charge_pct
     if not is_stable(policy, feed, now_s, stable_s=stable_s):
         return f"on utility for {max(now_s - feed.since_s, 0.0):.0f} of {stable_s:g} s"
-    if charge_pct > 0.0 and reading.charge_pct is None:
+    if charge_pct > 0.0 and charge is None:
         return "does not tell its charge (charge_pct: 0 asks for none)"
-    if reading.charge_pct is not None and reading.charge_pct < charge_pct:
-        return f"charge {reading.charge_pct:.0f} of {charge_pct:g} %"
+    if charge is not None and charge < charge_pct:
+        return f"charge {charge:.0f} of {charge_pct:g} %"
     return ""
 
 

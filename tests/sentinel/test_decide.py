@@ -25,11 +25,12 @@ from powerguard.sentinel.decide import (
     World,
     decide,
     look,
+    noted,
     ordered,
     stored,
 )
 
-GOOD, BAD = Supply(good=True), Supply(good=False, why="on battery")
+GOOD, BAD = Supply(good=True, utility_since_s=500.0), Supply(good=False, why="on battery")
 ONE = HostRules(feeds=("a",), minimum_supplies=1, stagger_s=10.0)
 BOTH = HostRules(feeds=("a", "b"), minimum_supplies=2, stagger_s=10.0)
 EITHER = HostRules(feeds=("a", "b"), minimum_supplies=1, stagger_s=10.0)
@@ -52,6 +53,11 @@ def of_two(rules: HostRules, **supplies: Supply) -> World:
 
 def with_intent(**changed: object) -> World:
     return replace(WORLD, intents={"n1": replace(INTENT, **changed)})  # type: ignore[arg-type]
+
+
+def after(world: World) -> World:
+    """What it has seen is entered, as before each decision."""
+    return replace(world, intents={name: noted(world, intent) for name, intent in world.intents.items()})
 
 
 def test_all_true_is_an_order() -> None:
@@ -103,8 +109,18 @@ def test_one_supply_is_enough_where_the_settings_say_so() -> None:
     [
         (with_intent(expires_s=1000.0), Ending.EXPIRED),
         (replace(WORLD, hosts={}), Ending.HOST_UNKNOWN),
-        (replace(with_intent(was_off=True), seen={"n1": ON}), Ending.CAME_BACK),
-        (replace(with_intent(tries=1, tried_s=980.0), seen={"n1": ON}), Ending.POWERED_ON),
+        (replace(with_intent(was_off=True, on_since_s=1000.0 - STILL_ON_S), seen={"n1": ON}), Ending.CAME_BACK),
+        (
+            replace(with_intent(tries=1, tried_s=390.0, on_since_s=1000.0 - STILL_ON_S), seen={"n1": ON}),
+            Ending.POWERED_ON,
+        ),
+        (
+            replace(with_intent(tries=3, tried_s=980.0, on_since_s=985.0, expires_s=999.0), seen={"n1": ON}),
+            "powered_on",
+        ),
+        (replace(with_intent(was_off=True, on_since_s=985.0, expires_s=999.0), seen={"n1": ON}), Ending.CAME_BACK),
+        (replace(with_intent(expires_s=999.0), seen={"n1": ON}), Ending.STAYED_ON),
+        (with_intent(was_off=True, on_since_s=700.0, on_at_s=950.0), Ending.SWITCHED_OFF),
         (
             replace(WORLD, now_s=2000.0, seen={"n1": Seen(power_on=True, since_s=0, at_s=900 + STILL_ON_S, looks=9)}),
             Ending.STAYED_ON,
@@ -125,10 +141,75 @@ def test_how_an_intent_ends(world: World, how: Ending) -> None:
         replace(WORLD, seen={"n1": replace(ON, since_s=0.0)}),  # and was on for a long time before
         replace(with_intent(was_off=True), seen={"n1": replace(ON, looks=1)}),  # one look alone
         replace(with_intent(tries=1, tried_s=999.0), seen={"n1": ON}),  # one look since the order
+        replace(
+            with_intent(tries=1, tried_s=980.0, on_since_s=401.0), seen={"n1": ON}
+        ),  # the next cut may meet its boot
+        replace(with_intent(tries=MAX_TRIES, tried_s=600.0, on_since_s=985.0), seen={"n1": ON}),  # of no use giving up
+        replace(with_intent(expires_s=999.0), seen={"n1": replace(ON, looks=1)}),  # nor is one look alone an end
     ],
 )
 def test_a_host_that_is_on_is_not_back_at_once(world: World) -> None:
     assert decide(world).ends == ()
+
+
+def test_on_again_is_two_looks_after_it_was_off_and_after_the_last_order() -> None:
+    """Its first look says since when, its last one when that was known last, whatever the BMC says in between."""
+    was_off = with_intent(was_off=True)
+    assert after(replace(was_off, seen={"n1": ON})) == replace(
+        was_off, seen={"n1": ON}, intents={"n1": replace(INTENT, was_off=True, on_since_s=990.0, on_at_s=1000.0)}
+    )
+    for world in (
+        replace(WORLD, seen={"n1": ON}),  # it has not been off
+        replace(was_off, seen={"n1": replace(ON, looks=1)}),
+        replace(with_intent(was_off=True, tries=1, tried_s=996.0), seen={"n1": ON}),
+        replace(was_off, seen={}),
+        replace(was_off, seen={"n1": Seen(power_on=None, since_s=0.0, at_s=999.0, looks=9)}),
+    ):
+        assert after(world) == world
+    back = replace(INTENT, was_off=True, on_since_s=500.0, on_at_s=560.0)
+    silent = replace(WORLD, intents={"n1": back}, seen={"n1": Seen(power_on=None, since_s=580.0, at_s=999.0)})
+    assert after(silent) == silent
+    assert noted(replace(silent, seen={"n1": ON}), back) == replace(back, on_at_s=1000.0)
+    assert ordered(back, 1000.0) == replace(INTENT, was_off=True, tries=1, tried_s=1000.0)
+
+
+@pytest.mark.parametrize(
+    ("world", "again"),
+    [
+        (of_two(EITHER, a=GOOD, b=GOOD), False),
+        (of_two(EITHER, a=GOOD, b=Supply(good=True, utility_since_s=955.0)), False),
+        (of_two(BOTH, a=GOOD, b=Supply(good=True, utility_since_s=955.0)), True),
+        (of_two(ONE, a=Supply(good=True, utility_since_s=950.0)), False),
+        (of_two(ONE, a=Supply(good=True, utility_since_s=950.1)), True),
+        (of_two(ONE, a=Supply(good=True)), True),
+    ],
+)
+def test_off_again_while_its_power_was_there_is_a_hand_and_else_a_cut(world: World, *, again: bool) -> None:
+    """It was on until 950 s. Where its power may have failed since, its word stands, and what was tried counts."""
+    tried = {"was_off": True, "tries": 1, "tried_s": 700.0}
+    word = replace(world.intents["n1"], on_since_s=720.0, on_at_s=950.0, **tried)  # type: ignore[arg-type]
+    world = after(replace(world, intents={"n1": word}))
+    told = decide(world)
+    assert (told.order is not None, [end.how for end in told.ends]) == (again, [] if again else ["switched_off"])
+    if told.order is not None:
+        assert told.order.number == 2
+        assert world.intents["n1"].on_at_s is None
+
+
+def test_a_cut_that_is_not_over_is_one() -> None:
+    """Its UPS is on battery, or not read, when its BMC says "off": whatever comes later, it was no hand."""
+    word = replace(INTENT, was_off=True, on_since_s=720.0, on_at_s=950.0)
+    left = noted(replace(WORLD, supplies={"a": BAD}), word)
+    assert left == replace(INTENT, was_off=True)
+    assert decide(replace(WORLD, intents={"n1": left})).order is not None
+
+
+def test_a_look_at_what_is_off_may_be_older_than_the_switching_off() -> None:
+    """One look alone decides nothing, and an old one of before its word nothing either."""
+    word = replace(INTENT, was_off=True, on_since_s=720.0, on_at_s=950.0)
+    for seen in (replace(OFF, looks=1), replace(OFF, since_s=700.0, at_s=790.0)):
+        world = replace(WORLD, intents={"n1": word}, seen={"n1": seen})
+        assert (after(world), decide(world).ends) == (world, ())
 
 
 def test_the_first_of_several_goes_first_and_the_rest_later() -> None:
@@ -185,14 +266,27 @@ class Walk(RuleBasedStateMachine):
         self.world = World(now_s=0.0, hosts=self.hosts, supplies={"a": BAD, "b": BAD})
         self.orders: list[tuple[float, Order]] = []
         self.looked: dict[str, list[tuple[float, bool | None]]] = {name: [] for name in self.hosts}
+        self.dark: dict[str, float] = dict.fromkeys("ab", 0.0)
+        self.on_s: dict[str, float] = {}
 
     @rule(seconds=st.sampled_from([1.0, 6.0, 30.0, 70.0, 400.0]))
     def time_passes(self, seconds: float) -> None:
         self.world = replace(self.world, now_s=self.world.now_s + seconds)
+        self._mind_the_dark()
+
+    def _mind_the_dark(self) -> None:
+        """Until when each UPS gave no utility."""
+        for ups, supply in self.world.supplies.items():
+            if supply.utility_since_s is None:
+                self.dark[ups] = self.world.now_s
 
     @rule(ups=st.sampled_from("ab"), good=st.booleans())
     def supply_changes(self, ups: str, good: bool) -> None:
-        self.world = replace(self.world, supplies={**self.world.supplies, ups: GOOD if good else BAD})
+        self._mind_the_dark()
+        if good == self.world.supplies[ups].good:
+            return
+        told = Supply(good=True, utility_since_s=self.world.now_s) if good else BAD
+        self.world = replace(self.world, supplies={**self.world.supplies, ups: told})
 
     @rule(host=st.sampled_from(["n1", "n2"]), power_on=st.sampled_from([True, False, False, False, None]))
     def bmc_is_looked_at(self, host: str, power_on: bool | None) -> None:
@@ -201,6 +295,14 @@ class Walk(RuleBasedStateMachine):
         self.world = replace(
             self.world, seen={**self.world.seen, host: look(self.world.seen.get(host), now_s, power_on=power_on)}
         )
+
+    @rule(host=st.sampled_from(["n1", "n2"]), told=st.sampled_from(["off", "on", "off on", "off on off"]))
+    def bmc_says_each_for_a_while(self, host: str, told: str) -> None:
+        for word in told.split():
+            for seconds in (60.0, 6.0):
+                self.time_passes(seconds)
+                self.bmc_is_looked_at(host, power_on=word == "on")
+                self.sentinel_decides()
 
     @rule(
         host=st.sampled_from(["n1", "n2"]),
@@ -219,6 +321,7 @@ class Walk(RuleBasedStateMachine):
             not_before_s=now_s + in_s,
             expires_s=now_s + valid_s,
         )
+        self.on_s.pop(host, None)
         old = self.world.intents.get(host)
         self.world = replace(self.world, intents={**self.world.intents, host: stored(old, new)})
 
@@ -232,8 +335,14 @@ class Walk(RuleBasedStateMachine):
 
     @rule()
     def sentinel_decides(self) -> None:
-        world = self.world
+        world = self.world = after(self.world)
         told = decide(world)
+        for host, intent in world.intents.items():
+            looks = self.looked[host]
+            begin_s = max(intent.stored_s, -1.0 if intent.tried_s is None else intent.tried_s)
+            since = [at_s for number, (at_s, _) in enumerate(looks) if all(on for _, on in looks[number:])]
+            if intent.was_off and len(since) > 1 and since[-1] - max(since[0], begin_s) >= APART_S:
+                self.on_s[host] = since[-1]
         assert set(told.waits) | {end.host for end in told.ends} | ({told.order.host} if told.order else set()) == set(
             world.intents
         )
@@ -243,6 +352,7 @@ class Walk(RuleBasedStateMachine):
             return
         intent = world.intents[told.order.host]
         self._check(world, told.order, intent)
+        self.on_s.pop(told.order.host, None)
         self.orders.append((world.now_s, told.order))
         self.world = replace(
             self.world,
@@ -264,6 +374,8 @@ class Walk(RuleBasedStateMachine):
         if intent.tried_s is not None:
             assert now_s - intent.tried_s >= BACK_OFF_S[intent.tries - 1]
             assert last[0] > intent.tried_s
+        if order.host in self.on_s:
+            assert any(self.dark[name] > self.on_s[order.host] for name in rules.feeds), "no hand is fought"
 
     @invariant()
     def the_same_world_has_the_same_answer(self) -> None:

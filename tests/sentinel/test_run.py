@@ -1,6 +1,7 @@
 """The whole sentinel: a host's word, stored, and a host that comes back; and everything that must keep it off."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from powerguard.core.readings import OutputSource
 from powerguard.effectors.base import EffectorError
+from powerguard.sentinel.decide import STILL_ON_S, Intent
 from powerguard.sentinel.store import Moment, Store, Table
 from tests.peers.ipmi import IpmiSim, options
 from tests.peers.redfish import OwnRedfish, make_certificate, redfish_options
@@ -16,17 +18,19 @@ from tests.sentinel.rig import Chassis, Rig, Supply, arm, check, disarm, running
 
 
 async def test_a_host_is_powered_on_again(tmp_path: Path) -> None:
-    """It says so, goes off, and is powered on once; its word is used up with that."""
+    """It says so, goes off, and is powered on once; up again it takes its word back, and is told who did it."""
     async with running(tmp_path, pace=60.0) as rig:
         host = rig.chassis["n1"]
         assert await told(rig.effector(), arm(in_s=40.0)) == {"in_s": 40.0, "sentinels": rig.url}
         host.power_on = False
         await rig.until(lambda: host.power_on is True)
-        await rig.until(lambda: rig.outages == {})
-        assert (host.orders, rig.sentinel.ends["n1", "powered_on"]) == (1, 1)
-        up_again = await told(rig.effector(), disarm())
         ordered = {"orders": 1, "ordered_by": rig.url, "because": f"{rig.url} has powered this host on"}
-        assert up_again == {"sentinels": rig.url, "disarmed": False, **ordered}, "the host is told for its report"
+        for disarmed in (True, False):
+            up_again = await told(rig.effector(), disarm())
+            assert up_again == {"sentinels": rig.url, "disarmed": disarmed, **ordered}, (
+                "the host is told for its report"
+            )
+        assert (host.orders, rig.outages, rig.sentinel.ends["n1", "withdrawn"]) == (1, {}, 1)
         assert await told(rig.effector(), disarm("another")) == {"sentinels": rig.url, "disarmed": False}
         host.power_on = False  # a person presses the button later
         await asyncio.sleep(0.5)
@@ -35,15 +39,24 @@ async def test_a_host_is_powered_on_again(tmp_path: Path) -> None:
 
 @pytest.mark.peer("ipmi_sim")
 async def test_over_ipmi(tmp_path: Path) -> None:
+    """Twice: its boot is met by the next cut, and its BMC has kept no policy."""
     async with IpmiSim(plugin=False) as bmc:
         its = options(tmp_path, bmc.port, bmc.user, bmc.password)
         settings = settings_of(tmp_path / "state", bmc={"n1": its})
         async with running(tmp_path, settings, pace=10.0, real_bmc=True) as rig:
             await told(rig.effector(), arm(in_s=8.0))
             bmc.switch(on=False)
-            await rig.until(lambda: rig.outages == {}, 60.0)
+            await until_on_again(rig, 60.0)
             assert set(bmc.orders) == {"power 1"}
-            assert rig.sentinel.ends["n1", "powered_on"] == 1
+            on_battery(rig)
+            await rig.until(lambda: not fed(rig))
+            bmc.switch(on=False)
+            await rig.until(lambda: rig.word.on_since_s is None, 60.0)
+            on_utility(rig)
+            await until_on_again(rig, 60.0)
+            assert (rig.word.tries, rig.sentinel.orders["n1", "ordered"]) == (2, 2)
+            assert (await told(rig.effector(), disarm()))["orders"] == 2
+            assert rig.outages == {}
 
 
 class Kept(Store):
@@ -73,14 +86,33 @@ async def test_over_redfish_two_hosts_one_after_the_other(tmp_path: Path) -> Non
                 for host in its:
                     tasks.create_task(told(rig.effector(host), arm(in_s=10.0)))
             one.system["PowerState"] = two.system["PowerState"] = "Off"
-            await rig.until(lambda: rig.outages == {})
+            await rig.until(lambda: bool(one.resets and two.resets))
             assert (one.resets, two.resets) == (["On"], ["On"])
         first_s, *_, last_s = sorted(kept.orders)
         assert last_s - first_s >= 30.0
 
 
+def on_disk(folder: Path) -> Intent:
+    """The word of n1, as a sentinel that starts now would find it."""
+    table, _ = Store(folder / "state").load(Moment(boot_id="", boottime_s=0.0, wall_s=0.0))
+    return table.intents["n1"]
+
+
 def on_battery(rig: Rig) -> None:
     rig.supplies["a"].source = OutputSource.BATTERY
+
+
+def on_utility(rig: Rig) -> None:
+    rig.supplies["a"].source = OutputSource.UTILITY
+
+
+def fed(rig: Rig) -> bool:
+    return rig.sentinel.world().supplies["a"].utility_since_s is not None
+
+
+async def until_on_again(rig: Rig, limit_s: float = 20.0) -> None:
+    """Wait until its BMC has said twice that it is, and its word stands."""
+    await rig.until(lambda: rig.word.on_since_s is not None, limit_s)
 
 
 def silent(rig: Rig) -> None:
@@ -165,6 +197,88 @@ async def test_a_host_that_comes_up_by_itself_ends_it(tmp_path: Path) -> None:
         assert (host.orders, rig.sentinel.ends["n1", "came_back"]) == (0, 1)
 
 
+async def powered_on(rig: Rig) -> Chassis:
+    """Its word, its power-off, the order, and that it is on: what comes next meets its boot."""
+    host = rig.chassis["n1"]
+    await told(rig.effector(), arm())
+    host.power_on = False
+    await until_on_again(rig)
+    assert host.orders == 1
+    return host
+
+
+@pytest.mark.parametrize("sentinel", ["looks on", "is killed in the dark", "is away meanwhile"])
+async def test_the_next_cut_meets_its_boot(tmp_path: Path, sentinel: str) -> None:
+    """Its BMC keeps no policy and nobody there could say a word again: the one that it has given still holds."""
+    settings = settings_of(tmp_path / "state", silent_s=600.0)
+    chassis, supplies = {"n1": Chassis()}, {"a": Supply()}
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start() -> Rig:
+            return await stack.enter_async_context(
+                running(tmp_path, settings, chassis=chassis, supplies=supplies, pace=60.0)
+            )
+
+        rig = await start()
+        host = await powered_on(rig)
+        await rig.until(lambda: on_disk(tmp_path).on_at_s is not None)
+        if sentinel == "is away meanwhile":
+            await stack.aclose()
+            host.power_on = False
+            rig = await start()
+        else:
+            on_battery(rig)
+            await rig.until(lambda: not fed(rig))
+            host.power_on = False
+            await rig.until(lambda: rig.word.on_since_s is None)
+            if sentinel == "is killed in the dark":
+                await stack.aclose()
+                rig = await start()
+            assert host.orders == 1, "on battery nobody is powered on"
+            on_utility(rig)
+        await rig.until(lambda: host.orders == 2)
+        await until_on_again(rig)
+        assert (rig.word.tries, rig.outages) == (2, {"n1": "o1"})
+        assert (await told(rig.effector(), disarm()))["orders"] == 2
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+async def test_who_switches_it_off_in_its_boot_is_not_fought(tmp_path: Path, *, is_new: bool) -> None:
+    """Its power has been there all the time since it was seen on, by a sentinel that was there, too."""
+    settings = settings_of(tmp_path / "state", silent_s=600.0)
+    chassis, supplies = {"n1": Chassis()}, {"a": Supply()}
+    async with contextlib.AsyncExitStack() as stack:
+        rig = await stack.enter_async_context(
+            running(tmp_path, settings, chassis=chassis, supplies=supplies, pace=60.0)
+        )
+        host = await powered_on(rig)
+        if is_new:
+            await rig.until(lambda: on_disk(tmp_path).on_at_s is not None)
+            await stack.aclose()
+            rig = await stack.enter_async_context(
+                running(tmp_path, settings, chassis=chassis, supplies=supplies, pace=60.0)
+            )
+            await rig.until(lambda: fed(rig) and rig.sentinel.seen.get("n1") is not None)
+            since_s = rig.sentinel.world().supplies["a"].utility_since_s
+            await rig.until(lambda: (rig.word.on_at_s or 0.0) > (since_s or 0.0))
+        host.power_on = False
+        await rig.until(lambda: rig.outages == {})
+        assert (host.orders, rig.sentinel.ends["n1", "switched_off"]) == (1, 1)
+
+
+async def test_a_word_that_nobody_takes_back_ends_by_itself(tmp_path: Path) -> None:
+    """Powered on, and powerguard never starts there: ten minutes later a hand at its button is nobody's business."""
+    async with running(tmp_path, settings_of(tmp_path / "state", silent_s=1000.0), pace=100.0) as rig:
+        host = await powered_on(rig)
+        since_s = rig.word.on_since_s
+        await rig.until(lambda: rig.outages == {})
+        assert rig.sentinel.ends["n1", "powered_on"] == 1
+        assert rig.sentinel.clock() - (since_s or 0.0) >= STILL_ON_S
+        host.power_on = False
+        await asyncio.sleep(0.5)
+        assert host.orders == 1
+
+
 async def test_what_its_bmc_said_before_does_not_count(tmp_path: Path) -> None:
     """Off for repairs, on again, and minutes later its commit: it is not "back" only because it was off once."""
     async with running(tmp_path, pace=600.0) as rig:
@@ -209,8 +323,7 @@ async def test_the_try_is_on_disk_before_the_order(tmp_path: Path) -> None:
 
     class Watched(Chassis):
         async def power_on_(self) -> None:
-            table, _ = Store(tmp_path / "state").load(Moment(boot_id="", boottime_s=0.0, wall_s=0.0))
-            found.append(table.intents["n1"].tries)
+            found.append(on_disk(tmp_path).tries)
             await super().power_on_()
 
     async with running(tmp_path, chassis={"n1": Watched(power_on=False)}) as rig:

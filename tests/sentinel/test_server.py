@@ -258,7 +258,7 @@ async def test_a_full_disk_keeps_nobody_off_who_is_stored(tmp_path: Path) -> Non
         disk.full = True
         rig.chassis["n1"].power_on = False
         await rig.until(lambda: rig.chassis["n1"].orders == 1)
-        await rig.until(lambda: rig.outages == {})
+        await rig.until(lambda: rig.word.on_since_s is not None)
         disk.full = False
         await told(rig.effector(), arm("o2", in_s=600.0))
         disk.full = True

@@ -1,6 +1,7 @@
 """What is kept is kept whole, means the same after a restart and a reboot, and is not believed when it is damaged."""
 
 import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,9 +23,15 @@ INTENT = Intent(
     expires_s=9000.0,
     tries=2,
     tried_s=4900.0,
+    was_off=True,
+    on_since_s=4930.0,
+    on_at_s=4990.0,
 )
 TABLE = Table(
-    intents={"n1": INTENT, "n2": replace(INTENT, host="n2", tries=0, tried_s=None)},
+    intents={
+        "n1": INTENT,
+        "n2": replace(INTENT, host="n2", tries=0, tried_s=None, was_off=False, on_since_s=None, on_at_s=None),
+    },
     last_order_s=4990.0,
     given={"n3": Given(outage="o0", orders=1)},
 )
@@ -45,6 +52,9 @@ def test_over_a_reboot_the_wall_clock_counts_unless_it_goes_back(wall_step_s: fl
     assert told.expires_s - 40.0 == pytest.approx(4000.0 - gone_s)
     assert told.tried_s is not None
     assert 40.0 - told.tried_s == pytest.approx(100.0 + gone_s)
+    assert told.on_since_s is not None
+    assert told.on_at_s is not None
+    assert (40.0 - told.on_since_s, 40.0 - told.on_at_s) == pytest.approx((70.0 + gone_s, 10.0 + gone_s))
     assert (told.tries, told.feeds) == (2, ("a", "b"))
 
 
@@ -65,6 +75,18 @@ def test_a_file_is_replaced_as_a_whole_and_is_nobody_elses(tmp_path: Path) -> No
 def line(first: bytes, body: bytes) -> bytes:
     """A line as it is written, digest and all, by somebody who does not ask the program."""
     return hashlib.sha256(first + b"\n" + body).hexdigest().encode() + b" " + body + b"\n"
+
+
+def test_a_file_of_before_it_was_kept_when_a_host_was_on_is_whole() -> None:
+    """An update in the middle of an outage forgets no host."""
+    head, body, *_ = encode(replace(TABLE, intents={"n1": INTENT}, given={}), NOW).splitlines()
+    first, told = head.partition(b" ")[2], json.loads(body.partition(b" ")[2])
+    del told["on_since_ago_s"], told["on_ago_s"]
+    old = line(b"", first) + line(first, json.dumps(told).encode())
+    assert decode(old, NOW) == (
+        replace(TABLE, intents={"n1": replace(INTENT, on_since_s=None, on_at_s=None)}, given={}),
+        0,
+    )
 
 
 @pytest.mark.parametrize("kind", ["cut", "flipped", "empty", "zeros", "huge", "other version"])

@@ -42,6 +42,21 @@ def test_utility_that_holds_is_good() -> None:
     assert why(fed(*steady(0, 10)), 10.0) == ""
 
 
+def test_since_when_there_is_utility() -> None:
+    """Without a break, by all that is known: nobody knows what a battery, a countdown or a silence did to a host."""
+
+    def since_s(now_s: float, *events: Reading | SourceFailed) -> float | None:
+        return supply(POLICY, fed(*events), now_s, stable_s=10.0, charge_pct=90.0).utility_since_s
+
+    assert since_s(20.0, *steady(0, 20)) == 0.0, "stable, charged or not"
+    assert since_s(21.0, *steady(0, 20), reading(21, BATTERY)) is None
+    assert since_s(25.0, *steady(0, 20), reading(21, BATTERY), reading(22, BATTERY), *steady(23, 25)) == 23.0
+    assert since_s(21.0, *steady(0, 20), reading(21, output_off_in_s=60.0)) is None
+    assert since_s(40.0, *steady(0, 20)) is None
+    assert since_s(62.0, *steady(0, 20), *steady(60, 62)) == 60.0
+    assert since_s(0.0) is None
+
+
 @pytest.mark.parametrize(
     ("events", "now_s", "told"),
     [
