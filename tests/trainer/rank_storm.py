@@ -97,7 +97,7 @@ def work(pipe: Connection, folder: Path, rank: int, hosts: Sequence[str], seed: 
     chance = random.Random(f"{seed}/{rank}")
     heard = Heard()
     logging.getLogger("powerguard.trainer").addHandler(heard)
-    ranks = SocketRanks(f"unix:{folder}/s", rank, len(hosts), secret_file=folder / "secret", join_s=20.0)
+    ranks = SocketRanks(f"unix:{folder}/s", rank, len(hosts), secret_file=folder / "secret", join_s=60.0)
     Place.__init__(ranks, rank, len(hosts), hosts)
     disk = Dawdling(random.Random(f"{seed}/{rank}/disk"), 0.002)
     threading.excepthook = lambda ended: rank_of.odd.append(f"{ended.exc_type.__name__}: {ended.exc_value}")
@@ -123,7 +123,7 @@ def work(pipe: Connection, folder: Path, rank: int, hosts: Sequence[str], seed: 
             rank_of.train(step)
         rank_of.over.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         disk.failing = 0.0
         guard.desk.resume(wait_s=0, all_hosts=True)
         final = guard.save(rank_of.state.step).step

@@ -51,7 +51,7 @@ class Job:
             time.sleep(0.0005)
             self.between(rank)
             try:
-                self.barrier.wait(20)
+                self.barrier.wait(60)
             except threading.BrokenBarrierError:
                 return
             self.steps[rank] += 1
@@ -88,7 +88,7 @@ class Job:
             ended = agreement.conclude(generation.number, ok=True, digest=digest)
         self.ended[generation.number, rank] = ended
 
-    def until_ended(self, number: int, timeout_s: float = 10.0) -> Generation:
+    def until_ended(self, number: int, timeout_s: float = 60.0) -> Generation:
         """Wait until every rank has learnt how a generation ended; all say the same."""
         until_s = time.perf_counter() + timeout_s
         while True:
@@ -101,7 +101,7 @@ class Job:
             assert time.perf_counter() < until_s, known
             time.sleep(0.001)
 
-    def until(self, true: Callable[[], object], timeout_s: float = 10.0) -> None:
+    def until(self, true: Callable[[], object], timeout_s: float = 60.0) -> None:
         """Wait until something is true."""
         until_s = time.perf_counter() + timeout_s
         while not true():
@@ -130,7 +130,7 @@ class Job:
             agreement.close()
         for thread in self._threads:
             if thread.is_alive():
-                thread.join(10)
+                thread.join(60)
                 assert not thread.is_alive(), thread
 
 

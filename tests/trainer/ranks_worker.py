@@ -13,13 +13,13 @@ from powerguard.trainer.ranks import FileRanks, Ranks, RanksError, SocketRanks
 from powerguard.trainer.ranks.machine import Generation
 from powerguard.wire import TriggerRequest
 
-LIMITS = Limits(dead_s=2.5, reach_s=30.0, write_s=30.0, late_s=10.0, lost_s=3.0, beat_s=0.05)
+LIMITS = Limits(dead_s=6.0, reach_s=60.0, write_s=60.0, late_s=10.0, lost_s=6.0, beat_s=0.05)
 
 
 def connect(store: str, folder: Path, rank: int, size: int) -> Ranks:
     if store == "files":
-        return FileRanks(folder / "ranks", rank, size, join_s=20.0)
-    return SocketRanks(f"unix:{folder}/s", rank, size, secret_file=folder / "secret", join_s=20.0)
+        return FileRanks(folder / "ranks", rank, size, join_s=60.0)
+    return SocketRanks(f"unix:{folder}/s", rank, size, secret_file=folder / "secret", join_s=60.0)
 
 
 def work(pipe: Connection, store: str, folder: Path, rank: int, size: int, step_s: float) -> None:
@@ -34,7 +34,7 @@ def work(pipe: Connection, store: str, folder: Path, rank: int, size: int, step_
         worker.train(step_s)
     except (TimeoutError, RanksError) as error:
         worker.say(broken=str(error))
-        worker.stop.wait(20)
+        worker.stop.wait(100)
     worker.say(gone=rank)
     os._exit(0)  # a rank that ends without a word to the others: what they make of it is theirs
 
@@ -64,6 +64,7 @@ class Worker:
                     threading.Thread(target=self.watch, args=[told["watch"]], daemon=True).start()
                 elif "resume" in told:
                     self.agreement.resume()
+                    self.say(resumed=told["resume"])
                 elif "stop" in told:
                     self.stop.set()
             except RanksError as error:
@@ -86,7 +87,7 @@ class Worker:
             time.sleep(step_s)
             if collective.add(f"b/{step}#", 1) == self.ranks.size:
                 collective.set(f"b/{step}", b"go")
-            collective.get(f"b/{step}", 10.0)
+            collective.get(f"b/{step}", 100.0)
             step += 1
             agreement.step = step
             if step >= agreement.due:

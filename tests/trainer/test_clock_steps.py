@@ -31,7 +31,7 @@ def folder() -> Iterator[Path]:
 
 
 def until(true: Callable[[], bool]) -> None:
-    by_s = time.monotonic() + 30
+    by_s = time.monotonic() + 60
     while not true():
         assert time.monotonic() < by_s, "it never came true"
         time.sleep(0.02)

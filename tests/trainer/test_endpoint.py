@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.trainer.endpoint import Endpoint, EndpointError
+from powerguard.trainer.endpoint import MAX_WAIT_S, Endpoint, EndpointError
 from powerguard.trainer.guard import Guard
 from powerguard.trainer.store import SavedCheckpoint
 from powerguard.wire import (
@@ -78,24 +78,26 @@ def test_a_bare_curl_is_an_operators_wish(guard: Guard, where: Path) -> None:
 def test_a_long_poll_ends_with_the_news(guard: Guard, where: Path) -> None:
     trigger(where, "a")
     timer = threading.Timer(0.2, guard.step, [4])
-    timer.start()
     began_s = time.perf_counter()
-    body = ask(where, "GET", "/api/v1/checkpoints/a?wait=10")[2]
+    timer.start()
+    body = ask(where, "GET", f"/api/v1/checkpoints/a?wait={MAX_WAIT_S}")[2]
+    assert 0.2 <= time.perf_counter() - began_s < MAX_WAIT_S
     timer.join()
-    assert 0.1 < time.perf_counter() - began_s < 5
     assert json.loads(body)["phase"] in ("snapshot", "committed")
     trigger(where, "b")
     began_s = time.perf_counter()
     assert json.loads(ask(where, "GET", "/api/v1/checkpoints/b?wait=0.3")[2])["phase"] == "waiting_step"
-    assert 0.25 < time.perf_counter() - began_s < 5
+    assert time.perf_counter() - began_s > 0.25
 
 
 def test_a_change_between_two_polls_is_not_missed(where: Path) -> None:
     """Whoever says which phase he has seen is told of another one at once, not at the end of his wait."""
     trigger(where, "a")
     began_s = time.perf_counter()
-    assert json.loads(ask(where, "GET", "/api/v1/checkpoints/a?wait=20&seen=snapshot")[2])["phase"] == "waiting_step"
-    assert time.perf_counter() - began_s < 5
+    body = ask(where, "GET", f"/api/v1/checkpoints/a?wait={MAX_WAIT_S}&seen=snapshot")[2]
+    assert json.loads(body)["phase"] == "waiting_step"
+    assert time.perf_counter() - began_s < MAX_WAIT_S
+    began_s = time.perf_counter()
     assert (
         json.loads(ask(where, "GET", "/api/v1/checkpoints/a?wait=0.3&seen=waiting_step")[2])["phase"] == "waiting_step"
     )
@@ -107,7 +109,8 @@ def test_pause_resume_delete_status(guard: Guard, where: Path) -> None:
     stepping = threading.Thread(target=guard.step, args=[9])
     stepping.start()
     told = TrainerStatus(job="")
-    for _ in range(200):
+    until_s = time.perf_counter() + 60
+    while time.perf_counter() < until_s:
         parsed = TrainerStatus.parse(ask(where, "GET", "/api/v1/status")[2])
         assert isinstance(parsed, TrainerStatus)
         told = parsed
@@ -118,7 +121,7 @@ def test_pause_resume_delete_status(guard: Guard, where: Path) -> None:
     resumed = TrainerStatus.parse(ask(where, "POST", "/api/v1/resume", b"{}")[2])
     assert isinstance(resumed, TrainerStatus)
     assert not resumed.paused
-    stepping.join(5)
+    stepping.join(60)
     assert not stepping.is_alive()
     trigger(where, "a")
     assert json.loads(ask(where, "DELETE", "/api/v1/checkpoints/a")[2])["phase"] == "aborted"
@@ -182,7 +185,7 @@ def test_the_metrics_are_prometheus_text(guard: Guard, where: Path) -> None:
 )
 def test_garbage_hurts_nobody(where: Path, raw: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as peer:
-        peer.settimeout(10)
+        peer.settimeout(60)
         peer.connect(str(where))
         try:
             peer.sendall(raw)
@@ -207,7 +210,7 @@ def test_those_who_trickle_hold_up_nobody_for_long(where: Path) -> None:
     assert (status, headers["Retry-After"]) == (503, "1")
     began_s = time.perf_counter()
     while ask(where, "GET", "/api/v1/healthz")[0] == 503:
-        assert time.perf_counter() - began_s < 10
+        assert time.perf_counter() - began_s < 60
         for peer in slow:
             try:
                 peer.send(b"t")

@@ -33,7 +33,7 @@ class Loop:
     def _save(self, step: int) -> SavedCheckpoint:
         self.saves.append(step)
         self.guard.report(Phase.WRITING, 10, 1000)
-        assert self.let_write.wait(10)
+        assert self.let_write.wait(60)
         if self.fail_with is not None:
             raise self.fail_with
         return saved_at(step)
@@ -60,11 +60,10 @@ class Loop:
         return self.guard.desk.trigger(request).phase
 
     def until(self, true: Callable[[], object]) -> None:
-        for _ in range(1000):
-            if true():
-                return
+        until_s = time.perf_counter() + 60
+        while not true():
+            assert time.perf_counter() < until_s, "it never came true"
             time.sleep(0.005)
-        pytest.fail("it never came true")
 
     def phase(self, name: str) -> Phase:
         status = self.guard.desk.checkpoint(name)
@@ -294,9 +293,9 @@ def test_a_step_costs_next_to_nothing() -> None:
     guard = Guard(saved_at, job="fast")
     best_s = 1.0
     for _ in range(5):
-        began_s = time.perf_counter()
+        began_s = time.thread_time()
         for step in range(20_000):
             guard.step(step)
-        best_s = min(best_s, (time.perf_counter() - began_s) / 20_000)
+        best_s = min(best_s, (time.thread_time() - began_s) / 20_000)
     print(f"guard.step: {best_s * 1e6:.2f} us")
     assert best_s < 10e-6

@@ -156,7 +156,7 @@ def interrupted_at(number: int, after: After | None, root: Path | None) -> bool:
         daemon.join()
         assert not locked
         for name in ("early", "late") if after is not None else ("late",):
-            until_s = time.perf_counter() + 20
+            until_s = time.perf_counter() + 60
             while (told := desk.checkpoint(name, wait_s=1.0)) and told.phase not in ENDED:
                 assert time.perf_counter() < until_s, told
             assert told is not None
@@ -213,7 +213,7 @@ def test_an_interrupt_of_one_of_two_ranks(number: int, after: After) -> None:
         each.start()
     try:
         desk.trigger(TriggerRequest(id="early", after=after))
-        until_s = time.perf_counter() + 20
+        until_s = time.perf_counter() + 60
         while phase("early") not in {Phase.COMMITTED, Phase.FAILED}:
             assert time.perf_counter() < until_s
         cut.is_done, was_cut = True, cut.is_done

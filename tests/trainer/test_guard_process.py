@@ -67,7 +67,7 @@ class Training:
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.communicate(timeout=10)
+        self.process.communicate(timeout=100)
 
     def ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
         content = None if body is None else json.dumps(body).encode()
@@ -85,16 +85,15 @@ class Training:
         return self.ask("GET", f"/api/v1/checkpoints/{name}")
 
     def end(self) -> tuple[int, str]:
-        _, said = self.process.communicate(timeout=20)
+        _, said = self.process.communicate(timeout=100)
         return self.process.returncode, said
 
 
 def until(true: Callable[[], object]) -> None:
-    for _ in range(3000):
-        if true():
-            return
+    until_s = time.perf_counter() + 100
+    while not true():
+        assert time.perf_counter() < until_s, "it never came true"
         time.sleep(0.01)
-    pytest.fail("it never came true")
 
 
 def steps(folder: Path) -> list[int]:
@@ -178,20 +177,22 @@ def test_ended_in_mid_write_the_last_good_one_stands(folder: Path, end: str, aft
 def test_a_forked_worker_keeps_nothing_of_the_guard(folder: Path) -> None:
     """A data loader's worker outlives its killed parent: the socket is dead, the folder free, SIGTERM ends it."""
     worker = """
+    heard, said = os.pipe()
     child = os.fork()
     if child == 0:
         guard.step(1)
         os.write(1, b"worker %d\\n" % os.getpid())
-        time.sleep(60)
+        os.write(said, b".")
+        time.sleep(600)
         os._exit(0)
-    time.sleep(0.5)
+    os.read(heard, 1)
     """
     with Training(folder, "signals=True", worker) as training:
         assert training.said.startswith("worker")
         pid = int(training.said.split()[1])
         until(lambda: training.status().get("step", 0) > 5)
         training.process.kill()
-        training.process.wait(10)
+        training.process.wait(60)
         os.kill(pid, 0)
         with pytest.raises(ConnectionRefusedError):
             training.status()
@@ -244,11 +245,11 @@ def test_the_lease_of_one_process_is_not_renewed_by_another(folder: Path) -> Non
     sys.path.insert(0, {root!r})
     from pathlib import Path
     from tests.trainer.toy import ask
-    print(ask(Path({socket!r}), "POST", "/api/v1/pause", b'{{"lease_s": 2.0}}')[0])
+    print(ask(Path({socket!r}), "POST", "/api/v1/pause", b'{{"lease_s": 4.0}}')[0])
     """
     with Training(folder) as training:
         code = textwrap.dedent(poke).format(root=str(ROOT), socket=str(training.socket))
-        told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+        told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
         assert told.stdout.strip() == "200"
         until(lambda: training.status()["paused"])
         until(lambda: not training.status()["paused"])

@@ -132,7 +132,7 @@ def test_every_wish_ends_and_nothing_is_torn(folder: Path, seed: int) -> None:
     rage(storm.asked)
     storm.over.set()
     for thread in askers:
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
     desk = storm.guard.desk
     desk.resume(wait_s=0)
@@ -184,7 +184,7 @@ def test_every_wish_of_several_ranks_ends_and_they_never_part(folder: Path, seed
     rage(asked)
     over.set()
     for thread in askers:
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
 
     def is_quiet() -> bool:

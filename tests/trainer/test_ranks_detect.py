@@ -91,7 +91,7 @@ PROGRAM = """
 import json, sys
 from powerguard.trainer.ranks import RanksError, detect
 try:
-    ranks = detect(sys.argv[1] if len(sys.argv) > 1 else None, join_s=10.0)
+    ranks = detect(sys.argv[1] if len(sys.argv) > 1 else None, join_s=60.0)
     ranks.add("all#", 1)
     while ranks.add("all#", 0) < ranks.size:
         pass
@@ -121,7 +121,7 @@ def run(runtime: Path, environments: list[dict[str, str]], *arguments: str) -> l
         assert process.stdout is not None
         said.append(json.loads(process.stdout.readline()))
     for process in started:
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
     return said
 
 

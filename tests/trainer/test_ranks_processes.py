@@ -60,7 +60,7 @@ class Processes:
                 assert self.answers.get(key, told) == told, "a rank took its word back"
                 self.answers[key] = told
 
-    def until(self, true: Callable[[], object], timeout_s: float = 20.0) -> None:
+    def until(self, true: Callable[[], object], timeout_s: float = 60.0) -> None:
         until_s = time.perf_counter() + timeout_s
         while not true():
             assert time.perf_counter() < until_s, self.said[-10:]
@@ -68,6 +68,12 @@ class Processes:
 
     def until_ready(self) -> None:
         self.until(lambda: sum("ready" in told for told in self.said) == self.size)
+
+    def resume(self, rank: int) -> None:
+        """Let all go on, told by this rank; one that comes after a checkpoint was asked for would call it off."""
+        before = sum("resumed" in told for told in self.said)
+        self.tell(rank, resume=1)
+        self.until(lambda: sum("resumed" in told for told in self.said) > before)
 
     def answered(self, number: int, ranks: list[int]) -> list[dict[str, Any]]:
         """Wait for these ranks' answers on a generation."""
@@ -103,7 +109,7 @@ class Processes:
     def end(self) -> None:
         for process in self.processes:
             process.kill()
-            process.join(10)
+            process.join(60)
         for pipe in self.pipes:
             pipe.close()
 
@@ -129,8 +135,8 @@ def test_four_processes_agree_again_and_again(store: str, tmp_path: Path) -> Non
         for number in range(1, 9):
             it.tell(number % 4, open=request(f"a{number}"))
             answer = it.agreed(number, [0, 1, 2, 3])
-            assert answer["ok"], answer
-            it.tell((number + 1) % 4, resume=1)
+            assert answer["ok"], answer["error"]
+            it.resume((number + 1) % 4)
         # One that is opened before anybody went on stands where the last one stood: another folder of the same step.
         assert len(list(it.folder.glob("step-*/manifest"))) == 8
         leftovers = len(list((tmp_path / "ranks").rglob("*")))
@@ -148,7 +154,7 @@ def test_a_rank_killed_at_any_instant(trial: int, tmp_path: Path) -> None:
         with processes("files" if turn % 2 else "unix", folder, 3) as it:
             it.tell(0, open=request("a"))
             assert it.agreed(1, [0, 1, 2])["ok"]
-            it.tell(0, resume=1)
+            it.resume(0)
             victim = dice.choice([1, 2] if turn % 2 == 0 else [0, 1, 2])
             asker = (victim + 1) % 3
             time.sleep(dice.uniform(0.0, 0.004))
@@ -158,7 +164,7 @@ def test_a_rank_killed_at_any_instant(trial: int, tmp_path: Path) -> None:
             began_s = time.perf_counter()
             others = [rank for rank in range(3) if rank != victim]
             answer = it.agreed(2, others)
-            assert time.perf_counter() - began_s < 20.0
+            assert time.perf_counter() - began_s < 30.0, "before its deadline"
             if not answer["ok"]:
                 assert f"rank {victim}" in answer["error"], answer
             assert 1 <= len(it.manifests()) <= 2
@@ -180,9 +186,10 @@ def test_a_rank_that_is_stopped_is_given_up_on_and_learns_it(store: str, tmp_pat
         assert it.manifests() == {}
         os.kill(pid, signal.SIGCONT)
         assert it.agreed(1, [0, 1, 2])["error"] == answer["error"]
-        it.tell(1, resume=1)
+        it.resume(1)
         it.tell(2, open=request("b"))
-        assert it.agreed(2, [0, 1, 2])["ok"]
+        answer = it.agreed(2, [0, 1, 2])
+        assert answer["ok"], answer["error"]
 
 
 def test_the_store_killed_with_rank_0(tmp_path: Path) -> None:
@@ -190,13 +197,13 @@ def test_the_store_killed_with_rank_0(tmp_path: Path) -> None:
     with processes("unix", tmp_path, 3) as it:
         it.tell(1, open=request("a"))
         assert it.agreed(1, [0, 1, 2])["ok"]
-        it.tell(1, resume=1)
+        it.resume(1)
         it.tell(2, open=request("b"))
         it.processes[0].kill()
         it.until(lambda: any("opened" in told or "refused" in told for told in it.said if told["rank"] == 2))
         if any(told.get("opened") == 2 for told in it.said):
             assert not any(answer["ok"] and answer["step"] not in it.manifests() for answer in it.answered(2, [1, 2]))
-        until_s = time.perf_counter() + 30.0
+        until_s = time.perf_counter() + 60
         while not any("lost the others" in str(told.get("refused")) for told in it.said):
             assert time.perf_counter() < until_s, it.said[-5:]
             it.tell(1, open=request("c"))

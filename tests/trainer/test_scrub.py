@@ -76,7 +76,7 @@ def test_it_stops_when_told(store: Store) -> None:
     scrubbing = Thread(target=lambda: got.append(store.scrub(rate=1.0, stop=stop)))
     scrubbing.start()
     stop.set()
-    scrubbing.join(10.0)
+    scrubbing.join(60)
     assert not scrubbing.is_alive()
     assert got[0] is not None
     assert not got[0].whole
@@ -98,7 +98,7 @@ def test_what_is_scrubbed_is_not_pruned_meanwhile(store: Store) -> None:
         assert [each.step for each in store.found()] == [4, 3, 1]
     finally:
         stop.set()
-        scrubbing.join(10.0)
+        scrubbing.join(60)
     assert store.prune() == [found.name]
 
 

@@ -143,7 +143,7 @@ class Fresh(Disk):
 
     def ended(self) -> None:
         """Wait until it was written into."""
-        self._taking.join(10)
+        self._taking.join(60)
 
 
 def test_a_slot_is_taken_just_as_it_is_made(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def test_a_save_after_the_end_is_refused_at_once(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=late, daemon=True)
     thread.start()
-    thread.join(30)
+    thread.join(60)
     assert [str(error) for error in refused] == [
         "the guard is closed (step and save before close(), and before the end of its `with`)"
     ]

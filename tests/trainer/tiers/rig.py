@@ -185,7 +185,7 @@ class Proxy:
         started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
         self._thread.start()
-        assert started.wait(10)
+        assert started.wait(60)
         self.url = f"http://127.0.0.1:{self.port}"
 
     def _run(self, started: threading.Event) -> None:
@@ -207,7 +207,7 @@ class Proxy:
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._ended.set)
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
