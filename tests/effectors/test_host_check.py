@@ -16,7 +16,7 @@ from powerguard.effectors.host_options import ResumeOptions
 from tests.cli.checkpoint_sites import save
 
 
-def order(seconds: float = 20.0) -> CheckHost:
+def order(seconds: float = 60.0) -> CheckHost:
     return CheckHost(id="c1", by_s=boottime_s() + seconds, outage="o1")
 
 

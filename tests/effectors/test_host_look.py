@@ -65,7 +65,7 @@ class Looker:
         self._look = look
         self._memory = memory
 
-    async def check(self, seconds: float = 20.0) -> dict[str, str | int]:
+    async def check(self, seconds: float = 60.0) -> dict[str, str | int]:
         """Return what the journal is told; raises EffectorError where training must not start."""
         checked = await self._look.look(seconds)
         if checked.verdict.problems:
@@ -74,7 +74,7 @@ class Looker:
 
     async def remember(self, wall_s: float = 1000.0) -> bool:
         """A good day; say whether there was anything new."""
-        fresh = self._look.fresh(await self._look.look(20.0), wall_s)
+        fresh = self._look.fresh(await self._look.look(60.0), wall_s)
         if fresh is not None:
             self._memory.write_text(fresh, encoding="utf-8")
         return fresh is not None
@@ -152,7 +152,7 @@ async def test_pipes_in_place_of_files_hang_nothing(tmp_path: Path) -> None:
     os.mkfifo(bad / MANIFEST)
     (root / "job_step_300").mkdir()
     os.mkfifo(root / "job_step_300" / "SEAL.json")
-    found = await checks(tmp_path, root).check(10.0)
+    found = await checks(tmp_path, root).check(60.0)
     assert "llm: step 100 (whole)" in str(found["newest"])
 
 

@@ -204,7 +204,10 @@ async def test_a_stranger_cannot_crowd_a_trainer_out(folder: Path) -> None:
         assert (made.names, last(told).alive) == (("llm",), True), "a known one was crowded out"
         if os.geteuid() == 0:  # only root can make sockets of another user than itself
             async with serve({STATUS: [SAID]}, path=folder / "new.sock"):
-                await made.look()
+                for _ in range(10):  # one that answers too late is told at the next look
+                    await made.look()
+                    if len(made.names) > 1:
+                        break
                 assert made.names == ("llm", "new"), "a new one of an allowed user was crowded out"
 
 

@@ -113,8 +113,9 @@ class FakeUpsd:
 
     async def hears(self, word: str, times: int = 1) -> None:
         """Wait until it has been told a word so many times."""
-        while self.said(word) < times:  # noqa: ASYNC110 - the fake tells nobody
-            await asyncio.sleep(0.02)
+        async with asyncio.timeout(40):
+            while self.said(word) < times:  # noqa: ASYNC110 - the fake tells nobody
+                await asyncio.sleep(0.02)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["FakeUpsd"]:

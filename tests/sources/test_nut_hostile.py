@@ -146,7 +146,7 @@ async def test_answers_at_random_end_nothing_and_make_up_nothing() -> None:
         more = {"user": "pg", "password": Secret(file="/nowhere"), "timeout_s": 0.5}
         source = NutSource(options(upsd.port, **more), ups="a", clock=boottime_s)
         with capture_logs():
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(250):
                 for _ in range(200):
                     await source._poll_and_publish(heard.append, whole=dice.random() < 0.5)
                     source._miss_at_s = -1e9
@@ -201,7 +201,7 @@ async def test_a_late_answer_is_not_taken_for_the_next_one() -> None:
         late.append((writer, upsd.honest(words)))
         return None
 
-    async with FakeUpsd(answer=answers).serving() as upsd, listening(options(upsd.port, timeout_s=0.5)) as (_, heard):
+    async with FakeUpsd(answer=answers).serving() as upsd, listening(options(upsd.port, timeout_s=2.0)) as (_, heard):
         await until(heard, Reading)
         await asyncio.sleep(0.5)
         forget(heard)

@@ -196,7 +196,7 @@ async def test_a_rebooted_card_is_looked_at_anew() -> None:
     """sysUpTime went backwards: countdowns and settings may be others, and objects new."""
     values = table("apc")
     with capture_logs() as logs:
-        async with card(values) as agent, listening(agent) as (_, heard):
+        async with card(values) as agent, listening(agent, timeout_s=5.0) as (_, heard):
             assert (await until(heard, Reading)).output_off_in_s is None
             values["1.3.6.1.2.1.1.3.0"] = ber.timeticks(300)
             values |= {f"{U}.4.1.0": ber.integer(3), f"{U}.2.4.0": ber.integer(99), f"{U}.8.2.0": ber.integer(180)}

@@ -158,7 +158,7 @@ FORGED: dict[str, Forge] = {
 @pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED.keys())
 async def test_what_is_forged_is_no_answer_and_takes_none_away(forge: Forge, tmp_path: Path) -> None:
     """Whoever is on the way answers first: what he says is not believed, and the card's own answer still counts."""
-    async with Card(user_of_card(boots=3)) as card, port_to(card, **credentials(tmp_path)) as port:
+    async with Card(user_of_card(boots=3)) as card, port_to(card, timeout_s=5.0, **credentials(tmp_path)) as port:
         card.user._began_s -= 1000
         assert await port.get([STATUS]) == {STATUS: 2}
         card.forge = forge
@@ -168,7 +168,7 @@ async def test_what_is_forged_is_no_answer_and_takes_none_away(forge: Forge, tmp
 
 async def test_what_is_believed_is_what_the_card_says(tmp_path: Path) -> None:
     """The forger of the test above, with the card's keys, time and numbers: else he might fail for another reason."""
-    async with Card(user_of_card()) as card, port_to(card, **credentials(tmp_path)) as port:
+    async with Card(user_of_card()) as card, port_to(card, timeout_s=5.0, **credentials(tmp_path)) as port:
         assert await port.get([STATUS]) == {STATUS: 2}
         card.forge = lambda card, request, pdu: sealed(request, pdu, by=card.user)
         assert await port.get([STATUS]) == {STATUS: 3}
@@ -176,7 +176,7 @@ async def test_what_is_believed_is_what_the_card_says(tmp_path: Path) -> None:
 
 async def test_nothing_is_sealed_for_a_time_that_nobody_proved(tmp_path: Path) -> None:
     """Who answers the first question may name a time to come, and then send the card what was sealed for it."""
-    async with Card(user_of_card(boots=7)) as card, port_to(card, **credentials(tmp_path)) as port:
+    async with Card(user_of_card(boots=7)) as card, port_to(card, timeout_s=5.0, **credentials(tmp_path)) as port:
         card.user._began_s -= 5000
         assert await port.get([STATUS]) == {STATUS: 2}
         told = [(one.boots, one.time_s) for one in card.asked]
@@ -273,7 +273,7 @@ def test_whatever_a_card_seals(level: int, head: bytes, rest: bytes) -> None:
 async def test_a_card_that_starts_again(counts: bool, tmp_path: Path) -> None:
     """Within the one question: also one that does not count its starts, which else were deaf to us until ours."""
     user = user_of_card(boots=3)
-    async with Card(user) as card, port_to(card, **credentials(tmp_path)) as port:
+    async with Card(user) as card, port_to(card, timeout_s=5.0, **credentials(tmp_path)) as port:
         user._began_s -= 5000
         assert await port.get([STATUS]) == {STATUS: 2}
         before = len(card.asked)
@@ -357,7 +357,7 @@ async def test_a_card_that_answers_badly(fault: Fault, tmp_path: Path) -> None:
 
 async def test_two_questions_at_once(tmp_path: Path) -> None:
     """A poll and a doctor's probe through one port, before the card is known: each has its own answer."""
-    async with Card(user_of_card()) as card, port_to(card, **credentials(tmp_path)) as port:
+    async with Card(user_of_card()) as card, port_to(card, timeout_s=5.0, **credentials(tmp_path)) as port:
         oids = [oid for oid in table("apc") if oid.startswith(A)][:6]
         told = await asyncio.gather(*(port.get([oid]) for oid in oids))
         assert [next(iter(one)) for one in told] == oids
