@@ -27,7 +27,7 @@ from powerguard.sim.world.site import DrillSite, ReturnSite, Site
 
 SEED: Final = 7
 OUTAGES: Final = {False: 250, True: 150}
-"""So many without faults, and with: four minutes on two quiet cores."""
+"""So many without faults, and with."""
 QUICK: Final = {False: 10, True: 10}
 _SHARES: Final = {
     "A": "late_share",

@@ -73,23 +73,28 @@ def arm(turn: Turn, outage: Outage, ways: Collection[Way], *, off_in_s: float, l
     """Order each of these ways armed; return the ids. off_in_s: when the host is off at the latest.
 
     A way that is armed already is ordered anew, with the time that counts now; an output's never twice. What acts after
-    the cut counts from that only once it is certain (`_retime`): an order to a UPS may fail.
+    the cut counts from that only once it is certain (`_retime`): an order to a UPS may fail. But the clock, where AC
+    drops whatever utility does: that brings the host back, unless its BMC has lied, and then nobody but the clock will,
+    whose alarm is for once and of no use while the output is off.
     """
     standing_s = sums.power_off_at_s(turn.state.feed)
     wanted = [each for each in named(turn.policy) if each[0] in ways]
     if any(way is Way.OUTPUT for way, _ in wanted) and not _may_cut(turn, standing_s):
         wanted = [each for each in wanted if each[0] is not Way.OUTPUT]
-    cuts_s = [each.acts_at_s for each in turn.state.armed if each.way is Way.OUTPUT and each.confirmed]
+    outputs = [each for each in turn.state.armed if each.way is Way.OUTPUT and each.confirmed]
+    cuts_s = [each.acts_at_s for each in outputs]
     cut_s = min([*cuts_s, math.inf]) if standing_s is None else standing_s
     is_cut = cut_s < math.inf
     dark_in_s = max(off_in_s, max([cut_s, *cuts_s]) - turn.now_s if is_cut else _empty_in_s(turn))
+    drops = bool(outputs) and all(each.returns == "cycles" for each in outputs)
+    wake_in_s = max(dark_in_s, _empty_in_s(turn)) if drops else dark_in_s
     if dark_in_s + WATCHDOG_AFTER_S > MOST_WATCHDOG_S and (Way.WATCHDOG, "") in wanted:
         wanted.remove((Way.WATCHDOG, ""))
         because = f"the battery may last for {dark_in_s:.0f} s, and it counts to {MOST_WATCHDOG_S:.0f} at most"
         turn.note("way_blocked", because, Level.WARNING, way=Way.WATCHDOG)
     in_s = {
         Way.OUTPUT: off_in_s + sums.CUT_GUARD_S,
-        Way.RTC: max(dark_in_s + RTC_AFTER_S, outage.back_off_s),
+        Way.RTC: max(wake_in_s + RTC_AFTER_S, outage.back_off_s),
         Way.SENTINEL: max((dark_in_s if is_cut else off_in_s) + SENTINEL_AFTER_S, outage.back_off_s),
         Way.WATCHDOG: dark_in_s + WATCHDOG_AFTER_S,
     }

@@ -289,6 +289,35 @@ def test_once_the_cut_is_certain_nobody_waits_for_the_batterys_end() -> None:
     assert foreign.actions == [], "no cut of ours, no phase of ours"
 
 
+@pytest.mark.parametrize(
+    ("returns", "in_s"),
+    [(("cycles", "cycles"), 4110.0), (("cycles", "aborts"), 180.0), (("cycles", "unknown"), 180.0), (("", ""), 180.0)],
+)
+@pytest.mark.parametrize("countdown_at_s", [None, NOW_S + 120.0])
+def test_where_ac_drops_for_certain_the_clock_waits_for_the_batterys_end(
+    returns: tuple[str, str], in_s: float, countdown_at_s: float | None
+) -> None:
+    """Then only a host whose BMC has lied needs it, and an alarm a minute after the cut rings in the dark.
+
+    Where AC may stay, each second of waiting is one for nothing. The others look for themselves, or are forgotten.
+    """
+    two = replace(POLICY, outputs=("a", "b"))
+    told = armed(Way.OUTPUT, ups="a", at_s=NOW_S, acts_at_s=NOW_S + 120.0, confirmed=True, returns=returns[0])
+    other = armed(Way.OUTPUT, ups="b", order="a-1", at_s=NOW_S)
+    at = turn(shutdown(), told, other, policy=two, feed=replace(feed(), countdown_at_s=countdown_at_s))
+    ways.take_in(at, done(order(Way.OUTPUT), in_s=120, returns=returns[1]))
+    assert times(at) == {Way.RTC: in_s, Way.SENTINEL: 150.0, Way.WATCHDOG: 240.0}
+
+
+def test_the_clock_never_rings_before_the_cut() -> None:
+    """A battery that is all but empty, and a UPS that waits for longer than that."""
+    empty = {"battery": Battery(at_s=NOW_S, left=0.0, load=0.5)}
+    told = armed(Way.OUTPUT, ups="ups", order="a-1", at_s=NOW_S)
+    at = turn(shutdown(), told, policy=replace(POLICY, ways=(Way.OUTPUT, Way.RTC)), **empty)
+    ways.take_in(at, done(order(Way.OUTPUT), in_s=300, returns="cycles"))
+    assert times(at) == {Way.RTC: 360.0}
+
+
 def test_an_answer_without_figures_is_one_all_the_same() -> None:
     at = turn(shutdown(), armed(order="a-1"))
     ways.take_in(at, done(order(), in_s="soon", returns=3))
