@@ -95,7 +95,7 @@ journal: {{path: '{tmp_path / "journal.sqlite"}'}}
     )
     run = [sys.executable, "-P", "-m", "powerguard", "run", "--config", str(config)]
     with held(socket) as first:
-        ended = subprocess.run(run, capture_output=True, text=True, timeout=30, check=False)
+        ended = subprocess.run(run, capture_output=True, text=True, timeout=100, check=False)
     assert (ended.returncode, f"pid {first.pid} " in ended.stderr) == (EX_TAKEN, True), ended.stderr
     assert "Traceback" not in ended.stderr
     assert not (tmp_path / "journal.sqlite").exists()

@@ -19,9 +19,9 @@ mkdir -p /run/systemd
 printf '[Journal]\\nAudit=\\n' > /etc/systemd/journald@pgtest.conf
 "$1" pgtest &
 told() { journalctl -q -D /var/log/journal/*.pgtest -o json PG_OUTAGE=o-1; }
-for _ in $(seq 100); do test -S /run/systemd/journal.pgtest/socket && break; sleep 0.05; done
+for _ in $(seq 1000); do test -S /run/systemd/journal.pgtest/socket && break; sleep 0.05; done
 "$2" -c "$3"
-for _ in $(seq 100); do told | grep -q host_back && break; sleep 0.05; done
+for _ in $(seq 1000); do told | grep -q host_back && break; sleep 0.05; done
 told
 """
 
@@ -51,7 +51,7 @@ def test_journalctl_finds_an_outage_by_its_id() -> None:
     command = [unshare, "-m", "-n", "-u", "-p", "-f", "--mount-proc", "bash", "-c", IN_A_WORLD_OF_ITS_OWN, "bash"]
     try:
         ended = subprocess.run(
-            [*command, str(JOURNALD), sys.executable, SPEAK], capture_output=True, text=True, check=False, timeout=60
+            [*command, str(JOURNALD), sys.executable, SPEAK], capture_output=True, text=True, check=False, timeout=100
         )
     except PermissionError:
         pytest.skip("may not make namespaces here")

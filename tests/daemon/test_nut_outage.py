@@ -46,7 +46,7 @@ def write(folder: Path, port: int) -> Path:
 
 
 async def phase(daemon: Loop, kind: type[Phase]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not isinstance(daemon.state.phase, kind):  # noqa: ASYNC110 - the loop tells nobody
             await asyncio.sleep(0.02)
 
@@ -58,7 +58,7 @@ async def test_an_outage_is_seen_through_upsd(folder: Path) -> None:
         daemon = assemble(load(config), config=config)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(daemon.run())
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while daemon.state.feed.reading is None:  # noqa: ASYNC110 - likewise
                     await asyncio.sleep(0.02)
             assert isinstance(daemon.state.phase, Online)

@@ -234,7 +234,7 @@ async def test_it_waits_for_a_disk_that_hangs(tmp_path: Path) -> None:
         heard = Heard(outage="o-1", events=(reading(100.0 + n),))
         assert not await journal.append(Entry(at_s=100.0 + n, state=OUTAGE, heard=(heard,)))
     writer.release()
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60.0):
         while not journal.health.durable:  # noqa: ASYNC110 - what is waited for has no event to wait on
             await asyncio.sleep(0.01)
     with read_only(path) as db:

@@ -414,8 +414,9 @@ set -e
 mount -t tmpfs tmpfs /run; mount -t tmpfs tmpfs /var/log
 mkdir -p /run/systemd/journal "/var/log/journal/$(cat /etc/machine-id)"
 "$1" & journald=$!
-for _ in $(seq 100); do test -S /run/systemd/journal/socket && break; sleep 0.1; done
-sleep 0.5
+for _ in $(seq 500); do test -S /run/systemd/journal/stdout && break; sleep 0.1; done
+systemd-cat echo up
+for _ in $(seq 500); do journalctl --quiet MESSAGE=up | grep -q up && break; sleep 0.1; done
 kill -"$2" "$journald"; wait "$journald" || true
 journalctl --boot "$(tr -d - < /proc/sys/kernel/random/boot_id)" --lines 1 --output json \
     --output-fields _BOOT_ID,MESSAGE_ID --no-pager --quiet
@@ -442,13 +443,14 @@ def test_the_last_word_of_a_real_journald(how: str, stopped: bool) -> None:
         how,
         "socat",
     ]
-    ended = subprocess.run(argv, capture_output=True, timeout=60, check=False)
+    before = time.time(), time.monotonic()
+    ended = subprocess.run(argv, capture_output=True, timeout=100, check=False)
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
     told = parse(ended.stdout, boot)
     assert isinstance(told, LastWord), ended.stderr
     assert told.stopped is stopped
-    assert abs(told.wall_s - time.time()) < 30.0
-    assert abs(told.monotonic_s - time.monotonic()) < 30.0
+    assert before[0] <= told.wall_s <= time.time()
+    assert before[1] <= told.monotonic_s <= time.monotonic()
 
 
 def test_the_word_of_journald_is_systemds_own() -> None:

@@ -118,7 +118,7 @@ async def test_a_port_that_another_program_has_is_told_and_tried_again(tmp_path:
         assert not task.done()
         assert parts.traps is not None
         assert parts.traps.listening is None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while parts.traps.listening is None:  # noqa: ASYNC110 - the listener tells nobody but its counters
             await asyncio.sleep(0.05)
     task.cancel()
