@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -242,7 +243,7 @@ class ApcupsdSource:
             lost_s = self._news.at_s + _LOST_AFTER_S
         else:
             lost_s = self._missed_s + _LOST_AFTER_S
-        return lost_s if self._clock() <= lost_s else float("inf")
+        return lost_s if self._clock() <= lost_s else math.inf
 
     def _backoff_s(self) -> float:
         longest_s = _BATTERY_POLL_S if self._on_battery else _LONGEST_BACKOFF_S
@@ -253,8 +254,9 @@ class ApcupsdSource:
 
     async def _poll(self, publish: Publish) -> None:
         limit_s = self._options.timeout_s
-        if self._on_battery:
-            limit_s = max(_CLOSEST_S, min(limit_s, _BATTERY_TIMEOUT_S, self._lost_at_s() - self._clock()))
+        left_s = self._lost_at_s() - self._clock()
+        if self._on_battery and math.isfinite(left_s):  # lost, it has its whole time again: it may be slow
+            limit_s = max(_CLOSEST_S, min(limit_s, _BATTERY_TIMEOUT_S, left_s))
         asked_s = self._clock()
         try:
             status = await self._client.status(limit_s)

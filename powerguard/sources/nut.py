@@ -220,8 +220,9 @@ class NutSource:
 
     @property
     def _limit_s(self) -> float:
+        """For an answer. Lost on battery it has its whole time again: it may be slow, and tell of utility."""
         timeout_s = self._options.timeout_s
-        return min(timeout_s, _ON_BATTERY_LIMIT_S) if self._on_battery else timeout_s
+        return min(timeout_s, _ON_BATTERY_LIMIT_S) if self._on_battery and not self._is_lost else timeout_s
 
     async def _drop(self) -> None:
         link, self._link = self._link, None
