@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from powerguard.core.readings import Reading
+from powerguard.core.readings import Reading, SourceFailed
 from tests.sources import apcupsd_helpers, nut_helpers
 
 SLOW_S = 1.2
@@ -78,7 +78,7 @@ async def test_an_apcupsd_that_is_slow_on_battery_tells_of_utility() -> None:
             while (await apcupsd_helpers.until(heard, Reading)).output_source != "battery":
                 pass
             lane.delay_s = SLOW_S
-            while not (await apcupsd_helpers.until(heard, apcupsd_helpers.SourceFailed)).lost:
+            while not (await apcupsd_helpers.until(heard, SourceFailed)).lost:
                 pass
             peer.set(apcupsd_helpers.ONLINE, LINEV="230.0 Volts")
             while (await apcupsd_helpers.until(heard, Reading)).output_source != "utility":
