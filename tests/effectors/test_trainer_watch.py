@@ -364,15 +364,15 @@ async def test_two_daemons_make_one_checkpoint(folder: Path) -> None:
     with Toy(folder, "--step-ms", "5", "--mb", "20", "--mb-per-s", "20") as toy:
         options = llm(f"unix:{toy.socket}")
         async with effector(options) as (made, told), effector(options) as (other, _), asyncio.TaskGroup() as group:
-            for turn in range(5):  # on a busy machine the first one may be whole before the second is asked for
-                told.stages.clear()
+            for turn in range(15):  # on a busy machine the first one may be whole before the second is asked for
+                told.clear()
                 first = group.create_task(made.carry_out(order(60.0, name=f"a{turn}", after=Conduct.CONTINUE)))
                 await until(lambda: "writing" in told.stages)
                 second = group.create_task(other.carry_out(order(50.0, name=f"b{turn}", after=Conduct.PAUSE)))
                 one, two = dict(await first), dict(await second)
                 if one["path"] == two["path"]:
                     break
-                resumed = ResumeTrainer(id=f"r{turn}", by_s=boottime_s() + 30, trainer="toy", outage="o1")
+                resumed = ResumeTrainer(id=f"r{turn}", by_s=boottime_s() + 30, trainer="llm", outage="o1")
                 assert dict(await other.carry_out(resumed))["resumed"] is True
         assert one["path"] == two["path"]
         assert (two["at_paused_step"], two["paused"], two["verified"]) == (True, True, True)
