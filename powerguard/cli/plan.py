@@ -7,7 +7,7 @@ from typing import Any, Final
 from powerguard.cli.client import DownError, RefusedError, add_options, get
 from powerguard.cli.operate import EX_DOWN, Subparsers, fail
 from powerguard.cli.render import Paint, clean, duration, fold, is_endless, moment, table
-from powerguard.cli.status import BEGUN, describe_step
+from powerguard.cli.status import BEGUN, CALLED_OFF, describe_step
 
 EX_USAGE: Final = 64
 _SIZE_OPTIONS: Final = (
@@ -157,7 +157,10 @@ def describe(told: dict[str, Any], paint: Paint) -> list[str]:
 
 
 def _steps(told: dict[str, Any]) -> list[str]:
-    is_suspended = any(reason["name"] == "maintenance" for reason in told["reasons"])
+    names = {reason["name"] for reason in told["reasons"]}
+    if "aborted" in names:
+        return [CALLED_OFF]
+    is_suspended = "maintenance" in names
     return [describe_step(step, is_suspended=is_suspended) for step in told["next"]]
 
 

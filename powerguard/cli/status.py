@@ -17,6 +17,7 @@ _WORDS: Final = {"shutdown": "power-off", "emergency_checkpoint": "pause and che
 BEGUN: Final = ("emergency_checkpoint", "holding")
 """These begin when three quarters of the runtime come down to what is needed: that less fits then is nothing wrong."""
 _ENDLESS: Final = "endless while a feed that has utility carries the host"
+CALLED_OFF: Final = "nothing, even when the battery runs empty: this outage's shutdown was called off"
 _BECAUSE: Final = {
     "budget": "no more than what is needed is left",
     "runtime_short": "little runtime is left at this load",
@@ -264,6 +265,8 @@ def _budget(told: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("budget", need), ("slack", slack)]
     if told["phase"] == "recovery":
         rows.append(("next", "training starts; `powerguard recover --dry-run` tells what it waits for"))
+    if told["outage"] is not None and told["outage"]["aborted_by"]:
+        rows.append(("next", CALLED_OFF))
     is_fine = told["outage"] is None or (told["phase"] == "recovery" and told["supply"] == "utility")
     for place, step in enumerate(told["next"]):
         label = ("if power fails" if is_fine else "next") if place == 0 else ""

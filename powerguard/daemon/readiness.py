@@ -23,6 +23,7 @@ ERRORS: Final = {
     "undersized": "checkpoint and full stop do not fit a full battery",
     "dry_run": "mode is dry-run: nothing would be powered off",
     "maintenance": "maintenance suspends the power-off",
+    "aborted": "this outage's shutdown was called off: nothing here powers the host off before the battery is empty",
     "unproven_battery": "the UPS has said battery since first contact and nothing supports it: not believed",
     "output_unknown": "the UPS does not say where its output comes from",
     "unprotected": "the UPS is on bypass or in eco mode",
@@ -68,6 +69,7 @@ FIXES: Final = {
     "redundancy_lost": "see the feeds in `powerguard status`",
     "dry_run": "set mode: armed when `powerguard doctor` is content",
     "maintenance": "powerguard maintenance off",
+    "aborted": "if utility stays away, `systemctl poweroff` in time; with utility back this ends by itself",
     "policy_unverified": "see bmc in `powerguard status`, and `powerguard doctor`",
     "no_bmc": "set bmc (kind: auto), or always-on in the BIOS: then nobody checks it",
     "journal_in_memory": "free the disk that holds the journal, or mount it writable",
@@ -110,6 +112,11 @@ def readiness(daemon: Daemon) -> tuple[Reason, ...]:
     ]
     unique = {reason.name + reason.text: reason for reason in found}
     return tuple(sorted(unique.values(), key=lambda reason: reason.severity != "error"))
+
+
+def aborted_by(state: State) -> str:
+    """Say who has called this outage's shutdown off, and why; "" while nobody has."""
+    return "" if isinstance(state.phase, Online) else state.phase.outage.aborted_by
 
 
 def _reason(name: str, detail: str = "", **numbers: float | str | None) -> Reason:
@@ -247,6 +254,8 @@ def _of_daemon(daemon: Daemon) -> list[Reason]:
     maintenance = daemon.state.maintenance
     if maintenance is not None:
         found.append(_reason("maintenance", maintenance.reason, ends_in_s=maintenance.until_s - now_s))
+    if who := aborted_by(daemon.state):
+        found.append(_reason("aborted", who))
     if now_s - daemon.progressed_at_s > HUNG_AFTER_S:
         found.append(_reason("hung", since_s=now_s - daemon.progressed_at_s))
     if daemon.bmc is None:

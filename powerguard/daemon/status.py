@@ -20,7 +20,7 @@ from powerguard.core.table import phase_name
 from powerguard.daemon.layers import covers, layers
 from powerguard.daemon.origins import health_view
 from powerguard.daemon.port import Daemon, SourceView
-from powerguard.daemon.readiness import Reason, is_ready, readiness
+from powerguard.daemon.readiness import Reason, aborted_by, is_ready, readiness
 from powerguard.daemon.terms import terms
 
 SCHEMA_VERSION: Final = 1
@@ -266,6 +266,8 @@ def can_abort(daemon: Daemon) -> str:
         return ""
     if name == "shutdown":
         return "past the commit point: nothing in this boot undoes the power-off"
+    if aborted_by(daemon.state):
+        return "nothing to abort: this outage's shutdown was called off already"
     if name == "on_battery":
         return "nothing to abort yet: training goes on; `powerguard maintenance on` keeps the host from powering off"
     if name == "recovery":
@@ -274,6 +276,9 @@ def can_abort(daemon: Daemon) -> str:
 
 
 def _next(daemon: Daemon, now: Budget, times: Times) -> list[Json]:
+    """What the machine will do; nothing, where the shutdown was called off: it only waits for utility."""
+    if aborted_by(daemon.state):
+        return []
     return [
         {
             "action": step.action,

@@ -30,12 +30,12 @@ from powerguard.cli.status import describe as describe_status
 from powerguard.cli.status import short
 from powerguard.cli.words import sentence
 from powerguard.core.events import Abort, CheckpointNow, SetMaintenance
-from powerguard.core.model import Maintenance, State
+from powerguard.core.model import Maintenance, OnBattery, State
 from powerguard.daemon.admin import admin_server
 from powerguard.daemon.hints import hint_socket
 from powerguard.daemon.http import http_server
 from powerguard.daemon.journal import Entry, Journal
-from tests.daemon.watched import BOOT, NOW_S, PHASES, WALL_S, Watched, scene
+from tests.daemon.watched import BOOT, NOW_S, PHASES, WALL_S, Watched, outage, scene
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -476,6 +476,26 @@ async def test_abort(folder: Path) -> None:
         told = await powerguard("abort", "--json", "--socket", path)
         assert (told.code, told.object["object"]) == (1, "error")
     assert (await powerguard("abort", "--socket", path)).code == 4
+
+
+async def test_after_an_abort_nothing_is_promised(folder: Path) -> None:
+    """Nobody commits any more in this outage: that is no protection, and no power-off is forecast."""
+    daemon = scene("on_battery")
+    daemon.state = replace(daemon.state, phase=OnBattery(outage=outage(aborted_by="root: generator is up")))
+    async with served(daemon, folder) as path:
+        line = await powerguard("status", "--short", "--socket", path)
+        told = await powerguard("status", "--socket", path)
+        plan = await powerguard("plan", "--socket", path)
+        drawn = await powerguard("plan", "--picture", "--socket", path)
+        again = await powerguard("abort", "--socket", path)
+    assert (line.code, line.out.startswith("on_battery armed not ready "), "aborted" in line.out) == (1, True, True)
+    for out in (told.out, plan.out):
+        assert "was called off: nothing here powers the host off" in out
+        assert "(root: generator is up)" in out
+        assert "nothing, even when the battery runs empty" in out
+        assert "power-off: " not in out
+    assert "Nothing to draw" in drawn.out
+    assert "called off already" in again.err
 
 
 async def test_maintenance(folder: Path) -> None:

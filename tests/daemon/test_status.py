@@ -14,12 +14,12 @@ from powerguard.core import plan
 from powerguard.core.actions import Grade, PollNow, SyncFilesystems
 from powerguard.core.events import Done, Failed, Outcome
 from powerguard.core.learned import Drop, Learned
-from powerguard.core.model import Battery, Feed, Maintenance, Policy
+from powerguard.core.model import Battery, Feed, Maintenance, OnBattery, Policy
 from powerguard.core.readings import OutputSource
 from powerguard.daemon.port import ActionFigures, BmcView, Daemon, SourceView
 from powerguard.daemon.readiness import ERRORS, WARNINGS, is_ready, readiness
 from powerguard.daemon.status import plan_view, required_steps, status
-from tests.daemon.watched import NOW_S, PHASES, WALL_S, Watched, reading, scene, taught
+from tests.daemon.watched import NOW_S, PHASES, WALL_S, Watched, outage, reading, scene, taught
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -147,6 +147,10 @@ BROKEN = [
         lambda d: replace(
             d, state=replace(d.state, maintenance=Maintenance(until_s=NOW_S + 60.0, reason="fan", who="root"))
         ),
+    ),
+    (
+        "aborted",
+        lambda d: replace(d, state=replace(d.state, phase=OnBattery(outage=outage(aborted_by="root: diesel")))),
     ),
     ("policy_unverified", lambda d: replace(d, bmc=BmcView(kind="ipmi", policy="always-off"))),
     ("journal_in_memory", lambda d: replace(d, journal_ok=False)),
