@@ -71,7 +71,8 @@ def from_plan(told: dict[str, Any]) -> tuple[Stretch, ...]:
         return ()
     commit_s = max(0.0, commit_s)
     pause_s = min(max(0.0, at.get("emergency_checkpoint") or 0.0), commit_s)
-    durable_s = min(max(pause_s, at.get("holding") or pause_s), commit_s)
+    held_s = at.get("holding", pause_s if told["phase"] == "holding" else commit_s)
+    durable_s = min(max(pause_s, held_s or pause_s), commit_s)
     load_now, load_paused = terms.get("load_now") or 0.0, terms.get("load_paused") or 0.0
     reserve_s = terms.get("reserve_s") or 0.0
     stop_s = (terms.get("stop_s") or 0.0) - reserve_s

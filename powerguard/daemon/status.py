@@ -279,6 +279,9 @@ def _next(daemon: Daemon, now: Budget, times: Times) -> list[Json]:
     """What the machine will do; nothing, where the shutdown was called off: it only waits for utility."""
     if aborted_by(daemon.state):
         return []
+    told = plan.forecast(daemon.policy, daemon.state, now)
+    # Where the checkpoint does not fit, the power-off comes before it is durable: there is no hold then.
+    ends_s = next((step.at_s for step in told if step.action == "shutdown" and step.at_s is not None), math.inf)
     return [
         {
             "action": step.action,
@@ -286,8 +289,8 @@ def _next(daemon: Daemon, now: Budget, times: Times) -> list[Json]:
             "in_s": times.in_s(step.at_s),
             "because": step.because,
         }
-        for step in plan.forecast(daemon.policy, daemon.state, now)
-        if step.at_s is None or math.isfinite(step.at_s)
+        for step in told
+        if step.at_s is None or (math.isfinite(step.at_s) and not (step.action == "holding" and step.at_s > ends_s))
     ]
 
 

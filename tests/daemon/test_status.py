@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from powerguard.cli.picture import from_plan
 from powerguard.core import budget as sums
 from powerguard.core import plan
 from powerguard.core.actions import Grade, PollNow, SyncFilesystems
@@ -241,6 +242,19 @@ def test_next_is_in_order_of_time() -> None:
         times = [step["in_s"] for step in steps]
         assert times == sorted(times)
         assert steps[-1]["action"] == "shutdown"
+
+
+@pytest.mark.parametrize("phase", ["online", "on_battery", "emergency_checkpoint"])
+def test_no_hold_is_foretold_where_the_power_off_comes_first(phase: str) -> None:
+    """A checkpoint that does not fit is not durable by then: nobody holds after the power-off."""
+    daemon = scene(phase)
+    daemon.state = replace(daemon.state, battery=replace(daemon.state.battery, left=0.16, used=0.59))
+    for body in (status(daemon), plan_view(daemon)):
+        steps = body["next"]
+        assert isinstance(steps, list)
+        assert [step["action"] for step in steps if step["action"] != "emergency_checkpoint"] == ["shutdown"]
+        stretches = [stretch.name for stretch in from_plan({**plan_view(daemon), "next": steps})]
+        assert "holding" not in stretches
 
 
 def test_every_reason_is_in_the_reference() -> None:
