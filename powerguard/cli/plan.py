@@ -107,7 +107,7 @@ def _write(told: dict[str, Any], path: str) -> str:
     """Write the page; return why not, or ""."""
     from powerguard.cli import picture
 
-    rows = [(clean(term["name"]), _value(term), clean(term["source"])) for term in told["terms"]]
+    rows = _terms(told)
     text = picture.page(
         title=f"powerguard: the budget, {_when(told).rstrip(':').lower()}",
         verdict=_verdict(told)[0],
@@ -146,7 +146,7 @@ def _verdict(told: dict[str, Any]) -> tuple[str, str]:
 def describe(told: dict[str, Any], paint: Paint) -> list[str]:
     """Return the plan as lines."""
     lines = [f"phase {clean(told['phase'])}, {clean(told['mode'])}", ""]
-    lines += table([(clean(term["name"]), _value(term), clean(term["source"])) for term in told["terms"]], indent="")
+    lines += table(_terms(told), indent="")
     lines.append("")
     lines.append(paint(*_verdict(told)))
     for reason in told["reasons"]:
@@ -162,6 +162,13 @@ def _steps(told: dict[str, Any]) -> list[str]:
         return [CALLED_OFF]
     is_suspended = "maintenance" in names
     return [describe_step(step, is_suspended=is_suspended) for step in told["next"]]
+
+
+def _terms(told: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the terms as rows; whether three quarters are enough asks nobody any more once training was paused."""
+    begun = told["phase"] in BEGUN
+    terms = [term for term in told["terms"] if not (begun and term["name"] == "fits")]
+    return [(clean(term["name"]), _value(term), clean(term["source"])) for term in terms]
 
 
 def _value(term: dict[str, Any]) -> str:
