@@ -165,9 +165,9 @@ def _steps(told: dict[str, Any]) -> list[str]:
 
 
 def _terms(told: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the terms as rows; whether three quarters are enough asks nobody any more once training was paused."""
-    begun = told["phase"] in BEGUN
-    terms = [term for term in told["terms"] if not (begun and term["name"] == "fits")]
+    """Return the terms as rows. Once training was paused, three quarters are no verdict on what fits the whole."""
+    misleads = told["phase"] in BEGUN and not told["fits"] and (told["slack_s"] is not None and told["slack_s"] >= 0.0)
+    terms = [term for term in told["terms"] if not (misleads and term["name"] == "fits")]
     return [(clean(term["name"]), _value(term), clean(term["source"])) for term in terms]
 
 
