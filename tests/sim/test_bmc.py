@@ -76,10 +76,10 @@ async def test_it_can_be_started_by_hand_and_ends_with_its_parent(tmp_path: Path
     assert child.stdin is not None
     assert child.stdout is not None
     child.stdin.write(json.dumps({"user": USER, "password": PASSWORD}).encode() + b"\n")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         first = json.loads(await child.stdout.readline())
         assert int(port_file.read_text()) == first["port"]
-        status = await BmcEffector(options(tmp_path, first["port"], USER, PASSWORD)).status(5.0)
+        status = await BmcEffector(options(tmp_path, first["port"], USER, PASSWORD)).status(30.0)
         assert status.policy == first["policy"] == "last-state"
         child.stdin.close()
         await child.stdout.read()
@@ -91,7 +91,7 @@ async def test_it_wants_credentials(capfd: pytest.CaptureFixture[str]) -> None:
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "powerguard.sim.bmc", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await child.communicate(b'{"user": "somebody", "pass": "Owl-Trap"}\n')
     told = capfd.readouterr().err
     assert child.returncode == 1

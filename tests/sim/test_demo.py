@@ -70,7 +70,7 @@ def test_the_whole_story_and_what_it_keeps(folder: Path) -> None:
     with demo("--json", "--keep", str(kept)) as process:
         out, err = process.communicate(timeout=240)
         assert process.returncode == 0, err + out
-        wait_for(lambda: of_group(process.pid) == [], 5.0)
+        wait_for(lambda: of_group(process.pid) == [], 60.0)
     told = json.loads(out)
     assert told["safe"] is True
     assert [check["told"] for check in told["checks"] if not check["holds"]] == []
@@ -128,7 +128,7 @@ def test_interrupted_in_the_middle(whom: str) -> None:
             os.killpg(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=120)
         assert (process.returncode, err.strip()) == (130, "powerguard demo: stopped")
-        wait_for(lambda: of_group(process.pid) == [], 30.0)
+        wait_for(lambda: of_group(process.pid) == [], 60.0)
         assert not home.exists()
 
 

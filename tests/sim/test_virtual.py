@@ -32,9 +32,9 @@ def test_an_hour_of_sleeping_tasks() -> None:
                 tasks.create_task(sleeper(which))
         return asyncio.get_running_loop().time()
 
-    began_s = time.process_time()
+    began_s = time.thread_time()
     ended_s = play(world())
-    assert time.process_time() - began_s < 1.0
+    assert time.thread_time() - began_s < 1.0
     assert isinstance(ended_s, float)
     assert 1000.0 + 3580 < ended_s <= 1000.0 + 3600
     assert len(woken) > 5000

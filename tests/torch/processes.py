@@ -33,7 +33,7 @@ class Launched:
         for pid in [self.process.pid, *descendants(self.process.pid)]:  # torchrun's workers have sessions of their own
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=60)
 
     def end(self, *, within_s: float = 100.0) -> None:
         """Wait for its end, which must be a good one."""
@@ -44,7 +44,7 @@ class Launched:
             code = None
         assert code == 0, f"ended with {code}:\n{self.told()}"
 
-    def until(self, condition: Callable[[], bool], *, within_s: float = 60.0) -> None:
+    def until(self, condition: Callable[[], bool], *, within_s: float = 100.0) -> None:
         """Wait for something to be seen, while it still runs."""
         until_s = time.monotonic() + within_s
         while not condition():

@@ -58,14 +58,14 @@ class Example:
         return bool(self.status().get("paused"))
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(230)
 async def test_the_plug_is_pulled_and_put_back() -> None:
     with short_folder() as folder:
         char = Example(folder)
         async with rig(cast("Trainer", char), runtime=ROOMY) as world:
             await world.start()
             world.ups.utility = False
-            durable = await world.note("checkpoint_durable", 40.0)
+            durable = await world.note("checkpoint_durable")
             await world.until(lambda: char.paused, "training to stand")
             step = char.status()["step"]
             assert numbers(durable)["step"] == step
@@ -74,7 +74,7 @@ async def test_the_plug_is_pulled_and_put_back() -> None:
             assert saved is not None
             assert saved.step == step
             world.ups.utility = True
-            await world.note("outage_ended", 40.0)
+            await world.note("outage_ended")
             await world.until(lambda: char.status()["step"] > step, "training to go on")
             assert world.offs() == []
             world.no_traceback()

@@ -19,7 +19,7 @@ from tests.torch.wishes import Dip, wish
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Lightning's own, of which there are many
-    pytest.mark.timeout(60, method="thread"),
+    pytest.mark.timeout(230, method="thread"),
 ]
 STEPS = 40
 

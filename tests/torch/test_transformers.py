@@ -16,7 +16,7 @@ from powerguard.trainer.transformers import PowerguardCallback, newest_checkpoin
 from powerguard.wire import After
 from tests.torch.wishes import Dip, wish
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(60, method="thread")]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(230, method="thread")]
 STEPS = 30
 
 
