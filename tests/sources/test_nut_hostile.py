@@ -184,7 +184,7 @@ async def test_a_upsd_that_hangs_on_battery_is_lost_before_the_last_reading_is_3
         # 0.5 s from a reading to the next, then two or three limits: what a busy machine adds is not the source's.
         assert failures[0].at_s - last_s >= 0.75
         assert 2 <= len(failures) <= 3
-        assert source._limit_s == 1.0  # lost, it has its whole time again
+        assert source._limit_s == options(upsd.port).timeout_s  # lost, it has its whole time again
         hangs = False
         assert (await until(heard, Reading)).output_source is OutputSource.BATTERY
         assert upsd.connections == 2
