@@ -99,13 +99,18 @@ def _validate(args: argparse.Namespace) -> int:
 
     from powerguard.settings.caution import warnings
     from powerguard.settings.load import SettingsError, load_with_origins
+    from powerguard.settings.profile_names import unknown_profiles
 
     try:
         loaded = load_with_origins(_path(args), _conf_d(args))
     except SettingsError as error:
         return _fail(args, error.problems)
+    mistakes, doubts = unknown_profiles(loaded)
+    if mistakes:
+        return _fail(args, tuple(mistakes))
     today = datetime.now(UTC).date()
     told = [f"{loaded.files.where(warning.path)}: {warning}" for warning in warnings(loaded.settings, today=today)]
+    told += doubts
     if args.json:
         _print_json({"valid": True, "file": str(_path(args)), "problems": [], "warnings": told})
         return 0

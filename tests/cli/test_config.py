@@ -45,6 +45,20 @@ def test_warnings_go_to_stderr_and_change_no_exit_code(least: str, capsys: pytes
     assert any(line.startswith(f"warning: {least}:5:9: ups.a.sources[0].version: SNMP version 2c") for line in told)
 
 
+def test_a_profile_that_there_is_not_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What doctor would FAIL is no valid setting."""
+    path = tmp_path / "powerguard.yaml"
+    path.write_text(LEAST.replace("host: h", "host: h, profile: apc"), encoding="utf-8")
+    assert run("config", "validate", str(path)) == 78
+    told = capsys.readouterr()
+    line = f"{path}:5:40: ups.a.sources[0].profile: there is no profile 'apc' (did you mean apc-powernet?)"
+    assert (told.out, told.err) == ("", f"error: {line}\n")
+    assert run("config", "validate", "--json", str(path)) == 78
+    assert json.loads(capsys.readouterr().out)["problems"] == [line]
+    path.write_text(LEAST.replace("host: h", "host: h, profile: apc-powernet"), encoding="utf-8")
+    assert run("config", "validate", str(path)) == 0
+
+
 def test_show_takes_a_file_as_validate_does(least: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("config", "show", least) == 0
     by_place = capsys.readouterr().out
