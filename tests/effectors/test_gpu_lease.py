@@ -1,12 +1,11 @@
 """Whatever happens to powerguard-gpu and to the daemon, the limits that it found come back: killed, and unasked."""
 
-import json
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from powerguard.clock import boottime_s
 from powerguard.effectors.gpu.limits import LEASE_S, RETRY_S, Folder, Kept, Limits
 from tests.peers.nvml import Gpus, did
 
@@ -118,13 +117,15 @@ def test_the_watch_restores_once_the_daemon_is_silent(gpus: Gpus) -> None:
 def test_a_daemon_that_holds_keeps_its_cap(gpus: Gpus) -> None:
     """Also a daemon that was restarted in between: a hold is all that counts."""
     gpus.ask("cap", 0.6)
-    lease_s = boottime_s() - json.loads(gpus.limits.read_text())["capped_s"] + 1.0
-    time.sleep(1.0)
+    folder = Folder(gpus.folder)
+    kept = folder.read()
+    assert kept is not None
+    folder.write(Limits(capped_s=0.0, ordered_s=kept.ordered_s, gpus=kept.gpus))
     assert gpus.ask("hold") == {"schema_version": 1, "word": "hold", "ok": True, "capped": 2}
-    process = gpus.start("watch", "--lease-s", str(lease_s))
-    time.sleep(0.2)
-    assert (process.poll(), gpus.watts()) == (None, [420, 420])
-    assert calls(gpus) > 0
+    process = gpus.start("watch", "--lease-s", "20")
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1.0)
+    assert gpus.watts() == [420, 420]
     assert gpus.ask("restore")["ok"]
     assert process.wait(timeout=60) == 0
 

@@ -54,7 +54,8 @@ def options(port: int, **more: object) -> SnmpOptions:
 
 @asynccontextmanager
 async def port_to(agent: SnmpAgent, *, retries: int = 0, **more: object) -> AsyncIterator[CardPort]:
-    port = CardPort(options(agent.port, **more), retries=retries)
+    """Open a port with the longest time-out: a test of silence sets one of its own."""
+    port = CardPort(options(agent.port, **{"timeout_s": 5.0, **more}), retries=retries)
     try:
         yield port
     finally:

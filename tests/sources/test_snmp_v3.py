@@ -158,7 +158,7 @@ FORGED: dict[str, Forge] = {
 @pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED.keys())
 async def test_what_is_forged_is_no_answer_and_takes_none_away(forge: Forge, tmp_path: Path) -> None:
     """Whoever is on the way answers first: what he says is not believed, and the card's own answer still counts."""
-    async with Card(user_of_card(boots=3)) as card, port_to(card, timeout_s=5.0, **credentials(tmp_path)) as port:
+    async with Card(user_of_card(boots=3)) as card, port_to(card, **credentials(tmp_path)) as port:
         card.user._began_s -= 1000
         assert await port.get([STATUS]) == {STATUS: 2}
         card.forge = forge
@@ -168,7 +168,7 @@ async def test_what_is_forged_is_no_answer_and_takes_none_away(forge: Forge, tmp
 
 async def test_what_is_believed_is_what_the_card_says(tmp_path: Path) -> None:
     """The forger of the test above, with the card's keys, time and numbers: else he might fail for another reason."""
-    async with Card(user_of_card()) as card, port_to(card, timeout_s=5.0, **credentials(tmp_path)) as port:
+    async with Card(user_of_card()) as card, port_to(card, **credentials(tmp_path)) as port:
         assert await port.get([STATUS]) == {STATUS: 2}
         card.forge = lambda card, request, pdu: sealed(request, pdu, by=card.user)
         assert await port.get([STATUS]) == {STATUS: 3}
@@ -176,7 +176,7 @@ async def test_what_is_believed_is_what_the_card_says(tmp_path: Path) -> None:
 
 async def test_nothing_is_sealed_for_a_time_that_nobody_proved(tmp_path: Path) -> None:
     """Who answers the first question may name a time to come, and then send the card what was sealed for it."""
-    async with Card(user_of_card(boots=7)) as card, port_to(card, timeout_s=5.0, **credentials(tmp_path)) as port:
+    async with Card(user_of_card(boots=7)) as card, port_to(card, **credentials(tmp_path)) as port:
         card.user._began_s -= 5000
         assert await port.get([STATUS]) == {STATUS: 2}
         told = [(one.boots, one.time_s) for one in card.asked]
@@ -189,7 +189,7 @@ async def test_no_salt_and_no_number_comes_twice(tmp_path: Path) -> None:
     """Of all sockets and questions, and of a question that is asked again; by the numbers nothing can be foreseen."""
     async with Card(user_of_card()) as card:
         for _ in range(3):
-            async with port_to(card, retries=1, **credentials(tmp_path)) as port:
+            async with port_to(card, retries=1, timeout_s=0.5, **credentials(tmp_path)) as port:
                 for _ in range(20):
                     await port.get([STATUS])
                 if card.user.boots == 2:
@@ -208,7 +208,7 @@ async def test_no_salt_and_no_number_comes_twice(tmp_path: Path) -> None:
 
 async def test_another_card_in_its_place_is_told_and_asked(tmp_path: Path) -> None:
     """With the same settings and another engine id: greeted anew when it does not answer, and told once."""
-    async with Card(user_of_card()) as card, port_to(card, **credentials(tmp_path)) as port:
+    async with Card(user_of_card()) as card, port_to(card, timeout_s=1.0, **credentials(tmp_path)) as port:
         card.user._began_s -= 5000
         assert await port.get([STATUS]) == {STATUS: 2}
         card.become(user_of_card(engine_id=OTHER))
@@ -228,7 +228,10 @@ async def test_an_order_is_not_sent_again_for_a_report_that_proves_nothing(tmp_p
         done.append(oid)
         return True
 
-    async with Card(user_of_card(), on_set) as card, port_to(card, retries=1, **credentials(tmp_path)) as port:
+    async with (
+        Card(user_of_card(), on_set) as card,
+        port_to(card, retries=1, timeout_s=0.5, **credentials(tmp_path)) as port,
+    ):
         assert await port.get([STATUS]) == {STATUS: 2}
         for forge in (report(4, engine_id=OTHER), report(5)):
             done.clear()
@@ -273,7 +276,7 @@ def test_whatever_a_card_seals(level: int, head: bytes, rest: bytes) -> None:
 async def test_a_card_that_starts_again(counts: bool, tmp_path: Path) -> None:
     """Within the one question: also one that does not count its starts, which else were deaf to us until ours."""
     user = user_of_card(boots=3)
-    async with Card(user) as card, port_to(card, timeout_s=5.0, **credentials(tmp_path)) as port:
+    async with Card(user) as card, port_to(card, **credentials(tmp_path)) as port:
         user._began_s -= 5000
         assert await port.get([STATUS]) == {STATUS: 2}
         before = len(card.asked)
@@ -290,7 +293,7 @@ async def test_a_card_that_starts_again(counts: bool, tmp_path: Path) -> None:
 
 async def test_who_answers_first_does_not_become_the_card(tmp_path: Path) -> None:
     """After silence the engine is looked for anew, and that answer proves nothing: the card that is known stays so."""
-    async with Card(user_of_card()) as card, port_to(card, **credentials(tmp_path)) as port:
+    async with Card(user_of_card()) as card, port_to(card, timeout_s=0.5, **credentials(tmp_path)) as port:
         assert await port.get([STATUS]) == {STATUS: 2}
         known = card.user
         card.become(SimUser(name="pg", auth=b"another passphrase", priv=PRIV.encode(), engine_id=OTHER))
@@ -305,7 +308,10 @@ async def test_who_answers_first_does_not_become_the_card(tmp_path: Path) -> Non
 
 async def test_a_card_that_cannot_start_any_more(tmp_path: Path) -> None:
     """RFC 3414 2.2.2: once its count of starts is at its end it is in nobody's window, and has to be set up anew."""
-    async with Card(user_of_card(boots=2**31 - 1)) as card, port_to(card, **credentials(tmp_path)) as port:
+    async with (
+        Card(user_of_card(boots=2**31 - 1)) as card,
+        port_to(card, timeout_s=1.0, **credentials(tmp_path)) as port,
+    ):
         with pytest.raises(SnmpError, match="the card's SNMPv3 clock jumps"):
             await port.get([STATUS])
 
@@ -326,7 +332,7 @@ async def test_a_card_that_never_agrees_on_the_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fault", [Fault.GARBAGE, Fault.TRUNCATED, Fault.WRONG_ID, Fault.LATE])
 async def test_no_answer_of_ours_is_no_answer(fault: Fault, tmp_path: Path) -> None:
     """As with versions 1 and 2c; and what comes late is not taken for what was asked next."""
-    async with Card(user_of_card()) as card, port_to(card, **credentials(tmp_path)) as port:
+    async with Card(user_of_card()) as card, port_to(card, timeout_s=0.5, **credentials(tmp_path)) as port:
         assert await port.get([STATUS]) == {STATUS: 2}
         card.fault, card.late_s = fault, 0.7
         with pytest.raises(SnmpError) as caught:
@@ -357,7 +363,7 @@ async def test_a_card_that_answers_badly(fault: Fault, tmp_path: Path) -> None:
 
 async def test_two_questions_at_once(tmp_path: Path) -> None:
     """A poll and a doctor's probe through one port, before the card is known: each has its own answer."""
-    async with Card(user_of_card()) as card, port_to(card, timeout_s=5.0, **credentials(tmp_path)) as port:
+    async with Card(user_of_card()) as card, port_to(card, **credentials(tmp_path)) as port:
         oids = [oid for oid in table("apc") if oid.startswith(A)][:6]
         told = await asyncio.gather(*(port.get([oid]) for oid in oids))
         assert [next(iter(one)) for one in told] == oids
@@ -381,7 +387,7 @@ def test_no_repr_and_no_traceback_shows_a_key(tmp_path: Path) -> None:
 
 async def test_a_user_without_a_passphrase_proves_nothing_and_asks_all_the_same(tmp_path: Path) -> None:
     """noAuthNoPriv against a card that wants more: told as another security level."""
-    async with Card(user_of_card()) as card, port_to(card, version=3, user="pg") as port:
+    async with Card(user_of_card()) as card, port_to(card, version=3, user="pg", timeout_s=1.0) as port:
         with pytest.raises(SnmpError, match="another security level on the card"):
             await port.get([STATUS])
         assert [one.level for one in card.asked] == [0, 0]
