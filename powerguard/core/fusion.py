@@ -33,6 +33,8 @@ _SAYS_BATTERY, _SAYS_UTILITY = OutputSource.BATTERY, OutputSource.UTILITY
 _CHARGE_FALL_PCT = 2.0
 _LONG_S = 1e7
 """Four months: no runtime, no outage and no countdown is longer."""
+SPENT_S = 300.0
+"""So long after its moment stands what a source has announced that is lost now: the output should have gone since."""
 _Teller = TypeVar("_Teller", Feed, Heard)
 
 
@@ -241,7 +243,7 @@ def _orders(policy: Policy, feed: Feed, reading: Reading) -> Feed:
         else each
         for each in feed.heard
     )
-    believed = [each for each in heard if not each.doubted]
+    believed = [each for each in heard if not each.doubted and not _is_spent(each, reading.at_s)]
     return replace(
         feed,
         heard=heard,
@@ -249,6 +251,12 @@ def _orders(policy: Policy, feed: Feed, reading: Reading) -> Feed:
         fsd_at_s=min((t for each in believed if (t := each.fsd_at_s) is not None), default=None),
         fsd_at_first=any(each.fsd_at_first for each in believed),
     )
+
+
+def _is_spent(each: Heard, now_s: float) -> bool:
+    """Say whether what it announced did not come, and it is not there to say so: no host may stay off for that."""
+    ends_s = [at_s for at_s in (each.countdown_at_s, each.fsd_at_s) if at_s is not None]
+    return each.lost_since_s is not None and bool(ends_s) and now_s - max(ends_s) > SPENT_S
 
 
 def _announced(policy: Policy, told: _Teller, last: Reading | None, reading: Reading, supply: Supply) -> _Teller:

@@ -13,7 +13,7 @@ from powerguard.core import fusion
 from powerguard.core.actions import PowerOff
 from powerguard.core.heard import Heard
 from powerguard.core.model import Feed, Supply
-from powerguard.core.readings import OutputSource, Reading
+from powerguard.core.readings import OutputSource, Reading, SourceFailed
 
 ALONE = make_policy([])
 BOTH = make_policy(["sources=2"])
@@ -133,6 +133,24 @@ def test_the_silence_of_its_source_takes_no_order_back() -> None:
     once = seen((120.0, "nut", "utility"), (120.1, "snmp", "utility"), feed=silent)
     assert once.fsd_at_s == 2.0 + DELAY_S
     assert seen((121.0, "nut", "utility"), feed=once).fsd_at_s is None, "it has said so twice itself"
+
+
+@pytest.mark.parametrize("told", [{"forced_shutdown": True}, {"output_off_in_s": 20.0}])
+def test_what_did_not_come_is_spent_when_its_source_is_lost(told: dict[str, Any]) -> None:
+    """Five minutes after the output should have gone; a card that is dead for good cannot take back what it said."""
+    calm = seen((1.0, "snmp", "utility"), (1.1, "nut", "utility"))
+    again = {"output_off_in_s": 19.5} if "output_off_in_s" in told else told
+    feed = seen((2.0, "nut", "utility", told), (2.5, "nut", "utility", again), feed=calm)
+    end_s = 22.0 if "output_off_in_s" in told else 2.0 + DELAY_S
+    assert {feed.countdown_at_s, feed.fsd_at_s} == {end_s, None}
+    silent = seen((end_s + 301.0, "snmp", "utility"), feed=feed)
+    assert {silent.countdown_at_s, silent.fsd_at_s} == {end_s, None}, "silent, and not known to be lost"
+    gone = fusion.lose(BOTH, feed, SourceFailed(at_s=9.0, ups="ups", source="nut", reason="no answer", lost=True))
+    for at_s, ends in ((end_s + 300.0, {end_s, None}), (end_s + 300.1, {None})):
+        later = seen((at_s, "snmp", "utility"), feed=gone)
+        assert {later.countdown_at_s, later.fsd_at_s} == ends
+    back = seen((end_s + 400.0, "nut", "utility", told), feed=gone)
+    assert {back.countdown_at_s, back.fsd_at_s} == {end_s, None}, "it is there again, and says the same"
 
 
 def test_a_countdown_is_taken_back_by_who_has_told_it() -> None:
