@@ -342,7 +342,7 @@ async def test_a_library_that_is_not_installed_is_told_with_how_to_get_it(tmp_pa
     error = await failure_of(BmcEffector(given, spawn=spawn))
     assert error.failure is Failure.SETTINGS
     assert "python-ipmi is not installed beside powerguard" in str(error)
-    assert "pip install 'powerguard[ipmi]'; correct the settings of bmc" in str(error)
+    assert "pip install '.[ipmi]' in a checkout; correct the settings of bmc" in str(error)
 
 
 async def test_whoever_answers_in_another_language_is_told(tmp_path: Path) -> None:

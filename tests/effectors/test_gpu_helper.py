@@ -264,7 +264,7 @@ def test_without_nvidia_ml_py_it_says_so_and_needs_nothing_else(gpus: Gpus) -> N
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from powerguard.effectors.gpu.helper import main; main()"
     argv = [sys.executable, "-I", "-S", "-c", code, "list", "--folder", str(gpus.folder)]
     ended = subprocess.run(argv, env=gpus.environment, capture_output=True, text=True, check=False, timeout=60)
-    assert "pip install 'powerguard[gpu]'" in json.loads(ended.stdout)["error"], ended.stderr
+    assert "pip install '.[gpu]' in a checkout" in json.loads(ended.stdout)["error"], ended.stderr
 
 
 def test_a_host_without_gpus_has_nothing_to_cap(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def require(program: str) -> str:
 
 def absent(peer: str) -> NoReturn:
     """Skip the test for want of this, or fail it where POWERGUARD_REQUIRE_PEERS=1."""
-    reason = f"{MISSING}{peer} (scripts/test-peers gets it, or pip install 'powerguard[test]')"
+    reason = f"{MISSING}{peer} (scripts/test-peers gets it, or pip install '.[test]' in the checkout)"
     if os.environ.get("POWERGUARD_REQUIRE_PEERS") == "1":
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)

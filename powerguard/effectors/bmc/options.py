@@ -20,8 +20,8 @@ class BmcOptions(Options):
         makes sure that the host powers on by itself.
     host: address or name of the BMC on its own network.
     port: UDP port of IPMI over LAN (RMCP+).
-    ipmi_library: who speaks IPMI over LAN. "python-ipmi" (IPv4 alone, pip install 'powerguard[ipmi]') is for BMCs and
-        networks on which "pyghmi" loses its time or fails.
+    ipmi_library: who speaks IPMI over LAN. "python-ipmi" (IPv4 alone, pip install '.[ipmi]' in a checkout) is for
+        BMCs and networks on which "pyghmi" loses its time or fails.
     https_port: TCP port of Redfish.
     user: account of the BMC with privilege level Operator; no more is needed. IPMI has room for 16 characters.
     password: where its password is kept.

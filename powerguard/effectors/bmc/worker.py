@@ -162,7 +162,9 @@ class Worker:
             else:
                 from powerguard.effectors.bmc.session_pyghmi import log_in  # noqa: PLC0415
         except ModuleNotFoundError as error:
-            text = f"{request.library} is not installed beside powerguard ({error}): pip install 'powerguard[ipmi]'"
+            text = (
+                f"{request.library} is not installed beside powerguard ({error}): pip install '.[ipmi]' in a checkout"
+            )
             raise BmcFailure(Failure.SETTINGS, text) from None
         self._doing = _LOGIN
         session = log_in(request.host, request.port, request.user, request.password)

@@ -155,7 +155,7 @@ class Nvml:
             # Not at the top: a word that is refused, and one that only holds, need no NVML and are quicker without.
             library = import_module("pynvml")
         except ImportError as error:
-            msg = f"nvidia-ml-py is not installed beside powerguard ({error}): pip install 'powerguard[gpu]'"
+            msg = f"nvidia-ml-py is not installed beside powerguard ({error}): pip install '.[gpu]' in a checkout"
             raise NvmlError(msg) from None
         made = cls(library, 0)
         made._call("nvmlInit")

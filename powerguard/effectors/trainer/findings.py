@@ -39,7 +39,7 @@ async def findings(
     found = [finding for task in tasks for finding in task.result()]
     if find_spec("xxhash") is None:
         text = "xxhash is not installed: nothing here can seal or verify a checkpoint"
-        found.append(Finding("checkpoints", "WARN", text, "pip install 'powerguard[trainer]'"))
+        found.append(Finding("checkpoints", "WARN", text, "pip install xxhash"))
     return found
 
 

@@ -60,7 +60,7 @@ def opened(remote: Remote, url: str, timeout: timedelta = GET_TIMEOUT) -> "Objec
         from obstore.exceptions import BaseError
         from obstore.store import from_url
     except ImportError:
-        msg = f"{url}: needs obstore (pip install 'powerguard[s3]')"
+        msg = f"{url}: needs obstore (pip install '.[s3]' in a checkout of powerguard)"
         raise TierError(Kind.UNUSABLE, msg) from None
     client: ClientConfig = {"timeout": timeout, "connect_timeout": CONNECT_TIMEOUT}
     config: dict[str, Any] = {}

@@ -414,7 +414,7 @@ def test_without_obstore_it_says_what_to_install(uploads: Uploads, tmp_path: Pat
         uploader = uploads(remote_of("s3://bucket", "http://127.0.0.1:9", tmp_path))
         uploader.offer(save(tmp_path / "root", 7, mib=1))
         until(lambda: uploader.status().failures)
-    assert "pip install 'powerguard[s3]'" in uploader.status().error
+    assert "pip install '.[s3]' in a checkout" in uploader.status().error
 
 
 # --- A mount that vanishes -----------------------------------------------------------------------------------------
