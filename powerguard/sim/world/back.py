@@ -144,6 +144,8 @@ class Back:
         """Who has switched the host on, each time."""
         self._reboots_by = Waker.REBOOT
         self._intent: sentinel.Intent | None = None
+        self._on_s = math.inf
+        """When the host was switched on last."""
 
     def arm(self, way: Way, now_s: float, in_s: float) -> None:
         """Arm one; an output is the UPS's own matter."""
@@ -189,6 +191,7 @@ class Back:
     def boots(self, now_s: float, by: Waker) -> None:
         """The host comes up: what stops a watchdog that was left armed runs long before its daemon does."""
         self.wakers.append(by)
+        self._on_s = now_s
         if self.watchdog_s > now_s + _DISARMED_S:
             self.watchdog_s = math.inf
 
@@ -219,6 +222,9 @@ class Back:
         if self._intent is None or utility_since_s is None or not self.facts.sentinel_works:
             return earliest_s
         seen_s = max(utility_since_s + STABLE_S, off_since_s, self._intent.not_before_s) + _LOOK_S
+        tries, tried_s = self._intent.tries, self._intent.tried_s
+        if tried_s is not None:
+            seen_s = max(seen_s, tried_s + sentinel.BACK_OFF_S[tries - 1]) if tries < sentinel.MAX_TRIES else math.inf
         return min(earliest_s, seen_s + _ORDER_S)
 
     def acts(
@@ -242,6 +248,9 @@ class Back:
         intent = self._intent
         if intent is None or not self.facts.sentinel_works:
             return False
+        if intent.tries and off_since_s - self._on_s >= sentinel.STILL_ON_S:
+            self._intent = None
+            return False
         since_s = max(off_since_s, intent.not_before_s, utility_since_s + STABLE_S)
         good = now_s - utility_since_s >= STABLE_S
         decision = sentinel.decide(
@@ -255,5 +264,5 @@ class Back:
         )
         if decision.order is None:
             return False
-        self._intent = None
+        self._intent = sentinel.ordered(intent, now_s)
         return True
