@@ -71,9 +71,9 @@ def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure() -> None:
-    """Python joins all threads at its end; it has 20 s for that. mutmut goes on after a session, for hours."""
+    """Python joins all threads at its end; it has 100 s for that. mutmut goes on after a session, for hours."""
     if "mutmut" not in sys.modules:
-        faulthandler.dump_traceback_later(20, exit=True, file=sys.__stderr__)
+        faulthandler.dump_traceback_later(100, exit=True, file=sys.__stderr__)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -225,6 +225,7 @@ TOOLS: Final = {
 }
 
 
+@pytest.mark.timeout(230)  # mypy, on a checkout that it has not seen yet
 @pytest.mark.parametrize("tool", TOOLS)
 def test_tool_has_nothing_to_say(tool: str) -> None:
     """One verdict for everybody: what the tests accept, a reviewer need not look for."""
