@@ -59,7 +59,7 @@ class Card(SnmpAgent):
 @asynccontextmanager
 async def slow_card(version: int | str, folder: Path, *, retries: int = 0) -> AsyncIterator[tuple[Card, CardPort]]:
     """A card that was good, and has just left a question unanswered."""
-    async with Card() as card, port_to(card, retries=retries, **credentials(version, folder)) as port:
+    async with Card() as card, port_to(card, retries=retries, timeout_s=0.5, **credentials(version, folder)) as port:
         assert await port.get([STATUS]) == {STATUS: 2}
         card.lets = 0
         with pytest.raises(SnmpError, match="check address") as caught:
@@ -142,7 +142,7 @@ async def test_one_question_is_counted_once(version: int | str, tmp_path: Path) 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_what_was_answered_in_time_is_not_late(version: int | str, tmp_path: Path) -> None:
     """A network that doubles packets: the second one answers no question of ours."""
-    async with Card() as card, port_to(card, **credentials(version, tmp_path)) as port:
+    async with Card() as card, port_to(card, timeout_s=0.5, **credentials(version, tmp_path)) as port:
         before = garbled_packets()
         card.fault = Fault.TWICE
         assert await port.get([STATUS]) == {STATUS: 2}
@@ -152,7 +152,7 @@ async def test_what_was_answered_in_time_is_not_late(version: int | str, tmp_pat
 
 async def test_a_refusal_in_time_is_not_late(tmp_path: Path) -> None:
     """The card has said that it does not know the user; that this comes again is no answer."""
-    async with Card() as card, port_to(card, **credentials(3, tmp_path) | {"user": "nobody"}) as port:
+    async with Card() as card, port_to(card, timeout_s=0.5, **credentials(3, tmp_path) | {"user": "nobody"}) as port:
         with pytest.raises(SnmpError, match="knows no user"):
             await port.get([STATUS])
         before = garbled_packets()
@@ -188,7 +188,7 @@ async def test_whoever_guesses_tells_nothing(version: int | str, tmp_path: Path)
 
 async def test_a_report_that_is_late_tells_that_the_card_is_there(tmp_path: Path) -> None:
     """Version 3 begins with two questions that only Reports answer, the first of them without a proof."""
-    async with Card() as card, port_to(card, **credentials(3, tmp_path)) as port:
+    async with Card() as card, port_to(card, timeout_s=0.5, **credentials(3, tmp_path)) as port:
         for question in (0, 1):
             card.lets = question
             await fails(port)
