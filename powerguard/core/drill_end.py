@@ -4,6 +4,7 @@ An order that may still be on its way to a trainer keeps the drill in `undo` unt
 told once more that it may go on: a pause cannot overtake its own end.
 """
 
+from powerguard.core import ladder
 from powerguard.core.actions import Action, EnsurePolicy, Level, RestorePower, ResumeTrainer
 from powerguard.core.cap import LIMIT_S
 from powerguard.core.drill_measures import tell_health
@@ -209,7 +210,8 @@ def end_of_outage(turn: Turn, because: str) -> None:
     told = {action.trainer for action in turn.actions if isinstance(action, ResumeTrainer)}
     for name in drill.paused:
         trainer = find(turn, name)
-        if trainer is not None and trainer.alive and name not in told:
+        stopped = ladder.is_stopped(turn.state, name)  # it hears nothing yet, and is owed the word: `resume_again`
+        if trainer is not None and trainer.alive and name not in told and not stopped:
             order(turn, ResumeTrainer, "resume", limit_s=_RESUME_S, trainer=name)
             mark(turn, name, resume_at_s=turn.now_s + _RESUME_S + GRACE_S)  # The drill may end before it is heard.
     if drill.stage == "outage":

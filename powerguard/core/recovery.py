@@ -43,7 +43,7 @@ LONGEST_GAP_S = 30 * 86400.0
 class Stored:
     """What the journal kept. at_s: the old boot's clock at the last entry; gap_s: wall seconds since then, if known.
 
-    in_flight: actions that were ordered and have no outcome.
+    in_flight: actions that were ordered and have no outcome. whole: False where newer steps than these are lost.
     """
 
     state: State
@@ -51,6 +51,7 @@ class Stored:
     at_s: float
     gap_s: float | None = None
     in_flight: tuple[Action, ...] = ()
+    whole: bool = True
 
 
 def restore(policy: Policy, stored: Stored | None, now_s: float) -> Step:
@@ -170,7 +171,7 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
         maintenance=maintenance,
         serial=old.serial,
         learned=needs.shifted(old.learned, shift_s),
-        armed=ways.after_boot(policy, old, now_s),
+        armed=ways.after_boot(policy, old, now_s, whole=stored.whole),
         bracket=None if old.bracket is None else replace(old.bracket, order=None, at_s=now_s),
     )
     state = feeds.rebooted(policy, state, old.upses, carried)

@@ -359,13 +359,14 @@ def unknown(policy: Policy, now_s: float) -> tuple[Armed, ...]:
     return tuple(Armed(way=way, ups=ups, outage="", at_s=now_s, acts_at_s=now_s) for way, ups in named(policy))
 
 
-def after_boot(policy: Policy, old: State, now_s: float) -> tuple[Armed, ...]:
+def after_boot(policy: Policy, old: State, now_s: float, *, whole: bool = True) -> tuple[Armed, ...]:
     """Return what is still to be taken back in another boot: a UPS that has cut its output has nothing left to take.
 
     A host that went down in an outage, before its commit as far as the journal knows, may have gone on in memory alone.
+    whole: as in `Stored`; what is lost may have armed any of them.
     """
     rest = {each.way: each for each in old.armed if each.way is not Way.OUTPUT}
-    if not isinstance(old.phase, Online | Shutdown):
+    if not whole or not isinstance(old.phase, Online | Shutdown):
         rest = {each.way: each for each in unknown(policy, now_s) if each.way is not Way.OUTPUT} | rest
     return tuple(
         replace(each, order=None, kept=False, leaving=False, at_s=now_s, acts_at_s=now_s) for each in rest.values()

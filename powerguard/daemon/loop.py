@@ -243,6 +243,7 @@ class Loop:
                 at_s=loaded.at_s,
                 gap_s=gap_s,
                 in_flight=tuple(action for action in loaded.in_flight if not isinstance(action, PollNow)),
+                whole=not loaded.lost,
             )
         answer = restore(self.policy, stored, self.clock())
         log.info(

@@ -9,10 +9,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from play import Player, Told
 
+from powerguard.core import drill_end
 from powerguard.core.actions import CapPower, Level, Note, PauseTrainer, RestorePower, ResumeTrainer
 from powerguard.core.learned import DrillReport
-from powerguard.core.model import Drill
+from powerguard.core.model import Drill, Policy, Signalled, State, Trainer
 from powerguard.core.recovery import reloaded
+from powerguard.core.turn import Turn
 
 WORDS = "table=50:540,75:360,100:240 trainer=llm:pause:20 rating_w=4000"
 CAP = f"{WORDS} cap_share=0.7"
@@ -216,6 +218,28 @@ def test_after_the_outage_the_drill_s_pause_ends_too_and_it_is_told_once() -> No
     assert told.state.drill is None
     assert len({action.id for action in told.ordered(ResumeTrainer)}) == 2
     assert len(notes(told, "drill_ended")) == 1
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_one_that_stands_stopped_is_told_when_it_can_hear(*, stopped: bool) -> None:
+    """Until then the word is owed since the outage's end: an order now would reach nobody, and put that off."""
+    drill = Drill(
+        id="d",
+        began_s=10.0,
+        who="a",
+        scopes=("pause",),
+        witness="x",
+        stage="handed_over",
+        stage_at_s=20.0,
+        paused=("llm",),
+    )
+    held = Signalled(trainer="llm", outage="o", word="stop", at_s=90.0, carried_out="stop")
+    trainer = Trainer(name="llm", alive=True, paused=True, resume_at_s=100.0)
+    state = State(trainers=(trainer,), drill=drill, signalled=(held,) if stopped else ())
+    turn = Turn(Policy(boot_id="b", ups="a"), state, 100.0)
+    drill_end.end_of_outage(turn, "utility_stable")
+    assert [isinstance(action, ResumeTrainer) for action in turn.actions] == [True] * (not stopped)
+    assert turn.state.trainers[0].resume_at_s == (100.0 if stopped else 115.0)
 
 
 def test_a_pause_on_its_way_into_an_outage_is_undone_when_it_has_come() -> None:

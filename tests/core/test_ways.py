@@ -43,6 +43,7 @@ from powerguard.core.model import (
     Supply,
 )
 from powerguard.core.readings import OutputSource, Reading
+from powerguard.core.recovery import Stored, restore
 from powerguard.core.turn import Turn
 
 POLICY = Policy(
@@ -608,18 +609,21 @@ def test_another_boot_has_an_output_less() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "doubted"),
+    ("phase", "whole", "doubted"),
     [
-        (OnBattery(outage=OUTAGE), True),
-        (Holding(outage=OUTAGE, began_s=1.0), True),
-        (shutdown(), False),
-        (Online(), False),
+        (OnBattery(outage=OUTAGE), True, True),
+        (Holding(outage=OUTAGE, began_s=1.0), True, True),
+        (shutdown(), True, False),
+        (Online(), True, False),
+        (shutdown(), False, True),
+        (Online(), False, True),
     ],
 )
-def test_a_boot_after_an_outage_whose_commit_nobody_knows(phase: Phase, *, doubted: bool) -> None:
-    """With a disk that hung, the daemon decided in memory: what it has armed then stands in no journal."""
+def test_a_boot_after_an_outage_whose_commit_nobody_knows(phase: Phase, *, whole: bool, doubted: bool) -> None:
+    """With a disk that hung, or a journal whose end is lost, what was armed then stands nowhere."""
     known = armed(Way.RTC, at_s=1.0, acts_at_s=2.0)
-    found = ways.after_boot(POLICY, State(phase=phase, armed=(known,)), 20.0)
+    stored = Stored(state=State(phase=phase, armed=(known,)), boot_id="boot-zero", at_s=10.0, gap_s=10.0, whole=whole)
+    found = restore(POLICY, stored, 20.0).state.armed
     others = {way for way in POLICY.ways if way not in (Way.OUTPUT, Way.RTC)}
     assert others
     assert {each.way for each in found} == ({Way.RTC, *others} if doubted else {Way.RTC})
