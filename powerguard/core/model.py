@@ -41,7 +41,7 @@ class Policy:
     stop_q95_s, stop_median_s: how long the host takes to stop; q95 is never more than force_after_s. stop_is_set: the
         operator's own numbers, which no measurement replaces.
     ups_off_s: the part of a UPS countdown that runs after the forced power-off; 0 where the UPS output stays on.
-    fsd_delay_s: from FSD seen to output off: HOSTSYNC + FINALDELAY + the UPS's own delay.
+    fsd_delay_s: from FSD (after a silence: from its start) to output off: HOSTSYNC + FINALDELAY + the UPS's own delay.
     paused_load_share: load when training is paused, as a share of the load now, until a drill has measured it.
     charge_hold_s: utility this long after a return, and training starts whatever the charge.
     cap_share: GPU power limit on battery, as a share of the limit found; None: GPUs are left alone.
