@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from powerguard.cli.operate import Subparsers, fail
 from powerguard.cli.progress import Bar, amount
-from powerguard.cli.render import Paint, clean, duration, table
+from powerguard.cli.render import Paint, clean, duration, fold, say, table
 
 if TYPE_CHECKING:
     from powerguard.cli.checkpoints_found import Entry
@@ -148,7 +148,7 @@ def _list(args: argparse.Namespace) -> int:
     else:
         _tell(entries, now_s())
         for _, because in trouble:
-            print(f"powerguard {verb}: {Paint(sys.stderr)('error', 'red')}: {clean(because)}", file=sys.stderr)
+            say(f"powerguard {verb}: {Paint(sys.stderr)('error', 'red')}: {clean(because)}")
     is_bad = any(each.state in ("corrupt", "unreadable") for each in entries)
     unsure = args.checkpoints_verb == "verify" and not all(each.state == "verified" for each in _counted(entries))
     return int(bool(trouble) or (reads and (is_bad or unsure)))
@@ -188,9 +188,10 @@ def _tell(entries: "list[Entry]", now: float) -> None:
     lines = table(rows, indent="")
     at = lines[0].index("state")
     width = max(len(row[4]) for row in rows)
-    print(paint(lines[0], "dim"))
+    told = [paint(lines[0], "dim")]
     for entry, line in zip(entries, lines[1:], strict=True):
         state = line[at : at + width]
-        print(f"{line[:at]}{paint(state, _COLOURS[entry.state])}{line[at + width :]}")
+        told.append(f"{line[:at]}{paint(state, _COLOURS[entry.state])}{line[at + width :]}")
         if entry.because:
-            print(f"  {clean(entry.because)}")
+            told.append(f"  {clean(entry.because)}")
+    print("\n".join(fold(told)))

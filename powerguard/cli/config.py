@@ -3,9 +3,10 @@
 import argparse
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any, Final, Protocol
+
+from powerguard.cli.render import fold, say
 
 EX_CONFIG: Final = 78
 """sysexits.h: something is wrong with the settings."""
@@ -90,7 +91,7 @@ def _fail(args: argparse.Namespace, problems: tuple[str, ...]) -> int:
         _print_json({"valid": False, "file": str(_path(args)), "problems": list(problems), "warnings": []})
     else:
         for problem in problems:
-            print(f"error: {problem}", file=sys.stderr)
+            say(f"error: {problem}")
     return EX_CONFIG
 
 
@@ -115,10 +116,11 @@ def _validate(args: argparse.Namespace) -> int:
         _print_json({"valid": True, "file": str(_path(args)), "problems": [], "warnings": told})
         return 0
     for warning in told:
-        print(f"warning: {warning}", file=sys.stderr)
+        say(f"warning: {warning}")
     settings = loaded.settings
     fed_by = " and ".join(settings.feeding)
-    print(f"{_path(args)}: valid; mode {settings.mode}, fed by {fed_by}, {_count(len(settings.trainers))}")
+    line = f"{_path(args)}: valid; mode {settings.mode}, fed by {fed_by}, {_count(len(settings.trainers))}"
+    print("\n".join(fold([line])))
     return 0
 
 

@@ -5,6 +5,7 @@ import asyncio
 import json
 import sys
 
+from powerguard.cli.render import fold, say
 from powerguard.sim import story
 from powerguard.sim.story import Report, Stage, StoryError
 
@@ -14,7 +15,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         return _fast(args) if args.fast else asyncio.run(_live(args))
     except StoryError as error:
-        print(f"powerguard demo: {error}", file=sys.stderr)
+        say(f"powerguard demo: {error}")
         return 1
     except KeyboardInterrupt:
         print("\npowerguard demo: stopped", file=sys.stderr)
@@ -46,7 +47,7 @@ def _fast(args: argparse.Namespace) -> int:
 async def _play(stage: Stage, args: argparse.Namespace) -> int:
     def tell(text: str) -> None:
         if not args.json:
-            print(text, flush=True)
+            _show(text)
 
     tell("powerguard demo")
     tell(f"  real:     {'; '.join(stage.real)}")
@@ -59,14 +60,18 @@ async def _play(stage: Stage, args: argparse.Namespace) -> int:
     return 0 if report.safe else 1
 
 
+def _show(text: str) -> None:
+    print("\n".join(fold(text.split("\n"))), flush=True)
+
+
 def _print_report(report: Report) -> None:
     print("\nWhat the seconds on battery were spent on (from the journal)")
     for act in report.acts:
         print(f"\n  {act.name}")
         for line in story.timeline(act):
-            print(line)
+            _show(line)
     print("\nIs it true?")
     for check in report.checks:
-        print(f"  {'yes' if check.holds else 'NO '}  {check.name}: {check.told}")
+        _show(f"  {'yes' if check.holds else 'NO '}  {check.name}: {check.told}")
     verdict = "nothing was lost" if report.safe else "THE HOST OR ITS TRAINING WOULD HAVE BEEN LOST"
     print(f"\n{verdict}, {report.seconds:.0f} s of story")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from powerguard.cli.operate import Subparsers, fail
 from powerguard.cli.outages import EX_NOINPUT, UnknownOutageError, add_journal, find, journal_of
-from powerguard.cli.render import clean, duration, moment, table
+from powerguard.cli.render import clean, duration, fold, moment, table
 
 if TYPE_CHECKING:
     from powerguard.daemon.journal import OutageRecord
@@ -98,7 +98,7 @@ def _list(args: argparse.Namespace, db: Any) -> int:  # noqa: ANN401 - as above
         )
         for record, each in zip(records, told, strict=True)
     ]
-    print("\n".join(table([_HEAD, *rows], indent="")))
+    print("\n".join(fold(table([_HEAD, *rows], indent=""))))
     return 0
 
 

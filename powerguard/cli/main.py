@@ -92,7 +92,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and where to read what is right."""
-        self.exit(EX_USAGE, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
+        say(f"{self.prog}: {message}\nSee `{self.prog} --help`.")
+        self.exit(EX_USAGE)
 
 
 class Verbs:

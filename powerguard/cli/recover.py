@@ -158,6 +158,7 @@ def _alone(args: argparse.Namespace, why: str) -> int:
         print(json.dumps(told, indent=2))
         return EX_DOWN
     lines = _lines({**told, "phase": "unknown", "stage": "the daemon is down, and this is what can be seen without it"})
-    by_hand = f"by hand, with nobody watching the battery: {_start(told['starts'])}"
-    print("\n".join([*lines, f"with the battery watched: systemctl start powerguard.service; {by_hand}"]))
+    lines.append("with the battery watched: systemctl start powerguard.service")
+    lines.append(f"by hand, with nobody watching the battery: {clean(_start(told['starts']))}")
+    print("\n".join(fold(lines)))
     return EX_DOWN

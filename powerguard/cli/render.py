@@ -32,7 +32,7 @@ def has_colour(stream: TextIO) -> bool:
 def say(text: str) -> None:
     """Print on stderr. Where nobody takes it, that alone is lost: not the exit status, nor what is still to be done."""
     try:
-        print(text, file=sys.stderr, flush=True)
+        print("\n".join(fold(text.split("\n"), stream=sys.stderr)), file=sys.stderr, flush=True)
     except OSError:
         forget(sys.stderr)
 
@@ -112,14 +112,14 @@ def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
     ]
 
 
-def fold(lines: Sequence[str], width: int | None = None) -> list[str]:
-    """Break long lines between words, and go on below where their last column begins. width: None: as the terminal's.
+def fold(lines: Sequence[str], width: int | None = None, stream: TextIO | None = None) -> list[str]:
+    """Break long lines between words, and go on below where their last column begins.
 
-    What is no terminal gets its lines whole.
+    width: None: as the terminal's, which is the stream (None: stdout). What is no terminal gets its lines whole.
     """
     if width is None:
         try:
-            width = os.get_terminal_size(sys.stdout.fileno()).columns
+            width = os.get_terminal_size((sys.stdout if stream is None else stream).fileno()).columns
         except (OSError, ValueError):
             return list(lines)
     if width < _NARROW or all(len(line) <= width for line in lines):

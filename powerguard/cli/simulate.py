@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from powerguard.cli.operate import Subparsers, fail
-from powerguard.cli.render import Paint
+from powerguard.cli.render import Paint, fold, say
 
 if TYPE_CHECKING:
     from powerguard.sim.world.many import Tell
@@ -97,7 +97,7 @@ def _run(args: argparse.Namespace, bar: "_Bar") -> int:
         bar.clear()
         if args.json:
             return fail(args, "simulate", "; ".join(error.problems), EX_CONFIG)
-        print(error, file=sys.stderr)
+        say(str(error))
         return EX_CONFIG
     if args.level != "core" and args.policy != "powerguard":
         bar.clear()
@@ -162,19 +162,23 @@ def _print(told: dict[str, Any]) -> None:
 
     faults = "with faults" if told["faults"] else "without faults"
     site = "" if told["site"] is None else f", site {told['site']}"
-    print(f"{count} outages from seed {told['seed']}, {faults}, policy {told['policy']}, level {told['level']}{site}\n")
-    print(
-        f"  training lost beyond the oracle   {told['excess_s_mean']:.1f} s an outage, p95 {told['excess_s_p95']:.0f} s"
-    )
-    print(f"  lost beyond what nobody can beat  {told['beyond_bound_s_mean']:.1f} s an outage")
-    print(f"  training lost in all              {told['loss_s_mean']:.1f} s an outage")
-    print(f"  of that done again (rollback)     {told['rollback_s_mean']:.1f} s an outage")
+    played = "1 outage" if count == 1 else f"{count} outages"
+    mean = f"{told['excess_s_mean']:.1f}"
     dirty, physics = share("planning_dirty"), share("physics_dirty")
-    print(f"  power lost under the host         {dirty} by planning, {physics} by physics")
+    lines = [
+        f"{played} from seed {told['seed']}, {faults}, policy {told['policy']}, level {told['level']}{site}",
+        "",
+        f"  training lost beyond the oracle   {mean} s an outage, p95 {told['excess_s_p95']:.0f} s",
+        f"  lost beyond what nobody can beat  {told['beyond_bound_s_mean']:.1f} s an outage",
+        f"  training lost in all              {told['loss_s_mean']:.1f} s an outage",
+        f"  of that done again (rollback)     {told['rollback_s_mean']:.1f} s an outage",
+        f"  power lost under the host         {dirty} by planning, {physics} by physics",
+    ]
     if told["policy"] == "oracle" and told["planning_dirty"]:
-        print("                                    (the oracle takes whoever lost the fewest seconds, also so)")
-    print(f"  shut down                         {share('shutdowns')}, needlessly {share('needless')}")
-    print(f"  stranded                          {share('stranded')}")
+        lines.append("                                    (the oracle takes whoever lost the fewest seconds, also so)")
+    lines.append(f"  shut down                         {share('shutdowns')}, needlessly {share('needless')}")
+    lines.append(f"  stranded                          {share('stranded')}")
+    print("\n".join(fold(lines)))
     _print_ways(told["stranded_by_ways"])
     for lost in told["planning_dirty_outages"][:5]:
         print(f"\n{paint('power lost by planning', 'red')}: {lost['reproduce']}")
@@ -189,10 +193,10 @@ def _print_ways(sets: list[dict[str, Any]]) -> None:
     worst = sorted(sets, key=lambda each: (-each["stranded"] / each["outages"], -each["outages"]))
     rows = [("ways back", "outages", "off", "stranded", "wait", "back by"), *map(_row, worst[:_MOST_SETS])]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    print("\n  A late reboot, B output, C sentinel, D watchdog, E clock, P the BMC's policy")
+    print("\n" + "\n".join(fold(["  A late reboot, B output, C sentinel, D watchdog, E clock, P the BMC's policy"])))
     for name, *cells, by in rows:
         told = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=False))
-        print(f"  {name:<{widths[0]}}  {told}  {by}".rstrip())
+        print("\n".join(fold([f"  {name:<{widths[0]}}  {told}  {by}".rstrip()])))
     if left := worst[_MOST_SETS:]:
         print(f"  and {len(left)} more sets, in which {sum(each['stranded'] for each in left)} stayed off (--json)")
 

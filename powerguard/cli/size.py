@@ -12,7 +12,7 @@ from typing import Any, Final
 from powerguard.cli import picture
 from powerguard.cli.operate import fail
 from powerguard.cli.picture import Section, Stretch
-from powerguard.cli.render import Paint, clean, duration, table
+from powerguard.cli.render import Paint, clean, duration, fold, table
 from powerguard.cli.size_input import AmountError, Asked, SettingsError, asked
 from powerguard.core import budget as sums
 from powerguard.core.actions import Grade
@@ -42,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
     if args.html is not None and (trouble := picture.write(args.html, page(told))):
         return fail(args, "plan --size", trouble, EX_USAGE)
     if args.html != "-" or args.json:
-        print(json.dumps(told, indent=2) if args.json else "\n".join(describe(told, Paint(), utf8=picture.is_utf8())))
+        lines = fold(describe(told, Paint(), utf8=picture.is_utf8()))
+        print(json.dumps(told, indent=2) if args.json else "\n".join(lines))
     return 0 if answer.verdict is Verdict.FULL else 1
 
 

@@ -116,7 +116,8 @@ async def test_without_a_daemon_it_looks_for_itself_and_starts_nothing(folder: P
         ["open", "host"],
         ["open", "target"],
     ]
-    assert "systemctl start powerguard.service; by hand, with nobody watching the battery: /bin/true" in out
+    assert "with the battery watched: systemctl start powerguard.service\nby hand, with nobody watching" in out
+    assert "the battery: /bin/true" in out
     told: dict[str, Any] = json.loads((await recover(folder, "--json"))[1])
     assert list(told) == list(json.loads((REFERENCE / "recovery.json").read_text(encoding="utf-8")))
     assert "not running" in told["refused"]
