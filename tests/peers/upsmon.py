@@ -71,6 +71,7 @@ async def upsmon(
     (folder / "upsmon.conf").write_text("\n".join(config) + "\n", encoding="utf-8")
     (folder / "upsmon.conf").chmod(0o600)
     isolate = (require("unshare"), "-m") if os.geteuid() == 0 else (require("unshare"), "-r", "-m")
+    before = await peer.logins()  # once it runs, it may be among them
     with (folder / "log").open("ab") as log:
         child = await asyncio.create_subprocess_exec(
             *(*isolate, "sh", "-c", f'{_INSIDE} "$0" -F', program("upsmon")),
@@ -81,7 +82,6 @@ async def upsmon(
             start_new_session=True,
         )
     try:
-        before = await peer.logins()
         async with asyncio.timeout(LIMIT_S):
             while await peer.logins() <= before:
                 assert child.returncode is None, (folder / "log").read_text(encoding="utf-8")
