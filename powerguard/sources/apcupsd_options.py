@@ -40,5 +40,8 @@ class ApcupsdOptions(Options):
         "POLLTIME to 1.",
     )
     timeout_s: float = Field(
-        default=1.0, ge=0.5, le=5.0, description="Seconds to wait for an answer; on battery 0.8 at most, until it is lost."
+        default=1.0,
+        ge=0.5,
+        le=5.0,
+        description="Seconds to wait for an answer; on battery 0.8 at most, until it is lost.",
     )

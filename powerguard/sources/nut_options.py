@@ -47,7 +47,10 @@ class NutOptions(Options):
     )
     poll_s: float = Field(default=0.25, ge=0.2, le=5.0, description="Seconds from one poll to the next.")
     timeout_s: float = Field(
-        default=1.0, ge=0.5, le=5.0, description="Seconds to wait for an answer; on battery 0.8 at most, until it is lost."
+        default=1.0,
+        ge=0.5,
+        le=5.0,
+        description="Seconds to wait for an answer; on battery 0.8 at most, until it is lost.",
     )
 
     @model_validator(mode="after")
