@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -164,6 +165,22 @@ async def test_nobody_answers(folder: Path) -> None:
     assert verdicts(checks, "bmc") == ["FAIL"]
     assert verdicts(checks, "budget") == ["WARN"]
     assert not [check for check in checks if "the check broke" in check["text"]]
+
+
+class SlowCard(SnmpAgent):
+    """Answers, later than anybody waits for it."""
+
+    def _send(self, answer: bytes, sender: tuple[str, int]) -> None:
+        asyncio.get_running_loop().call_later(1.2, super()._send, answer, sender)
+
+
+async def test_a_card_that_answers_too_late_is_told_once(folder: Path) -> None:
+    """Its address and its community are right: the fix is in the words, and no other one stands beside it."""
+    async with SlowCard(lambda: table("apc"), community=COMMUNITY) as ups:
+        _, checks, _ = await doctor(settings(folder, snmp=ups.port, bmc=9), "--socket", f"{folder}/none.sock")
+    (check,) = [check for check in checks if check["name"] == "ups.127.0.0.1"]
+    assert (check["verdict"], check["fix"]) == ("FAIL", "")
+    assert re.search(r"but answers come after \d\.\d s: raise timeout_s above it$", check["text"])
 
 
 async def test_wrong_settings_are_findings(folder: Path) -> None:
