@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -150,8 +151,8 @@ async def test_trainers_that_refuse_hang_babble_and_die() -> None:
         await ends_right(world)
         assert [numbers(line)["trainer"] for line in world.notes("checkpoint_durable")] == ["good"]
         failed = world.notes("action_failed", action="TriggerCheckpoint")
-        (hung,) = [line for line in failed if bad[1].url in line.because]
-        assert world.notes("checkpoint_durable")[0].at_s < hung.at_s, "those who hang are not waited for"
+        hung = [line.at_s for line in failed if bad[1].url in line.because]
+        assert world.notes("checkpoint_durable")[0].at_s < min(hung, default=math.inf), "who hangs is not waited for"
         reasons = "\n".join(line.because for line in failed)
         assert f"{bad[0].url}: refuses" in reasons
         assert dying.url in reasons
