@@ -6,12 +6,12 @@ from pathlib import Path
 
 from powerguard.core.actions import EnsurePolicy, Grade
 from powerguard.core.model import OnBattery, Outage, State
-from powerguard.daemon.journal import Entry, Journal
+from powerguard.daemon.journal import Entry, Journal, Limits
 
 
 async def write(path: Path) -> None:
     """Go on from where the last one was killed."""
-    journal = Journal(path, boot_id="boot-1")
+    journal = Journal(path, boot_id="boot-1", limits=Limits(append_s=30.0, load_s=30.0))
     loaded = await journal.load()
     serial = 0 if loaded.state is None else loaded.state.serial
     phase = OnBattery(outage=Outage(id="o-1", since_s=1.0, grade=Grade.FULL))

@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -43,6 +44,8 @@ from powerguard.daemon.journal.queries import LEARNED, LOST_ALL, MODEL
 from powerguard.daemon.journal.store import MIGRATIONS, Batch, Store
 
 WALL = 1_795_000_000.0
+PATIENT = Limits(append_s=30.0, load_s=30.0, read_s=30.0)
+"""What a busy machine takes is no fault of the disk's."""
 
 
 def on_battery(serial: int, outage: str = "o-1", since_s: float = 100.0) -> State:
@@ -57,7 +60,7 @@ def policy(serial: int, outage: str = "o-1") -> EnsurePolicy:
 async def opened(
     path: Path, *, boot_id: str = "boot-1", limits: Limits | None = None, retention: Retention | None = None
 ) -> AsyncIterator[tuple[Journal, Loaded]]:
-    journal = Journal(path, boot_id=boot_id, wall=lambda: WALL, limits=limits, retention=retention)
+    journal = Journal(path, boot_id=boot_id, wall=lambda: WALL, limits=limits or PATIENT, retention=retention)
     loaded = await journal.load()
     try:
         yield journal, loaded
@@ -163,14 +166,12 @@ def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
             [sys.executable, str(Path(__file__).with_name("journal_writer.py")), str(path)], stdout=subprocess.PIPE
         )
         assert writer.stdout is not None
-        lines = [writer.stdout.readline()]
-        try:
-            writer.wait(chance.uniform(0.01, 0.25))
-        except subprocess.TimeoutExpired:
-            writer.kill()
+        lines = [writer.stdout.readline() for _ in range(chance.randrange(1, 60))]
+        time.sleep(chance.uniform(0.0, 0.02))
+        writer.kill()
         rest, _ = writer.communicate()
         assert writer.returncode == -signal.SIGKILL, rest.decode()
-        whole = (lines[0] + rest).split(b"\n")[:-1]
+        whole = (b"".join(lines) + rest).split(b"\n")[:-1]
         assert int(whole[0]) > acknowledged, "the next daemon went on from there"
         acknowledged = int(whole[-1])
         with read_only(path) as db:
@@ -496,7 +497,7 @@ async def test_what_cannot_be_written_does_not_keep_the_rest_off_the_disk(tmp_pa
 async def test_retention_bounds_outages_and_quiet_lines_but_never_the_outage_that_runs(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     keep = Retention(outages=5, quiet_lines=20)
-    async with opened(path, limits=Limits(prune_every=10), retention=keep) as (journal, _):
+    async with opened(path, limits=replace(PATIENT, prune_every=10), retention=keep) as (journal, _):
         await journal.append(Entry(at_s=1.0, state=on_battery(0, "first", 1.0), actions=(policy(0, "first"),)))
         for n in range(1, 41):
             at_s = 100.0 * n

@@ -24,6 +24,8 @@ from powerguard.daemon.journal.queries import LOST_ALL
 from powerguard.daemon.journal.store import Batch, Store
 
 QUICK = Limits(append_s=0.1, load_s=0.1, read_s=0.1, retry_s=0.05)
+PATIENT = Limits(append_s=30.0, load_s=30.0, read_s=30.0, retry_s=0.05)
+"""For disks that refuse at once: what a busy machine takes is no fault of theirs."""
 
 
 def step(serial: int) -> Entry:
@@ -260,7 +262,7 @@ def file_size_limit(size_bytes: int) -> Iterator[None]:
 async def test_writes_that_fail_are_kept_and_caught_up(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     told = Told()
-    journal = Journal(path, boot_id="b", on_health=told, limits=QUICK)
+    journal = Journal(path, boot_id="b", on_health=told, limits=PATIENT)
     await journal.load()
     assert await journal.append(step(1))
     with file_size_limit(8192):
@@ -302,7 +304,7 @@ async def test_a_full_disk(tmp_path: Path) -> None:
     with small_disk() as disk:
         path = disk / "journal.db"
         told = Told()
-        journal = Journal(path, boot_id="b", on_health=told, limits=QUICK)
+        journal = Journal(path, boot_id="b", on_health=told, limits=PATIENT)
         await journal.load()
         assert await journal.append(step(1))
         ballast = disk / "ballast"
@@ -313,7 +315,7 @@ async def test_a_full_disk(tmp_path: Path) -> None:
         assert told.durable == [False]
         assert "full" in told.all[0].reason
         assert "free some space" in told.all[0].reason
-        again = Journal(path, boot_id="b", limits=QUICK)  # as after a kill
+        again = Journal(path, boot_id="b", limits=PATIENT)  # as after a kill
         loaded = await again.load()
         assert (loaded.state, loaded.lost) == (step(1 + answers.count(True)).state, "")
         await again.close()
@@ -328,14 +330,14 @@ async def test_a_disk_that_becomes_read_only(tmp_path: Path) -> None:
     """What ext4 does after an I/O error (here: a start on such a disk), and its return."""
     with small_disk() as disk:
         path = disk / "journal.db"
-        journal = Journal(path, boot_id="b", limits=QUICK)
+        journal = Journal(path, boot_id="b", limits=PATIENT)
         await journal.load()
         await journal.append(step(1))
         await journal.close()
         remount = "mount", "-o"
         subprocess.run([*remount, "remount,ro", str(disk)], check=True)  # noqa: ASYNC221 - set-up
         told = Told()
-        journal = Journal(path, boot_id="b", limits=QUICK, on_health=told)
+        journal = Journal(path, boot_id="b", limits=PATIENT, on_health=told)
         loaded = await journal.load()
         assert not loaded.durable
         assert "must be able to write the file and its folder" in loaded.trouble
@@ -353,7 +355,7 @@ async def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("not a folder")
     path = tmp_path / "state" / "journal.db"
     told = Told()
-    journal = Journal(path, boot_id="b", limits=QUICK, on_health=told)
+    journal = Journal(path, boot_id="b", limits=PATIENT, on_health=told)
     loaded = await journal.load()
     assert (loaded.state, loaded.durable) == (None, False)
     assert str(path) in loaded.trouble
