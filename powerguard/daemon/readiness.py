@@ -43,7 +43,7 @@ WARNINGS: Final = {
     "policy_unverified": "the BMC's power restore policy is not verified: the host may stay off when power returns",
     "no_bmc": "no BMC is set: nobody makes sure that the host powers on when power returns",
     "journal_in_memory": "the journal cannot be written: a restart of the daemon would forget an outage",
-    "history_lost": "the journal could not give back what earlier runs had written, and it starts anew",
+    "history_lost": "the journal could not give back all that earlier runs had written",
     "settings_rejected": "the newest settings were rejected; the old ones stand",
     "battery_worn": "the UPS wants its battery replaced",
     "runtime_steep": "the reported runtime falls faster than time passes: the battery holds less than the UPS believes",
