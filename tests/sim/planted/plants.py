@@ -678,7 +678,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="armed_ways_forgotten_over_a_boot",
         module="powerguard.core.recovery",
-        swaps=(("        armed=ways.after_boot(policy, old, now_s),", "        armed=(),"),),
+        swaps=(("        armed=ways.after_boot(policy, old, now_s, whole=stored.whole),", "        armed=(),"),),
         site=_RETURNS,
         within=20,
     ),
@@ -754,7 +754,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="woken_before_the_output_is_cut",
         module="powerguard.core.ways",
-        swaps=(("        Way.RTC: max(dark_in_s + RTC_AFTER_S", "        Way.RTC: max(off_in_s"),),
+        swaps=(("        Way.RTC: max(wake_in_s + RTC_AFTER_S", "        Way.RTC: max(off_in_s"),),
         level="loop",
         within=60,
         hint=22,
