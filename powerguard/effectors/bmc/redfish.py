@@ -5,20 +5,19 @@ only by a job that a reboot carries out, so it is never written.
 """
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-import aiohttp
-
 from powerguard.clock import Clock, boottime_s
+from powerguard.effectors.base import EffectorError
 from powerguard.effectors.bmc.engine import BACK_OFF_S, BmcError, Ensured, Login, Probe
 from powerguard.effectors.bmc.exchange import READ_BACK_S, BmcFailure
 from powerguard.effectors.bmc.ipmi import ChassisStatus, Failure, PowerRestorePolicy
 from powerguard.effectors.bmc.options import BmcOptions
 from powerguard.effectors.bmc.redfish_http import Resource, Talk, basic, link, session
+from powerguard.effectors.tls import Verify, verifying
 
 ROOT: Final = "/redfish/v1/"
 MAX_SYSTEMS: Final = 64
@@ -137,7 +136,7 @@ class RedfishEngine:
         self._host = options.host
         self._options = options
         self._login = Login(options.user, options.password, clock=clock)
-        self._verify: ssl.SSLContext | aiohttp.Fingerprint | None = None
+        self._verify: Verify | None = None
 
     async def ensure(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
         return await self._set(wanted, by_s, None)
@@ -246,18 +245,13 @@ class RedfishEngine:
                 text += f", not tried again for {BACK_OFF_S / 60:g} minutes"
             raise self._error(failed.failure, text) from None
 
-    async def _verifying(self) -> ssl.SSLContext | aiohttp.Fingerprint:
-        """What proves that it is our BMC; certificates are read in a thread. Raises BmcError."""
+    async def _verifying(self) -> Verify:
+        """What proves that it is our BMC. Raises BmcError."""
         if self._verify is None:
-            pinned, ca = self._options.fingerprint, self._options.ca
             try:
-                if pinned is not None:
-                    self._verify = aiohttp.Fingerprint(bytes.fromhex(pinned.replace(":", "")))
-                else:
-                    self._verify = await asyncio.to_thread(ssl.create_default_context, cafile=ca)
-            except OSError as error:  # of which ssl.SSLError is one
-                msg = f"bmc.ca: {ca}: cannot be read as certificates ({error.strerror or error})"
-                raise BmcError(msg, Failure.SETTINGS) from None
+                self._verify = await verifying("bmc", self._options.fingerprint, self._options.ca)
+            except EffectorError as error:
+                raise BmcError(str(error), Failure.SETTINGS) from None
         return self._verify
 
 

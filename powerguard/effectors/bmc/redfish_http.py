@@ -20,6 +20,7 @@ from yarl import URL
 from powerguard.clock import boottime_s
 from powerguard.effectors.bmc.exchange import BUSY_PAUSE_S, BmcFailure
 from powerguard.effectors.bmc.ipmi import Failure
+from powerguard.effectors.tls import Verify
 
 MAX_BODY_BYTES: Final = 262_144
 """A ComputerSystem takes 4 to 20 KB; more is read of nobody."""
@@ -123,7 +124,7 @@ class Talk:
             raise _failure(self.doing, error) from None
 
 
-def session(verify: ssl.SSLContext | aiohttp.Fingerprint) -> aiohttp.ClientSession:
+def session(verify: Verify) -> aiohttp.ClientSession:
     """Make a session for one operation. No proxy, no cookie, no netrc."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(ssl=verify, limit=1, use_dns_cache=False),

@@ -11,13 +11,13 @@ from typing import Any, Final
 import aiohttp
 
 from powerguard.effectors.base import EffectorError
+from powerguard.effectors.tls import Verify
 from powerguard.protocols import sentinel as wire
 
 MAX_ANSWER_BYTES: Final = 65_536
 _AGAIN_S: Final = 0.3
 """Before the next try, and up to as much again: a room full of hosts asks in the same second."""
 
-Verify = ssl.SSLContext | aiohttp.Fingerprint
 Answer = Mapping[str, Any]
 
 

@@ -2,18 +2,16 @@
 
 import asyncio
 import socket
-import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-import aiohttp
-
 from powerguard.clock import Clock, boot_id, boottime_s
 from powerguard.core.actions import Action, ArmWay, CheckWay, Detail, DisarmWay
 from powerguard.effectors.base import EffectorError
-from powerguard.effectors.sentinel.client import Answer, Peer, Verify, session
+from powerguard.effectors.sentinel.client import Answer, Peer, session
 from powerguard.effectors.sentinel.options import SentinelOptions
+from powerguard.effectors.tls import Verify, verifying
 from powerguard.options import SecretError
 from powerguard.protocols.sentinel import MAX_IN_S, MIN_KEY_BYTES
 
@@ -175,17 +173,9 @@ class SentinelEffector:
         return key
 
     async def _verifying(self) -> Verify:
-        """What proves that it is our sentinel; certificates are read in a thread. Raises EffectorError."""
+        """What proves that it is our sentinel. Raises EffectorError."""
         if self._verify is None:
-            pinned, ca = self._options.fingerprint, self._options.ca
-            try:
-                if pinned is not None:
-                    self._verify = aiohttp.Fingerprint(bytes.fromhex(pinned.replace(":", "")))
-                else:
-                    self._verify = await asyncio.to_thread(ssl.create_default_context, cafile=ca)
-            except OSError as error:  # of which ssl.SSLError is one
-                msg = f"sentinel.ca: {ca}: cannot be read as certificates ({error.strerror or error})"
-                raise EffectorError(msg) from None
+            self._verify = await verifying("sentinel", self._options.fingerprint, self._options.ca)
         return self._verify
 
 
