@@ -58,8 +58,6 @@ BMC_LIMIT_S: Final = 5.0
 RESUME_LIMIT_S: Final = 10.0
 _AS_ROOT: Final = "run doctor as root or as powerguard"
 _AS_DAEMON: Final = "see `powerguard status`: the daemon asks it"
-_LATE: Final = "but answers come after"
-"""Said of a card that is slower than timeout_s (sources/snmp_late)."""
 DRILL_DAYS: Final = 90
 _MEASURE: Final = "let a drill or a self-test discharge at least a quarter of it (docs/guides/battery.md)"
 OLD_MEASUREMENT_S: Final = 9 * 30.44 * 86400.0
@@ -233,7 +231,7 @@ async def _snmp(ward: Ward, ups: str, name: str, options: SnmpOptions) -> list[F
         report = await probe(options)
     except SnmpError as error:
         # Whoever answers too late has taken address and community; the words say what would be right.
-        fix = "" if _LATE in str(error) else "check address, version, community or user, and the card's access list"
+        fix = "" if error.late else "check address, version, community or user, and the card's access list"
         return [Finding(name, "FAIL", str(error), fix)]
     told = report.decoded
     if told.stale is not None:

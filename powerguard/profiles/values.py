@@ -28,12 +28,16 @@ Answer = Value | Missing
 
 
 class DeviceError(Exception):
-    """A device that cannot be asked or told: one line for the operator. unanswered: nobody answered at all."""
+    """A device that cannot be asked or told: one line for the operator.
 
-    def __init__(self, reason: str, *, unanswered: bool = False) -> None:
+    unanswered: nobody answered at all, in time. late: but after it, so address and credentials are right.
+    """
+
+    def __init__(self, reason: str, *, unanswered: bool = False, late: bool = False) -> None:
         """Keep the reason as the text of the exception."""
         super().__init__(reason)
         self.unanswered = unanswered
+        self.late = late
 
 
 def parts(oid: str) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ Asked = tuple[int, int, dict[str, Answer]]
 
 
 class SnmpError(DeviceError):
-    """A request that brought nothing, in one line for the operator. unanswered: nobody answered at all."""
+    """A request that brought nothing, in one line for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Place:
         version = self._options.version
         because = f", but {late}" if late else f": check {check}, ACL of the card"
         msg = f"no answer from {self.where} in {tries_s:.1f} s (v{version}){because}"
-        return SnmpError(msg, unanswered=True)
+        return SnmpError(msg, unanswered=True, late=bool(late))
 
     async def address(self) -> Address:
         """Look it up, where that is due; while the name service is down the old address serves."""
