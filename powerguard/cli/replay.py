@@ -28,8 +28,6 @@ SEED_S: Final = 60.0
 _COLOURS: Final = {"warning": "yellow", "error": "red"}
 _NOT_KNOWN: Final = "not known"
 """Of what today's decisions do after the recording's end: nobody knows whether it was done."""
-_CUT_OFF: Final = "the file ends before the export did"
-"""How the remark begins that is made of a file without its last lines (`sim.replay_file`)."""
 _ROUNDING_S: Final = 0.01
 _TOLD_BY_NOTES: Final = frozenset(
     {"TriggerCheckpoint", "PowerOff", "CapPower", "PollNow", "StopTrainer", "TerminateTrainer"}
@@ -221,7 +219,7 @@ def _known_until_s(recording: "Recording", tolerance_s: float) -> float:
     counts, and of that moment something may be missing.
     """
     done_s = [leg.end_s + leg.shift_s for leg in recording.legs if leg.end_s is not None]
-    if any(text.startswith(_CUT_OFF) for text in recording.told):
+    if recording.cut_off:
         return max(done_s, default=-math.inf) - max(tolerance_s, _ROUNDING_S)
     last = recording.legs[-1]
     heard_s = last.events[-1].at_s if last.events else last.at_s

@@ -280,6 +280,7 @@ class _Outage:
             marks=tuple(marks),
             began_s=float(started) if isinstance(started, int | float) else None,
             complete=self.meta.get("complete") is True,
+            cut_off=not self.ended,
             told=tuple(self.told),
         )
 

@@ -62,6 +62,7 @@ class Recording:
     """One outage as recorded, or a file of readings. began_s: of the outage, in the recording's clock; None: not told.
 
     marks: what was done. complete: every reading was kept. zero_s: the file's own time at the recording's zero.
+    cut_off: the file ends before the export did.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Recording:
     began_s: float | None = None
     complete: bool = True
     zero_s: float = 0.0
+    cut_off: bool = False
     told: tuple[str, ...] = ()
 
 
