@@ -20,7 +20,7 @@ demo:
 test:
 	scripts/venv .venv test,mutation
 	scripts/test-peers || echo 'Going on without them: their tests are skipped and named at the end.'
-	.venv/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	scripts/tests .venv/bin/python -n $(WORKERS) --dist loadgroup $(ARGS)
 	set -- $(ARGS); test $$# -gt 0 || scripts/test-torch
 	@echo 'Not run: what boots containers and virtual machines (make test-vm), and what takes minutes (make test-long).'
 
