@@ -51,7 +51,7 @@ def _absent(policy: Policy, feed: Feed, now_s: float) -> str:
         return why
     if feed.countdown_at_s is not None or _counts_down(feed, reading):
         return "a countdown to output off runs"
-    if reading.forced_shutdown:
+    if feed.fsd_at_s is not None or reading.forced_shutdown:
         return "a forced shutdown stands (NUT: FSD)"
     if feed.supply is not Supply.UTILITY or feed.suspect:
         return f"on {reading.output_source}"

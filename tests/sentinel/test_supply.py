@@ -110,3 +110,32 @@ def test_after_a_silence_utility_holds_anew() -> None:
 def test_one_poll_that_fails_is_not_news() -> None:
     missed = SourceFailed(at_s=21.0, ups="a", source="nut", reason="x")
     assert why(fed(*steady(0, 20), missed, reading(22.0)), 22.0) == ""
+
+
+class TestForcedShutdownOfTwoSources:
+    """upsd tells FSD, the card knows none: its utility says nothing of an output that is about to be cut."""
+
+    POLICY = replace(POLICY, sources=2)
+    LOST = SourceFailed(at_s=24.0, ups="a", source="nut", reason="x", lost=True)
+
+    def _told(self, *events: Reading | SourceFailed, card_until_s: int) -> str:
+        """Why the UPS is no good, with a card beside that tells utility once a second."""
+        card = [replace(each, at_s=each.at_s + 0.5, source="snmp") for each in steady(0, card_until_s)]
+        feed = Feed()
+        for event in sorted((*events, *card), key=lambda each: each.at_s):
+            feed = enter(self.POLICY, feed, event)
+        return supply(self.POLICY, feed, card_until_s + 0.5, stable_s=10.0, charge_pct=10.0).why
+
+    def test_it_stands_until_its_own_source_takes_it_back(self) -> None:
+        rises = (*steady(0, 20), *steady(21, 23, forced_shutdown=True))
+        fsd = "a forced shutdown stands (NUT: FSD)"
+        assert self._told(*rises, card_until_s=23) == fsd
+        assert self._told(*rises, self.LOST, card_until_s=60) == fsd
+        assert self._told(*rises, *steady(24, 24), card_until_s=24) == fsd, "one reading may be wrong"
+        assert self._told(*rises, *steady(24, 25), card_until_s=25) == ""
+
+    def test_one_that_did_not_come_is_spent(self) -> None:
+        """Its source is lost for good: no host may stay off for that."""
+        rises = (*steady(0, 20), *steady(21, 23, forced_shutdown=True), self.LOST)
+        assert self._told(*rises, card_until_s=340)
+        assert self._told(*rises, card_until_s=360) == ""
