@@ -277,6 +277,16 @@ def test_scripts_can_be_run() -> None:
             assert told.returncode == 0, told.stderr
 
 
+def test_decisions_are_listed() -> None:
+    """Each has a number of its own and one line of the index, and no link there leads nowhere."""
+    folder = ROOT / "docs/decisions"
+    links = re.findall(r"\[([^\]]+)\]\(([^)#]+)", (folder / "README.md").read_text(encoding="utf-8"))
+    listed = sorted(link for link in links if link[1][:4].isdigit())
+    assert listed == sorted((path.name[:4], path.name) for path in folder.glob("[0-9]*.md"))
+    assert len({number for number, _ in listed}) == len(listed), "two have one number"
+    assert [target for _, target in links if not (folder / target).exists()] == []
+
+
 def texts() -> list[Path]:
     """Every file that is text, less this one, which is full of what it looks for."""
     return [path for path in walk() if path != Path(__file__) and b"\0" not in path.read_bytes()[:4096]]

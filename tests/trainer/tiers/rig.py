@@ -25,6 +25,7 @@ from powerguard.trainer.manifest import Manifest
 from powerguard.trainer.snapshot import Snapshot
 from powerguard.trainer.store import Store
 from powerguard.trainer.tiers import Remote
+from tests.peers.ports import free_port
 
 MIB = 1 << 20
 CHUNK = 8 * MIB
@@ -73,12 +74,6 @@ def flip(path: Path, offset: int) -> None:
         byte = file.read(1)[0]
         file.seek(offset)
         file.write(bytes([byte ^ 1]))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def until(what: Callable[[], object], limit_s: float = 60.0) -> None:
