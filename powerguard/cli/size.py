@@ -14,7 +14,7 @@ from powerguard.cli.operate import fail
 from powerguard.cli.picture import Section, Stretch
 from powerguard.cli.render import Paint, clean, duration, fold, table
 from powerguard.cli.size_input import AmountError, Asked, SettingsError, asked
-from powerguard.core import budget as sums
+from powerguard.core import account
 from powerguard.core.actions import Grade
 from powerguard.core.size import Fix, Lever, Size, Verdict, size
 
@@ -210,7 +210,7 @@ def _battery(question: Asked, fix: Fix) -> dict[str, Any]:
         return {"more_wh": more_wh, "text": f"{text}: {more_wh} Wh of external packs (nameplate)"}
     if policy.rating_w is None:
         return {"more_wh": None, "text": f"{text}, by external packs"}
-    delivered_wh = sums.tau_s(policy.runtime_table, site.load) * site.load * policy.rating_w / 3600.0
+    delivered_wh = account.tau_s(policy.runtime_table, site.load) * site.load * policy.rating_w / 3600.0
     more_wh = math.ceil((fix.value - 1.0) * delivered_wh)
     return {
         "more_wh": None,

@@ -6,8 +6,8 @@ left. Where GPUs are a small part of the load it does not (measured: a weak drop
 
 from collections.abc import Collection
 
+from powerguard.core import account, fusion
 from powerguard.core import budget as sums
-from powerguard.core import fusion
 from powerguard.core.actions import CapPower, Level, RestorePower
 from powerguard.core.events import Done, Failed
 from powerguard.core.frozen import replace
@@ -27,8 +27,10 @@ def gain(policy: Policy, state: State) -> float | None:
     drop = state.learned.cap
     if drop is None or not 0.0 < drop.after < drop.before:
         return None
-    points = sums.table(policy, state.battery)
-    longer = sums.tau_s(points, drop.after) / sums.tau_s(points, drop.before) if points else drop.before / drop.after
+    points = account.table(policy, state.battery)
+    longer = drop.before / drop.after
+    if points:
+        longer = account.tau_s(points, drop.after) / account.tau_s(points, drop.before)
     return longer * drop.speed
 
 

@@ -1,7 +1,6 @@
 """What a drill measures: the load before and after, once it has settled, and the speed of training."""
 
-from powerguard.core import budget as sums
-from powerguard.core import cap, drill_checks, needs, plan
+from powerguard.core import account, cap, drill_checks, needs, plan
 from powerguard.core.actions import Scalar
 from powerguard.core.drill_turn import change, figure, is_recorded, rounded
 from powerguard.core.events import TrainerSeen
@@ -23,7 +22,7 @@ _LEAST_STEPS = 5
 
 def watch_reading(policy: Policy, drill: Drill, reading: Reading) -> Drill:
     """Keep the load of one reading."""
-    load = sums.told_load(policy, reading)
+    load = account.told_load(policy, reading)
     if load is None:
         return drill
     kept = tuple(pair for pair in drill.samples if reading.at_s - pair[0] <= _KEPT_S)
@@ -164,7 +163,7 @@ def look_at_self_test(turn: Turn, drill: Drill) -> str | None:
     late = turn.now_s >= drill.stage_by_s
     if reading is None:
         return None
-    load = sums.told_load(turn.policy, reading)
+    load = account.told_load(turn.policy, reading)
     if not isinstance(begun, int | float):
         if testing:
             figure(turn, test_began_s=round(turn.now_s - drill.stage_at_s, 3), load_before=rounded(load))

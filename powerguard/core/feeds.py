@@ -10,7 +10,7 @@ endless; one that fell silent with the power (`silence`) is presumed to be on ba
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-from powerguard.core import agreement, fusion, silence, watch
+from powerguard.core import account, agreement, fusion, silence, watch
 from powerguard.core import budget as sums
 from powerguard.core.frozen import replace
 from powerguard.core.model import Battery, Feed, FeedPolicy, Policy, State, Supplied, Supply
@@ -41,8 +41,8 @@ def take(policy: Policy, feed: Feed, battery: Battery, reading: Reading) -> tupl
     if not drained:
         # The short way leaves the account behind by some seconds; those were seconds on utility.
         until_s = reading.at_s if feed.reading is None else feed.reading.at_s
-        battery = sums.advance(policy, battery, until_s, draining=False)
-    return new, sums.account(policy, battery, new, told, draining=draining, drained=draining or drained)
+        battery = account.advance(policy, battery, until_s, draining=False)
+    return new, account.enter(policy, battery, new, told, draining=draining, drained=draining or drained)
 
 
 def enter(policy: Policy, state: State, reading: Reading) -> State | None:
@@ -84,7 +84,7 @@ def presume(policy: Policy, state: State, now_s: float) -> State:
     feed = silence.on_battery(state.gone, state.feed)
     if feed is state.feed:
         return state
-    return replace(state, feed=feed, battery=sums.advance(policy, state.battery, feed.since_s, draining=False))
+    return replace(state, feed=feed, battery=account.advance(policy, state.battery, feed.since_s, draining=False))
 
 
 def lost_since_s(state: State, reading: Reading) -> float | None:
@@ -96,7 +96,7 @@ def lost_since_s(state: State, reading: Reading) -> float | None:
 def advance(policy: Policy, state: State, now_s: float) -> State:
     """Bring the account up to `now_s` without a reading, on battery."""
     if not policy.feeds:
-        return replace(state, battery=sums.advance(policy, state.battery, now_s, draining=True))
+        return replace(state, battery=account.advance(policy, state.battery, now_s, draining=True))
     return _together(policy, state, state.upses, now_s, None)
 
 
@@ -221,7 +221,7 @@ def _advanced(policy: Policy, each: Supplied, now_s: float) -> Supplied:
     mine = policy_of(policy, each.ups)
     if mine is None:
         return each
-    return replace(each, battery=sums.advance(mine.policy, each.battery, now_s, draining=True))
+    return replace(each, battery=account.advance(mine.policy, each.battery, now_s, draining=True))
 
 
 def _is_off(each: Supplied) -> bool:
@@ -468,7 +468,7 @@ def _lasts_s(
         mine, word = policy_of(policy, each.ups), words[each.ups]
         if mine is None or _is_off(each):
             continue
-        points = sums.table(mine.policy, each.battery)
+        points = account.table(mine.policy, each.battery)
         endless = word is Supply.UTILITY and feed.supply is Supply.BATTERY
         blind = not endless and (not points or each.battery.left is None)
         if word is Supply.UNKNOWN or blind:
@@ -482,7 +482,7 @@ def _lasts_s(
             Leg(
                 supplies=mine.supplies,
                 left=left,
-                load=sums.load_of(each.battery),
+                load=account.load_of(each.battery),
                 tau_s=_reader(points),
                 cut_at_s=math.inf if cut_at_s is None else cut_at_s,
             )
@@ -495,4 +495,4 @@ def _lasts_s(
 
 
 def _reader(points: tuple[tuple[float, float], ...]) -> Callable[[float], float]:
-    return lambda load: sums.tau_s(points, load) if points else math.inf
+    return lambda load: account.tau_s(points, load) if points else math.inf

@@ -10,8 +10,8 @@ been confirmed; nobody in any other phase stays stopped.
 from collections.abc import Collection
 from typing import Final
 
+from powerguard.core import account, cap, fusion
 from powerguard.core import budget as sums
-from powerguard.core import cap, fusion
 from powerguard.core.actions import Conduct, ContinueTrainer, Level, StopTrainer, TerminateTrainer
 from powerguard.core.events import Done, Failed
 from powerguard.core.frozen import replace
@@ -106,7 +106,7 @@ def _climb(turn: Turn, phase: Emergency) -> None:
             known = of(turn.state, trainer.name)
             blank = Signalled(trainer=trainer.name, outage=turn.outage_id, word=rung, at_s=turn.now_s)
             _send(turn, known or blank, rung)
-            load = round(100 * sums.load_of(turn.state.battery))
+            load = round(100 * account.load_of(turn.state.battery))
             because = "told to pause, and the load has not fallen" if rung == STOP else "stopped, and still it draws"
             turn.note("trainer_signalled", because, Level.WARNING, trainer=trainer.name, word=rung, load_pct=load)
 

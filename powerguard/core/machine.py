@@ -12,6 +12,7 @@ else changes the phase. The picture in docs/ARCHITECTURE.md is drawn from `TABLE
 
 from powerguard.core import alarms, cap, drill, feeds, fusion, gate, ladder, needs, plan, silence, trainers, ways
 from powerguard.core import budget as sums
+from powerguard.core.account import UTILITY_ACCOUNT_S
 from powerguard.core.actions import (
     ArmWay,
     CapPower,
@@ -118,7 +119,7 @@ def _quick(policy: Policy, state: State, reading: Reading) -> Step | None:
     """Utility as ever, nothing pending: once a second for years, so it is worth a short way."""
     battery, last = state.battery, state.feed.reading
     if (
-        reading.at_s - battery.at_s >= sums.UTILITY_ACCOUNT_S
+        reading.at_s - battery.at_s >= UTILITY_ACCOUNT_S
         or last is None
         or reading.charge_pct != last.charge_pct
         or state.guarded_since_s is not None

@@ -2,8 +2,8 @@
 
 import math
 
+from powerguard.core import account, cap, drill, gate, ladder, needs, plan, trainers, ways
 from powerguard.core import budget as sums
-from powerguard.core import cap, drill, gate, ladder, needs, plan, trainers, ways
 from powerguard.core.actions import Conduct, EnsurePolicy, Grade, Level, PowerOff, SyncFilesystems
 from powerguard.core.frozen import replace
 from powerguard.core.model import (
@@ -100,7 +100,7 @@ def _enter(turn: Turn, old: Phase, target: type[Phase], because: str) -> Phase:
     turn.set_phase(EmergencyCheckpoint(outage=outage, began_s=began_s, because=because))
     if sums.power_off_at_s(turn.state.feed) is not None:
         turn.regrade()
-    load = sums.load_of(turn.state.battery)
+    load = account.load_of(turn.state.battery)
     predicted = sums.paused_load(turn.policy, turn.state.trainers, load, turn.state.learned)
     slowest_s = max((t.step_s for t in turn.state.trainers if t.alive), default=0.0)
     limit_s = trainers.order_limit_s(turn, plan.outage_budget(turn.policy, turn.state, turn.now_s))

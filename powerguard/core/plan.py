@@ -7,6 +7,7 @@ machine will do.
 
 from dataclasses import dataclass
 
+from powerguard.core import account
 from powerguard.core import budget as sums
 from powerguard.core.actions import Conduct, Grade
 from powerguard.core.budget import Budget
@@ -35,7 +36,7 @@ def outage_budget(policy: Policy, state: State, now_s: float) -> Budget:
     grade = None if isinstance(phase, Online) else phase.outage.grade
     settled_load = None
     if isinstance(phase, Emergency) and phase.paused_load is not None:
-        arrived = sums.load_of(state.battery) <= 1.05 * phase.paused_load + 0.02
+        arrived = account.load_of(state.battery) <= 1.05 * phase.paused_load + 0.02
         if now_s < phase.settle_by_s and not arrived:
             settled_load = phase.paused_load
     return sums.budget(
@@ -229,14 +230,14 @@ def may_start(policy: Policy, state: State, now_s: float) -> str:
 
 def _after_return(policy: Policy, state: State, now_s: float, least_load: float) -> tuple[float, float, float] | None:
     """Energy left, runtime of a full battery when paused, seconds of checkpoint; with the load that training had."""
-    points, left = sums.table(policy, state.battery), state.battery.left
+    points, left = account.table(policy, state.battery), state.battery.left
     if not points or left is None:
         return None
-    load = max(sums.load_of(state.battery), least_load)
+    load = max(account.load_of(state.battery), least_load)
     if isinstance(state.phase, Recovery):
         load = max(load, state.phase.outage.load_at_start or 1.0)
     paused = sums.paused_load(policy, state.trainers, load, state.learned)
-    return left, sums.tau_s(points, paused), sums.checkpoint_s(state.trainers, now_s)
+    return left, account.tau_s(points, paused), sums.checkpoint_s(state.trainers, now_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from powerguard.core import account, plan
 from powerguard.core import budget as sums
-from powerguard.core import plan
 from powerguard.core.actions import Conduct, Grade
 from powerguard.core.budget import Budget
 from powerguard.core.frozen import replace
@@ -181,7 +181,7 @@ def size(site: Site) -> Size:
 def state_at(site: Site, at_s: float) -> State:
     """Return the state that an outage of this site is in at `at_s`, if nothing was done until then."""
     policy, battery, feed, trainers = _outage(site)
-    return State(battery=sums.advance(policy, battery, at_s, draining=True), feed=feed, trainers=trainers)
+    return State(battery=account.advance(policy, battery, at_s, draining=True), feed=feed, trainers=trainers)
 
 
 def policy_of(site: Site) -> Policy:

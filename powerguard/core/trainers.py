@@ -2,8 +2,8 @@
 
 import math
 
+from powerguard.core import account, ladder, needs, plan
 from powerguard.core import budget as sums
-from powerguard.core import ladder, needs, plan
 from powerguard.core.actions import Conduct, Level, PauseTrainer, ResumeTrainer, ResumeTraining, TriggerCheckpoint
 from powerguard.core.budget import Budget
 from powerguard.core.events import CheckpointProgress, Done, Failed, TrainerSeen
@@ -305,7 +305,7 @@ def learn_drop(turn: Turn, phase: Holding) -> None:
         return
     if turn.state.signalled or (turn.policy.signals and turn.load_stays_high(phase)):
         return  # A pause that did not come has shown nothing; what a signal brought is no pause.
-    after = sums.load_of(turn.state.battery)
+    after = account.load_of(turn.state.battery)
     known = needs.drop_of(turn.state.learned, pausing[0].name)
     if 0.0 < after < before and pausing[0].paused and (known is None or known.at_s < phase.outage.since_s):
         drop = Drop(before=before, after=after, at_s=turn.now_s)

@@ -5,8 +5,8 @@ A `Turn` lives inside one `step` and is never seen outside, so `step` stays a fu
 
 from typing import Any
 
+from powerguard.core import account, plan
 from powerguard.core import budget as sums
-from powerguard.core import plan
 from powerguard.core.actions import Action, Level, Note, Scalar
 from powerguard.core.frozen import replace
 from powerguard.core.model import Emergency, Online, Outage, Phase, Policy, Recovery, Shutdown, State, Step
@@ -114,7 +114,7 @@ class Turn:
         """A pause that does not show in the load: what was promised to the battery does not happen."""
         if phase.paused_load is None:
             return
-        load = sums.load_of(self.state.battery)
+        load = account.load_of(self.state.battery)
         high = self.now_s >= phase.settle_by_s and self.load_stays_high(phase)
         if not (high or self.state.told):
             return
@@ -129,7 +129,7 @@ class Turn:
         """Say whether the load is clearly above what the pause promised; nobody knows while the source is lost."""
         if phase.paused_load is None or self.state.feed.lost_since_s is not None:
             return False
-        return sums.load_of(self.state.battery) > 1.15 * phase.paused_load + 0.02
+        return account.load_of(self.state.battery) > 1.15 * phase.paused_load + 0.02
 
     def count_transfer(self) -> None:
         """The feed went to battery: in a hold too, where it begins no new outage."""

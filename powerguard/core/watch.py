@@ -7,7 +7,7 @@ since it was last heard; and one that lives for longer than a new, full battery 
 is enough alone: a battery may end at any time, and a load says nothing of where it comes from (docs/decisions/0056).
 """
 
-from powerguard.core import budget as sums
+from powerguard.core import account
 from powerguard.core.frozen import replace
 from powerguard.core.heard import Watch, Witness
 from powerguard.core.model import Feed, FeedPolicy, Policy, Supplied, Supply
@@ -82,13 +82,13 @@ def _gone_on(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, watch:
     if others != watch.others:
         watch = replace(watch, others=others)
     mine, reading = policy_of(policy, each.ups), each.feed.reading
-    points = () if mine is None else sums.table(mine.policy, each.battery)
+    points = () if mine is None else account.table(mine.policy, each.battery)
     counts = each.feed.supply is Supply.BATTERY or each.presumed
     if _is_heard(each) or not counts or reading is None or not points:
         return watch
     load = min(one.share * one.least for one in others)
     since_s = reading.at_s if watch.counted_s is None else watch.counted_s
-    spent = watch.spent + max(0.0, now_s - since_s) / sums.tau_s(points, load)
+    spent = watch.spent + max(0.0, now_s - since_s) / account.tau_s(points, load)
     seen = max(takers.values(), default=0.0) >= _VISIBLE
     seen = seen and not any(one.risen for one in others if one.ups in known)
     again = any(other.feed.supply is Supply.BATTERY for other in known.values())
@@ -133,7 +133,7 @@ def _newest(policy: Policy, known: dict[str, Supplied], one: Witness) -> float:
 def _told(policy: Policy, other: Supplied) -> float:
     """Return the newest load of a UPS; 0 where its newest reading tells none."""
     mine, reading = policy_of(policy, other.ups), other.feed.reading
-    newest = None if mine is None or reading is None else sums.told_load(mine.policy, reading)
+    newest = None if mine is None or reading is None else account.told_load(mine.policy, reading)
     return 0.0 if newest is None else newest
 
 

@@ -8,8 +8,8 @@ than the preparations of the power-off are, and what fails leaves the others.
 import math
 from collections.abc import Collection
 
+from powerguard.core import account, fusion
 from powerguard.core import budget as sums
-from powerguard.core import fusion
 from powerguard.core.actions import ArmWay, CheckWay, DisarmWay, EnsurePolicy, Grade, Level, Reboot, RestorePolicy, Way
 from powerguard.core.armed import Armed, Bracket
 from powerguard.core.events import Done, Failed
@@ -133,11 +133,11 @@ def _empty_in_s(turn: Turn) -> float:
     A host that is off draws next to nothing, and then only what a UPS takes for itself empties it: `budget.tau_s` at 0.
     """
     battery = turn.state.battery
-    points = sums.table(turn.policy, battery)
+    points = account.table(turn.policy, battery)
     if not points or battery.left is None:
         return UNKNOWN_S
     low_load, low_s = points[0]
-    return battery.left * low_s * (low_load + sums.OWN_LOAD) / sums.OWN_LOAD
+    return battery.left * low_s * (low_load + account.OWN_LOAD) / account.OWN_LOAD
 
 
 def backed_off(turn: Turn, outage: Outage) -> Outage:

@@ -4,9 +4,8 @@ Pure over `Daemon`, as `status` is, and by the same rules: null means not known;
 added.
 """
 
+from powerguard.core import account, needs, plan
 from powerguard.core import battery as learning
-from powerguard.core import budget as sums
-from powerguard.core import needs, plan
 from powerguard.core.budget import Budget
 from powerguard.core.feeds import each_alone
 from powerguard.core.learned import Drop, Health
@@ -103,7 +102,7 @@ def _health(view: HealthView, measured: Health | None, times: Times, now: Budget
 def _runtime(policy: Policy, state: State, times: Times) -> Json:
     """Seconds that a full new battery lasts, by load: what counts, and what the UPS has said beside it."""
     points: list[Json] = []
-    counts = sums.table(policy, state.battery)
+    counts = account.table(policy, state.battery)
     by_settings = (policy.table_origin or "settings") if policy.runtime_table else ""
     learned_at = {point.load: point.at_s for point in state.battery.model.points}
     for load, tau_s in counts:

@@ -6,6 +6,7 @@ Said beforehand, by the same sums that would decide in the outage: an outage is 
 from dataclasses import dataclass, replace
 from typing import Final
 
+from powerguard.core import account
 from powerguard.core import budget as sums
 from powerguard.core.actions import Grade
 from powerguard.core.battery import charge_of
@@ -193,18 +194,18 @@ def told_share(policy: Policy, state: State) -> float:
 
 def full_battery(policy: Policy, state: State, now_s: float) -> FullBattery | None:
     """Do the sums of a full battery; None when nobody knows how long it lasts."""
-    points = sums.table(policy, state.battery)
+    points = account.table(policy, state.battery)
     if not points:
         return None
     fresh = tuple(
         replace(trainer, durable=False, failed="", order=None, paused=False, told_pause=False)
         for trainer in state.trainers
     )
-    load = sums.load_of(state.battery)
+    load = account.load_of(state.battery)
     if not isinstance(state.phase, Online):
         load = max(load, state.phase.outage.load_at_start or load)
     paused = sums.paused_load(policy, fresh, load, state.learned)
-    tau_paused_s = sums.tau_s(points, paused)
+    tau_paused_s = account.tau_s(points, paused)
     checkpoint_s = sums.checkpoint_s(fresh, now_s)
     health = min(state.battery.health, told_share(policy, state))
     return FullBattery(

@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy
 
-from powerguard.core import budget as sums
+from powerguard.core import account
 from powerguard.core.model import Battery, Feed, Supply
 from powerguard.core.readings import OutputSource, Reading
 
@@ -33,7 +33,7 @@ def entered(battery: Battery, now: Reading, last: Reading | None = None, **how: 
     feed = Feed(supply=Supply.BATTERY if draining else Supply.UTILITY, reading=now, previous=last)
     low_at_s = how.pop("low_at_s", None)
     policy = how.pop("policy", POLICY)
-    return sums.account(policy, battery, replace(feed, low_battery_at_s=low_at_s), now, draining=draining, **how)
+    return account.enter(policy, battery, replace(feed, low_battery_at_s=low_at_s), now, draining=draining, **how)
 
 
 # --- First contact ------------------------------------------------------------------------------------------------
@@ -66,30 +66,30 @@ KNOWN = Battery(at_s=100.0, used=0.1, gauge=0.5, charged=0.6, left=0.5, load=0.7
 
 def test_time_on_battery_takes_from_every_term() -> None:
     """36 s at 75 % are a tenth of a new battery; nothing goes below empty, or above full."""
-    after = sums.advance(POLICY, KNOWN, 136.0, draining=True)
+    after = account.advance(POLICY, KNOWN, 136.0, draining=True)
     assert (after.used, after.gauge, after.charged, after.left) == (near(0.2), near(0.4), near(0.5), near(0.4))
     assert after.at_s == 136.0
-    heavier = sums.advance(POLICY, KNOWN, 136.0, draining=True, load=1.0)
+    heavier = account.advance(POLICY, KNOWN, 136.0, draining=True, load=1.0)
     assert (heavier.used, heavier.left) == (near(0.25), near(0.35))
-    spent = sums.advance(POLICY, KNOWN, 10_000.0, draining=True)
+    spent = account.advance(POLICY, KNOWN, 10_000.0, draining=True)
     assert (spent.used, spent.gauge, spent.charged, spent.left) == (1.0, 0.0, 0.0, 0.0)
-    assert sums.advance(POLICY, KNOWN, 500.0, draining=True).used == 1.0, "not more than there was: 1.21 of it"
-    silent = sums.advance(POLICY, Battery(at_s=100.0, used=0.1), 136.0, draining=True)
+    assert account.advance(POLICY, KNOWN, 500.0, draining=True).used == 1.0, "not more than there was: 1.21 of it"
+    silent = account.advance(POLICY, Battery(at_s=100.0, used=0.1), 136.0, draining=True)
     assert (silent.gauge, silent.charged, silent.left) == (None, None, None)
     assert silent.used == near(0.1 + 36.0 / 240.0)  # a load never told counts as full
 
 
 def test_time_on_utility_recharges_over_eight_hours() -> None:
-    assert sums.advance(POLICY, KNOWN, 100.0 + 960.0, draining=False).used == near(0.1 - 0.75 / 30.0)
-    assert sums.advance(POLICY, KNOWN, 100.0 + 40_000.0, draining=False).used == 0.0
-    assert sums.advance(POLICY, KNOWN, 1060.0, draining=False).gauge == 0.5
+    assert account.advance(POLICY, KNOWN, 100.0 + 960.0, draining=False).used == near(0.1 - 0.75 / 30.0)
+    assert account.advance(POLICY, KNOWN, 100.0 + 40_000.0, draining=False).used == 0.0
+    assert account.advance(POLICY, KNOWN, 1060.0, draining=False).gauge == 0.5
 
 
 def test_time_that_has_not_passed_changes_nothing() -> None:
-    assert sums.advance(POLICY, KNOWN, 100.0, draining=True) is KNOWN
-    assert sums.advance(POLICY, KNOWN, 50.0, draining=True) is KNOWN
-    assert sums.advance(POLICY, Battery(at_s=1.0), 5.0, draining=True) == Battery(at_s=5.0)
-    assert sums.advance(BLIND, KNOWN, 136.0, draining=True) == replace(KNOWN, at_s=136.0)
+    assert account.advance(POLICY, KNOWN, 100.0, draining=True) is KNOWN
+    assert account.advance(POLICY, KNOWN, 50.0, draining=True) is KNOWN
+    assert account.advance(POLICY, Battery(at_s=1.0), 5.0, draining=True) == Battery(at_s=5.0)
+    assert account.advance(BLIND, KNOWN, 136.0, draining=True) == replace(KNOWN, at_s=136.0)
 
 
 def test_the_account_never_runs_backwards() -> None:
@@ -114,7 +114,7 @@ def test_the_account_never_runs_backwards() -> None:
 )
 def test_a_gap_counts_at_the_larger_load(gap_s: float, load_pct: float | None, tick_s: float, used: float) -> None:
     last = reading(100.0, load_pct=75.0)
-    ticked = sums.advance(POLICY, KNOWN, 100.0 + tick_s, draining=True)
+    ticked = account.advance(POLICY, KNOWN, 100.0 + tick_s, draining=True)
     assert entered(ticked, reading(100.0 + gap_s, load_pct=load_pct), last).used == near(used)
     if not tick_s:
         assert entered(KNOWN, reading(100.0 + gap_s, load_pct=load_pct)).used == near(used), "also without a last one"
@@ -420,9 +420,9 @@ def test_back_on_utility_nothing_is_suspect_any_more() -> None:
 
 
 def test_on_utility_time_is_accounted_for_once() -> None:
-    once = sums.advance(POLICY, KNOWN, 1060.0, draining=False)
+    once = account.advance(POLICY, KNOWN, 1060.0, draining=False)
     assert once.at_s == 1060.0
-    assert sums.advance(POLICY, once, 1060.0, draining=False) is once
+    assert account.advance(POLICY, once, 1060.0, draining=False) is once
 
 
 def test_off_takes_nothing_either() -> None:

@@ -10,8 +10,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy
 
+from powerguard.core import account, needs
 from powerguard.core import budget as sums
-from powerguard.core import needs
 from powerguard.core.actions import Conduct, Grade
 from powerguard.core.learned import Drop, Learned
 from powerguard.core.model import Battery, Feed, Policy, Supply, Trainer
@@ -52,7 +52,7 @@ def near(value: float) -> object:
     ],
 )
 def test_tau(load: float, seconds: float) -> None:
-    told = sums.tau_s(TABLE, load)
+    told = account.tau_s(TABLE, load)
     assert told == (near(seconds) if isinstance(seconds, float) else seconds)
 
 
@@ -62,15 +62,15 @@ def test_tau(load: float, seconds: float) -> None:
 )
 def test_tau_of_a_table_with_one_point(load: float, seconds: float) -> None:
     """Above the point the steepest exponent of makers' tables counts: 1.46."""
-    assert sums.tau_s(((0.75, 360.0),), load) == near(seconds)
+    assert account.tau_s(((0.75, 360.0),), load) == near(seconds)
 
 
 def test_the_table_is_the_settings_one_else_the_one_point_seen() -> None:
     seen = Battery(tau_point=(0.75, 300.0))
-    assert sums.table(POLICY, seen) == TABLE
+    assert account.table(POLICY, seen) == TABLE
     blind = make_policy([])
-    assert sums.table(blind, seen) == ((0.75, 300.0),)
-    assert sums.table(blind, Battery()) == ()
+    assert account.table(blind, seen) == ((0.75, 300.0),)
+    assert account.table(blind, Battery()) == ()
 
 
 # --- load ---------------------------------------------------------------------------------------------------------
@@ -98,12 +98,12 @@ def test_told_load(load_pct: float | None, watts: float | None, rating_w: float 
     reading = Reading(
         at_s=1.0, ups="ups", source="snmp", output_source=OutputSource.UTILITY, load_pct=load_pct, watts=watts
     )
-    assert sums.told_load(replace(POLICY, rating_w=rating_w), reading) == share
+    assert account.told_load(replace(POLICY, rating_w=rating_w), reading) == share
 
 
 def test_a_load_never_told_counts_as_full() -> None:
-    assert sums.load_of(Battery()) == 1.0
-    assert sums.load_of(Battery(load=0.3)) == 0.3
+    assert account.load_of(Battery()) == 1.0
+    assert account.load_of(Battery(load=0.3)) == 0.3
 
 
 # --- margin -------------------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy
 
+from powerguard.core import account, feeds
 from powerguard.core import budget as sums
-from powerguard.core import feeds
 from powerguard.core.events import Tick
 from powerguard.core.machine import step
 from powerguard.core.model import Battery, Feed, FeedPolicy, Policy, State, Supplied, Supply
@@ -218,7 +218,7 @@ def test_a_pause_that_keeps_the_rest_from_overload_is_not_counted_on_before_it_i
     calm = (heavy(0.0, "a", "utility"), heavy(0.25, "b", "utility"))
     cut = [heavy(2.0 + n / 2, "ab"[n % 2], ("battery", "utility")[n % 2]) for n in range(6)]
     state = after(ONE_OF_TWO, *calm, *cut)
-    ends_s = [lasts_s for _, lasts_s in sums.table(ONE_OF_TWO, state.battery)][2:5]
+    ends_s = [lasts_s for _, lasts_s in account.table(ONE_OF_TWO, state.battery)][2:5]
     assert ends_s[0] > 1e6
     assert ends_s[1] == pytest.approx(ends_s[2] * 1.0 / 0.8)
 
@@ -310,7 +310,7 @@ def lasting(made: Policy, *each: tuple[str, float, float, Supply]) -> float:
 
 def alone(left: float, load: float) -> float:
     """Return the effective runtime of one battery."""
-    return sums.usable(ALONE, left) * sums.tau_s(ALONE.runtime_table, load)
+    return sums.usable(ALONE, left) * account.tau_s(ALONE.runtime_table, load)
 
 
 def test_a_lone_battery_lasts_as_long_among_feeds() -> None:
@@ -328,8 +328,8 @@ def test_two_equal_batteries_end_together() -> None:
 
 def test_the_load_of_the_first_that_ends_moves_to_the_rest() -> None:
     first_s = alone(0.5, 0.4)
-    rest = sums.usable(ALONE, 0.8) - first_s / sums.tau_s(ALONE.runtime_table, 0.4)
-    expected_s = first_s + rest * sums.tau_s(ALONE.runtime_table, 0.8)
+    rest = sums.usable(ALONE, 0.8) - first_s / account.tau_s(ALONE.runtime_table, 0.4)
+    expected_s = first_s + rest * account.tau_s(ALONE.runtime_table, 0.8)
     told = (("a", 0.5, 0.4, BATTERY), ("b", 0.8, 0.4, BATTERY))
     assert lasting(ONE_OF_TWO, *told) == pytest.approx(expected_s)
     assert lasting(BOTH, *told) == pytest.approx(first_s)
@@ -345,10 +345,10 @@ def test_three_feeds_end_one_after_the_other() -> None:
     made = policy("feed=a", "feed=b", "feed=c")
     tau = ALONE.runtime_table
     one_s = alone(0.3, 0.3)
-    b, c = (sums.usable(ALONE, left) - one_s / sums.tau_s(tau, 0.3) for left in (0.5, 0.9))
-    two_s = b * sums.tau_s(tau, 0.45)
-    c -= two_s / sums.tau_s(tau, 0.45)
-    expected_s = one_s + two_s + c * sums.tau_s(tau, 0.9)
+    b, c = (sums.usable(ALONE, left) - one_s / account.tau_s(tau, 0.3) for left in (0.5, 0.9))
+    two_s = b * account.tau_s(tau, 0.45)
+    c -= two_s / account.tau_s(tau, 0.45)
+    expected_s = one_s + two_s + c * account.tau_s(tau, 0.9)
     told = (("a", 0.3, 0.3, BATTERY), ("b", 0.5, 0.3, BATTERY), ("c", 0.9, 0.3, BATTERY))
     assert lasting(made, *told) == pytest.approx(expected_s)
 
@@ -369,9 +369,9 @@ def test_a_pause_lengthens_it_for_all() -> None:
         for name in ("a", "b")
     )
     state = feeds.advance(ONE_OF_TWO, State(upses=upses), 0.0)
-    points = sums.table(ONE_OF_TWO, state.battery)
+    points = account.table(ONE_OF_TWO, state.battery)
     assert [round(load / 0.8, 3) for load, _ in points] == [0.3, 0.45, 0.6, 0.8, 1.0, 1.25]
-    assert sums.usable(ONE_OF_TWO, 0.8) * sums.tau_s(points, 0.48) == pytest.approx(alone(0.8, 0.48))
+    assert sums.usable(ONE_OF_TWO, 0.8) * account.tau_s(points, 0.48) == pytest.approx(alone(0.8, 0.48))
 
 
 def test_a_blind_one_counts_for_nothing_and_all_blind_is_blind() -> None:
@@ -407,9 +407,9 @@ def test_a_cut_of_one_ups_ends_it_before_its_battery() -> None:
     )
     state = feeds.advance(made, State(upses=upses), 0.0)
     tau = ALONE.runtime_table
-    rest = sums.usable(ALONE, 0.8) - 50.0 / sums.tau_s(tau, 0.4)
+    rest = sums.usable(ALONE, 0.8) - 50.0 / account.tau_s(tau, 0.4)
     now = sums.budget(made, state.battery, state.feed, (), 0.0)
-    assert now.reff_now_s == pytest.approx(50.0 + rest * sums.tau_s(tau, 0.8))
+    assert now.reff_now_s == pytest.approx(50.0 + rest * account.tau_s(tau, 0.8))
 
 
 def test_time_without_readings_empties_those_on_battery_only() -> None:

@@ -10,8 +10,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from test_feeds import A_OUT, ALL_OUT, BOTH, CALM, ONE_OF_TWO, after, both, lost, policy, says
 
+from powerguard.core import account, feeds
 from powerguard.core import budget as sums
-from powerguard.core import feeds
 from powerguard.core.model import Battery, Feed, Policy, State, Supplied, Supply
 from powerguard.core.outlast import ENDLESS_S, FACTORS, stepped
 
@@ -177,7 +177,7 @@ def test_the_table_of_an_empty_one_is_that_of_a_full_one_and_not_what_stood_ther
     upses = (each("a", UTILITY, 0.0, 0.6), each("b", UTILITY, 0.0, 0.6))
     state = feeds.advance(ONE_OF_TWO, replace(state, upses=upses), 1.0)
     assert (state.feed.supply, state.battery.left) == (UTILITY, 0.0)
-    alone = [sums.tau_s(ONE_OF_TWO.runtime_table, load) for load, _ in state.battery.composed]
+    alone = [account.tau_s(ONE_OF_TWO.runtime_table, load) for load, _ in state.battery.composed]
     assert [tau_s for _, tau_s in state.battery.composed] == pytest.approx(alone)
     cut = tuple(replace(each, feed=replace(each.feed, countdown_at_s=30.0)) for each in upses)
     state = feeds.advance(ONE_OF_TWO, replace(state, upses=cut), 1.0)

@@ -9,8 +9,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy
 
+from powerguard.core import account, plan
 from powerguard.core import budget as sums
-from powerguard.core import plan
 from powerguard.core.actions import Conduct, Grade
 from powerguard.core.model import (
     Battery,
@@ -422,7 +422,7 @@ def test_forecast_by_hand() -> None:
 def test_forecast_with_a_trainer_that_pauses() -> None:
     """The stretch to the pause is at the load of now, the one after it at 60 % of that."""
     at = replace(state(0.75), trainers=(Trainer(name="a", conduct=Conduct.PAUSE, checkpoint_s=30.0),))
-    tau_s = sums.tau_s(POLICY.runtime_table, 0.6)
+    tau_s = account.tau_s(POLICY.runtime_table, 0.6)
     floor = 200.0 / 0.75 / tau_s + 0.1
     pause_s = NOW_S + (0.75 - floor) * 1000.0
     commit_s = pause_s + (floor - (170.0 / tau_s + 0.1)) * tau_s

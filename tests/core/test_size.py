@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerguard.core import budget as sums
-from powerguard.core import plan
+from powerguard.core import account, plan
 from powerguard.core.actions import Conduct, Grade
 from powerguard.core.model import EmergencyCheckpoint, Outage, Policy
 from powerguard.core.size import (
@@ -329,7 +328,7 @@ def _commits_when_due(given_site: Site) -> None:
         state = replace(
             began,
             phase=EmergencyCheckpoint(outage=outage, began_s=course.training_s, because="budget"),
-            battery=sums.advance(policy, battery, at_s, draining=True),
+            battery=account.advance(policy, battery, at_s, draining=True),
             trainers=(trainer,),
         )
         return bool(plan.commit_due(policy, state, plan.outage_budget(policy, state, at_s), at_s))
@@ -350,7 +349,7 @@ def test_the_stages_are_the_battery_from_full_to_empty(given_site: Site) -> None
     at_s, left = 0.0, given_site.policy.health
     for stage in course.stages:
         assert (stage.begins_s, stage.left) == (pytest.approx(at_s), pytest.approx(left))
-        tau_s = sums.tau_s(given_site.policy.runtime_table, stage.load)
+        tau_s = account.tau_s(given_site.policy.runtime_table, stage.load)
         assert stage.left - stage.left_after == pytest.approx(stage.lasts_s / tau_s, rel=1e-6, abs=1e-9)
         at_s, left = at_s + stage.lasts_s, stage.left_after
     assert left == pytest.approx(0.0, abs=1e-9)
@@ -442,7 +441,7 @@ def test_a_nameplate_never_promises_more_than_the_maker(
     """Cautious at every load in the maker's table, and within 55 % of it."""
     table = nameplate_table(battery_wh, rating_w)
     for load_va, minutes in points:
-        told_s = sums.tau_s(table, load_va / 1.4 / rating_w)
+        told_s = account.tau_s(table, load_va / 1.4 / rating_w)
         print(f"{rating_w:g} W, {load_va} VA: {told_s / 60:.1f} of {minutes:g} min")
         assert 0.45 * 60.0 * minutes <= told_s <= 60.0 * minutes
 
@@ -467,4 +466,4 @@ def test_any_nameplate_gives_a_table_that_the_sums_can_use(battery_wh: float, ra
     assert [load for load, _ in table] == sorted({load for load, _ in table})
     for (_, longer_s), (_, shorter_s) in itertools.pairwise(table):
         assert 0.0 < shorter_s <= longer_s <= 172800.0
-    assert math.isfinite(sums.tau_s(table, 0.05))
+    assert math.isfinite(account.tau_s(table, 0.05))

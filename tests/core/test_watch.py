@@ -13,8 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy, play
 from test_feeds import ALONE, ONE_OF_TWO, lost, policy, says
 
-from powerguard.core import budget as sums
-from powerguard.core import feeds, watch
+from powerguard.core import account, feeds, watch
 from powerguard.core.heard import Watch, Witness
 from powerguard.core.machine import step
 from powerguard.core.model import Battery, Feed, Policy, State, Supplied, Supply
@@ -91,7 +90,7 @@ def test_a_silent_one_that_outlives_every_battery_has_utility() -> None:
     """Before: one that never answered again kept training from going on for ever. Not before a new battery is empty."""
     story = played()
     at_s = lives_at(story)
-    full_s = sums.tau_s(ALONE.runtime_table, PAUSED)
+    full_s = account.tau_s(ALONE.runtime_table, PAUSED)
     assert at_s is not None
     assert 50.0 + 1.25 * full_s <= at_s <= 50.0 + 1.30 * full_s + EVERY_S
     before, after = (next(state for t, state in story if t == at_s + d) for d in (-EVERY_S, 0.0))
@@ -105,7 +104,7 @@ def test_a_last_word_in_the_very_pause_is_not_compared_with_what_was_before_it()
     """A tells the load of the pause, B still that of training: for three times as long it would seem to last."""
     at_s = lives_at(played(pause_s=50.0))
     assert at_s is not None
-    assert at_s == pytest.approx(50.0 + 1.25 * sums.tau_s(ALONE.runtime_table, PAUSED), abs=50.0)
+    assert at_s == pytest.approx(50.0 + 1.25 * account.tau_s(ALONE.runtime_table, PAUSED), abs=50.0)
 
 
 def test_one_that_was_unheard_then_is_known_by_its_share_of_the_load() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from powerguard.cli.picture import from_plan
+from powerguard.core import account, plan
 from powerguard.core import budget as sums
-from powerguard.core import plan
 from powerguard.core.actions import Grade, PollNow, SyncFilesystems
 from powerguard.core.events import Done, Failed, Outcome
 from powerguard.core.learned import Drop, Learned
@@ -101,7 +101,7 @@ def test_a_table_that_the_ups_contradicts_is_told_and_counts_no_more(runtime_s: 
     reading = daemon.state.feed.reading
     assert reading is not None
     full = replace(reading, charge_pct=100.0, load_pct=50.0, runtime_s=runtime_s)
-    tau_s = sums.tau_s(daemon.policy.runtime_table, 0.5)
+    tau_s = account.tau_s(daemon.policy.runtime_table, 0.5)
     battery = replace(daemon.state.battery, load=0.5, gauge=runtime_s / tau_s)
     daemon.state = replace(daemon.state, feed=replace(daemon.state.feed, reading=full), battery=battery)
     assert [name for name in names(daemon) if name in ("undersized", "table_contradicted")] == sorted(
@@ -228,7 +228,6 @@ def test_required_steps_add_up(grade: Grade) -> None:
     """The stacked panel must reach exactly the need."""
     daemon = scene("on_battery")
     now = replace(plan.outage_budget(daemon.policy, daemon.state, NOW_S), grade=grade)
-    from powerguard.core import budget as sums
 
     now = replace(now, stop_s=sums.stop_s(daemon.policy, grade))
     assert math.fsum(required_steps(daemon, now).values()) == pytest.approx(now.checkpoint_s + now.stop_s)

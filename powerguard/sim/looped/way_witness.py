@@ -7,7 +7,7 @@ left the weakest promise counts.
 import math
 from collections.abc import Callable
 
-from powerguard.core import budget as sums
+from powerguard.core import account
 from powerguard.core import ways as core
 from powerguard.core.actions import ArmWay, Way
 from powerguard.core.model import Policy, Shutdown, State
@@ -174,7 +174,7 @@ class WayWitness:
         if self._policy is None or not self._policy.runtime_table:
             return False
         load, seconds = self._policy.runtime_table[0]
-        return seconds * (load + sums.OWN_LOAD) / sums.OWN_LOAD + core.WATCHDOG_AFTER_S < core.MOST_WATCHDOG_S
+        return seconds * (load + account.OWN_LOAD) / account.OWN_LOAD + core.WATCHDOG_AFTER_S < core.MOST_WATCHDOG_S
 
     def _was_cut_possible(self) -> bool:
         """Say whether the UPS could be told: there was a commit of ours, on battery, and nobody else's countdown.

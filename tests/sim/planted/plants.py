@@ -130,7 +130,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="seconds_taken_for_minutes",
-        module="powerguard.core.budget",
+        module="powerguard.core.account",
         swaps=(("    drain = gone_s / tau_s(", "    drain = gone_s / 60.0 / tau_s("),),
         within=600,
         hint=187,
@@ -138,7 +138,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="energy_never_counted",
-        module="powerguard.core.budget",
+        module="powerguard.core.account",
         swaps=(
             (
                 "    gone_s = now_s - battery.at_s\n    if gone_s <= 0.0:",
