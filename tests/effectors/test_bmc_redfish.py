@@ -46,22 +46,23 @@ def open_files() -> int:
 async def test_several_systems_are_named_and_none_is_guessed(tmp_path: Path, certificate: Certificate) -> None:
     """sushy-emulator: with two, the settings must say which; the right one lacks the property, so it is unsupported."""
     async with SushyEmulator(tmp_path, certificate, systems=2) as bmc:
-        error = await failure_of(BmcEffector(redfish_options(tmp_path, bmc.port, certificate)))
+        error = await failure_of(BmcEffector(redfish_options(tmp_path, bmc.port, certificate), limit_s=30.0))
         assert error.failure is Failure.SETTINGS
         ours = "00000000-0000-4000-8000-000000000002"
         assert f"set bmc.system to one of 00000000-0000-4000-8000-000000000001, {ours};" in str(error)
-        error = await failure_of(BmcEffector(redfish_options(tmp_path, bmc.port, certificate, system="Self")))
+        absent = redfish_options(tmp_path, bmc.port, certificate, system="Self")
+        error = await failure_of(BmcEffector(absent, limit_s=30.0))
         assert (error.failure, "bmc.system is Self, and there is: 0000" in str(error)) == (Failure.SETTINGS, True)
-        mine = BmcEffector(redfish_options(tmp_path, bmc.port, certificate, system=ours))
+        mine = BmcEffector(redfish_options(tmp_path, bmc.port, certificate, system=ours), limit_s=30.0)
         error = await failure_of(mine)
         assert error.failure is Failure.UNSUPPORTED
         assert f"/redfish/v1/Systems/{ours} has none of PowerRestorePolicy, Oem.Hpe.PowerAutoOn" in str(error)
-        seen = await mine.probe(5.0)
+        seen = await mine.probe(30.0)
         assert (seen.status.power_on, seen.status.policy, seen.supported) == (True, "unknown", frozenset())
         # It refuses a PATCH of the property, too.
         tls = ssl.create_default_context(cafile=str(certificate.cert))
         async with session(tls) as open_session:
-            talk = Talk(open_session, "127.0.0.1", bmc.port, basic(USER, b"x"), boottime_s() + 5.0)
+            talk = Talk(open_session, "127.0.0.1", bmc.port, basic(USER, b"x"), boottime_s() + 30.0)
             system = Resource(path=f"/redfish/v1/Systems/{ours}", body={}, etag=None)
             with pytest.raises(BmcFailure, match="HTTP 400") as caught:
                 await talk.patch(system, {"PowerRestorePolicy": "AlwaysOn"})

@@ -312,7 +312,7 @@ def test_health_tells_who_is_there_and_who_wants_a_reset(gpus: Gpus) -> None:
 
 def test_two_at_once_take_turns_and_do_not_wait_for_ever(gpus: Gpus) -> None:
     with gpus.hanging(SET, 0):
-        gpus.start("cap", "0.6")
+        gpus.start("cap", "0.6", "--within-s", "60")
         until(lambda: len(gpus.calls(SET)) == 2)
         told = gpus.ask("restore")
     assert not told["ok"]

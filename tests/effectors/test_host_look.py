@@ -242,7 +242,7 @@ async def test_a_storage_that_hangs_costs_its_limit_and_is_asked_by_one_child_on
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(EffectorError, match=r"llm: it does not answer: an earlier look at it still hangs"):
-            await checks(tmp_path, root).check(2.0)
+            await checks(tmp_path, root).check()
 
 
 # --- GPUs -------------------------------------------------------------------------------------------------------------

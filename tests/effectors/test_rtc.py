@@ -10,6 +10,7 @@ import json
 import os
 import struct
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -22,6 +23,7 @@ from powerguard.effectors.base import EffectorError
 from powerguard.effectors.rtc import RtcEffector
 from powerguard.effectors.rtc_device import RTC_PARAM_GET, RTC_RD_TIME, RTC_WKALM_RD, RTC_WKALM_SET
 from powerguard.effectors.rtc_options import RtcOptions
+from tests.peers.machine import folder_in_memory
 
 START = datetime(2026, 11, 21, 22, 0, 0)  # noqa: DTZ001 - the clock knows no zone
 FIELDS = struct.Struct("=9i")
@@ -69,6 +71,13 @@ class Driver:
 
     def _fields(self, at: datetime) -> bytes:
         return FIELDS.pack(at.second, at.minute, at.hour, at.day, at.month - 1, at.year - 1900, 0, 0, 0)
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Where the alarm is written down, which may take a second."""
+    with folder_in_memory() as folder:
+        yield folder
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from tests.peers.redfish import make_certificate
 from tests.sentinel.rig import KEYS, arm, check, disarm, options_of, running, settings_of, told
 
 DEAD = "http://127.0.0.1:9"
-LIMITS_S = (0.5, 4.0)
+LIMITS_S = (0.5, 4.0, 20.0)
 
 
 def host(folder: Path, *urls: str, **more: Any) -> SentinelEffector:  # noqa: ANN401
@@ -88,7 +88,9 @@ async def test_without_history_whatever_a_sentinel_holds_is_withdrawn(tmp_path: 
         assert (await told(mine, disarm("")))["disarmed"] is False
         await told(mine, arm())
         for _ in range(2):  # The second finds nothing at the other one any more, and may not say that it is all.
-            assert f"not withdrawn everywhere: {DEAD}: no connection" in await failure_of(with_dead, disarm("", 1.5))
+            await fails(
+                with_dead, lambda limit_s: disarm("", 3.0 * limit_s), f"not withdrawn everywhere: {DEAD}: no connection"
+            )
             assert rig.outages == {}
         await told(mine, arm())
         assert (await told(mine, disarm("")))["disarmed"] is True
@@ -218,10 +220,9 @@ async def test_a_peer_that_misbehaves_ends_in_time(tmp_path: Path, kind: str) ->
     async with impostor(answer) as theirs, await asyncio.start_server(babble, "127.0.0.1", 0) as server:
         url = theirs if kind != "not http" else f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         began_s = time.monotonic()
-        why = await failure_of(host(tmp_path, url), arm(limit_s=0.8))
+        await fails(host(tmp_path, url), arming, "no sentinel has stored it")
         never.set()
-        assert "no sentinel has stored it" in why
-        assert time.monotonic() - began_s < 5.0, "an upper bound that a busy machine keeps"
+        assert time.monotonic() - began_s < 2 * sum(LIMITS_S), "an upper bound that a busy machine keeps"
 
 
 async def test_a_black_hole_takes_no_longer_than_it_may(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ async def asked(options: TrainerOptions, helper: Helper, limit_s: float = 40.0) 
 
 
 async def slow(_: web.Request) -> web.Response:
-    await asyncio.sleep(30.0)
+    await asyncio.Event().wait()
     return web.Response(status=204)
 
 

@@ -166,9 +166,9 @@ def test_the_newest_of_all_kinds_is_seen(tmp_path: Path, capsys: pytest.CaptureF
 async def test_the_child_is_a_program(tmp_path: Path) -> None:
     save(tmp_path, 3)
     argv = [sys.executable, "-m", "powerguard.effectors.trainer.folder_child", str(tmp_path)]
-    ended = await run_child(argv, limit_s=20.0)
+    ended = await run_child(argv, limit_s=60.0)
     assert json.loads(ended.stdout)["newest"]["step"] == 3
-    assert (await run_child([*argv[:-1], str(tmp_path / "gone")], limit_s=20.0)).returncode == 1
+    assert (await run_child([*argv[:-1], str(tmp_path / "gone")], limit_s=60.0)).returncode == 1
 
 
 # --- Ways -------------------------------------------------------------------------------------------------------------

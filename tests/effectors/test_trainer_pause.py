@@ -103,7 +103,7 @@ async def test_nobody_there_and_somebody_mute() -> None:
 
     async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(100)
-        await asyncio.sleep(10.0)
+        await asyncio.Event().wait()
         writer.close()
 
     async with serve_raw(mute) as url, effector(llm(url)) as (made, _):

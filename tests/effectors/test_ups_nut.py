@@ -1,7 +1,7 @@
 """Way B through NUT: the real upsd, with a driver of our own behind it that obeys, refuses, rounds or says nothing."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,10 +16,17 @@ from powerguard.effectors.ups.options import OutputOffOptions
 from powerguard.effectors.ups.sent import Notes
 from powerguard.sources.nut_control import opened
 from powerguard.sources.nut_options import NutOptions
-from tests.peers.machine import watched
+from tests.peers.machine import folder_in_memory, watched
 from tests.peers.nut import USERS, Upsd, upsd
 from tests.peers.nut_driver import FAILED, UNKNOWN, Driver, upsd_with
 from tests.sources.nut_helpers import FakeUpsd
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Where the order is written down, which may take half a second."""
+    with folder_in_memory() as folder:
+        yield folder
 
 
 def effector(
@@ -222,7 +229,7 @@ async def test_a_certificate_that_is_not_believed_gets_no_password(tmp_path: Pat
 
     async with FakeUpsd(answer=half).serving() as peer:
         with pytest.raises(EffectorError, match=r"STARTTLS failed|closed|broke"):
-            await check(effector(tmp_path, peer.port, timeout_s=0.5))
+            await check(effector(tmp_path, peer.port, timeout_s=1.5))
         assert peer.said("PASSWORD") == 0
         peer.answer = lambda upsd, words, _: upsd.honest(words)
         with pytest.raises(EffectorError, match="offers no TLS"):

@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from string import Template
@@ -17,7 +17,8 @@ from typing import Final, Self
 import pytest
 
 from powerguard.core.actions import EnsurePolicy
-from powerguard.effectors.bmc.ipmi import Command
+from powerguard.effectors.bmc.effector import BmcEffector, BmcError
+from powerguard.effectors.bmc.ipmi import Command, Failure
 from powerguard.effectors.bmc.options import BmcOptions
 from powerguard.options import Secret
 from tests.peers import absent, require
@@ -55,6 +56,16 @@ def keep_secret(path: Path, secret: str) -> Path:
     path.touch(mode=0o600)
     path.write_text(secret + "\n")
     return path
+
+
+async def failing(make: Callable[[float], BmcEffector], failure: Failure) -> BmcError:
+    """See it fail so: soon, or with more time where its worker took most of that to start."""
+    for limit_s in (4.0, 20.0):
+        with pytest.raises(BmcError) as caught:
+            await make(limit_s).carry_out(ENSURE)
+        if caught.value.failure is failure:
+            break
+    return caught.value
 
 
 async def read_with_ipmitool(folder: Path, port: int, user: str, password: str) -> str:

@@ -1,9 +1,11 @@
 """What a busy machine takes, so that nobody else is blamed for it."""
 
 import asyncio
+import os
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -37,6 +39,17 @@ async def watched() -> AsyncIterator[Seen]:
     finally:
         watching.cancel()
         await asyncio.wait([watching])
+
+
+@contextmanager
+def folder_in_memory() -> Iterator[Path]:
+    """Make a folder for what has a second or less to become durable: too little on a disk that others keep busy.
+
+    Where there is no such place, in /tmp. Nothing can be executed there.
+    """
+    place = next(place for place in ("/dev/shm", "/tmp") if os.access(place, os.W_OK | os.X_OK))
+    with tempfile.TemporaryDirectory(prefix="pg-", dir=place) as folder:
+        yield Path(folder)
 
 
 def quickly(limit_s: float, tries: int = 8) -> Iterator[None]:
