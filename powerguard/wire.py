@@ -9,12 +9,13 @@ Durations are relative seconds: the two sides need not agree on the time of day.
 
 import json
 import math
-import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from hashlib import sha256
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from powerguard.fields import IDENTIFIER, MAX_TEXT, FieldError, Fields, clean_text
 
 SCHEMA = "powerguard.trainer/v1"
 TRIGGER_PATH = "/api/v1/trigger_checkpoint"
@@ -31,13 +32,9 @@ MAX_STEP = 2**62
 MAX_BYTES = 2**60
 MAX_SECONDS = 10 * 365 * 86400.0
 MAX_RANKS = 10_000_000
-MAX_TEXT = 512
 MAX_PATH = 4096
 
-_Word = TypeVar("_Word", bound=StrEnum)
 _Message = TypeVar("_Message")
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,127}")
-_DIGEST = re.compile(r"[a-z0-9]{1,16}:[0-9a-f]{16,128}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +96,7 @@ def escalated(one: After, other: After) -> After:
 
 def wire_id(text: str) -> str:
     """Return text if it can stand as an id in a URL and a log line, else a digest of it. Same text, same id."""
-    return text if _ID.fullmatch(text) else "x" + sha256(text.encode("utf-8", "replace")).hexdigest()[:32]
+    return text if IDENTIFIER.fullmatch(text) else "x" + sha256(text.encode("utf-8", "replace")).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +126,7 @@ class TriggerRequest:
         return _parsed(body, cls._from)
 
     @classmethod
-    def _from(cls, obj: "_Object") -> "TriggerRequest":
+    def _from(cls, obj: Fields) -> "TriggerRequest":
         return cls(
             id=obj.identifier("id"),
             reason=obj.word("reason", Reason, Reason.OPERATOR, unknown=Reason.OTHER),
@@ -204,12 +201,12 @@ class CheckpointStatus:
         return _parsed(body, cls._from)
 
     @classmethod
-    def _from(cls, obj: "_Object") -> "CheckpointStatus":
+    def _from(cls, obj: Fields) -> "CheckpointStatus":
         phase = obj.word("phase", Phase, None)
         durable = obj.flag("durable")
         if durable and phase is not Phase.COMMITTED:
             msg = f"durable: true in phase {phase.value} (only a committed checkpoint is durable)"
-            raise _BadMessageError(msg)
+            raise FieldError(msg)
         return cls(
             id=obj.identifier("id"),
             phase=phase,
@@ -299,7 +296,7 @@ class TrainerStatus:
         return _parsed(body, cls._from)
 
     @classmethod
-    def _from(cls, obj: "_Object") -> "TrainerStatus":
+    def _from(cls, obj: Fields) -> "TrainerStatus":
         return cls(
             job=obj.required_text("job", 128),
             step=obj.whole("step", MAX_STEP),
@@ -325,13 +322,13 @@ class TrainerStatus:
         )
 
     @staticmethod
-    def _last_committed(obj: "_Object | None") -> LastCommitted | None:
+    def _last_committed(obj: Fields | None) -> LastCommitted | None:
         if obj is None:
             return None
         step, age_s = obj.whole("step", MAX_STEP), obj.number("age_s", MAX_SECONDS)
         if step is None or age_s is None:
             msg = "last_committed: needs both step and age_s"
-            raise _BadMessageError(msg)
+            raise FieldError(msg)
         return LastCommitted(
             step=step,
             age_s=age_s,
@@ -341,7 +338,7 @@ class TrainerStatus:
         )
 
     @staticmethod
-    def _estimate(obj: "_Object | None") -> Estimate | None:
+    def _estimate(obj: Fields | None) -> Estimate | None:
         if obj is None:
             return None
         return Estimate(
@@ -354,135 +351,13 @@ class TrainerStatus:
 
 def error_json(reason: str) -> bytes:
     """Return the body of an answer that refuses: what was wrong, in words."""
-    return json.dumps({"error": clean_text(reason, MAX_TEXT)}).encode()
+    return json.dumps({"error": clean_text(reason)}).encode()
 
 
-def clean_text(text: str, limit: int = MAX_TEXT) -> str:
-    """Return text fit for a log line: at most `limit` characters, all printable (no newlines, no escapes)."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:limit])
-
-
-class _BadMessageError(ValueError):
-    """Inside this module only: ends the reading of a message."""
-
-
-class _Object:
-    """A JSON object that is read key by key, each with its type, range and default."""
-
-    def __init__(self, value: dict[str, Any], where: str = "") -> None:
-        self._value = value
-        self._where = where
-
-    def raw(self, key: str) -> object:
-        return self._value.get(key)
-
-    def inner(self, key: str) -> "_Object | None":
-        value = self._value.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise self._bad(key, "an object", value)
-        return _Object(value, f"{self._where}{key}.")
-
-    def whole(self, key: str, most: int) -> int | None:
-        value = self._value.get(key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-            raise self._bad(key, f"a whole number of 0 to {most}", value)
-        return value
-
-    def number(self, key: str, most: float) -> float | None:
-        value = self._value.get(key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-            raise self._bad(key, f"a number of 0 to {most:g}", value)
-        return float(value)
-
-    def at_most(self, key: str, most: float) -> float | None:
-        """Read a guess: bytes left over a rate of next to nothing is huge or endless, and no mistake."""
-        value = self._value.get(key)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value > most:
-            return most
-        return self.number(key, most)
-
-    def flag(self, key: str) -> bool:
-        value = self._value.get(key)
-        if value is None:
-            return False
-        if not isinstance(value, bool):
-            raise self._bad(key, "true or false", value)
-        return value
-
-    def text(self, key: str, limit: int) -> str:
-        value = self._value.get(key)
-        if value is None:
-            return ""
-        if not isinstance(value, str):
-            raise self._bad(key, "a text", value)
-        return clean_text(value, limit)
-
-    def required_text(self, key: str, limit: int) -> str:
-        text = self.text(key, limit)
-        if not text:
-            raise self._bad(key, "a text", self._value.get(key))
-        return text
-
-    def identifier(self, key: str) -> str:
-        value = self._value.get(key)
-        if not isinstance(value, str) or not _ID.fullmatch(value):
-            raise self._bad(key, "1 to 128 of A-Z a-z 0-9 . _ : @ + -, led by a letter or digit", value)
-        return value
-
-    def digest(self, key: str) -> str:
-        value = self._value.get(key)
-        if value is None or value == "":
-            return ""
-        if not isinstance(value, str) or not _DIGEST.fullmatch(value):
-            raise self._bad(key, "an algorithm, a colon and hexadecimal digits, such as sha256:9f86...", value)
-        return value
-
-    def word(self, key: str, words: type[_Word], default: _Word | None, *, unknown: _Word | None = None) -> _Word:
-        value = self._value.get(key)
-        if value is None and default is not None:
-            return default
-        if isinstance(value, str):
-            try:
-                return words(value)
-            except ValueError:
-                if unknown is not None:
-                    return unknown
-        raise self._bad(key, "one of " + ", ".join(words), value)
-
-    def _bad(self, key: str, right: str, value: object) -> _BadMessageError:
-        return _BadMessageError(f"{self._where}{key}: must be {right}, got {clean_text(_shown(value), 60)}")
-
-
-def _shown(value: object) -> str:
-    """Show a value of unknown size: never the whole of it."""
-    if isinstance(value, dict | list):
-        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
-    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 128:
-        return "a number of more than 38 digits"
-    return "nothing" if value is None else repr(value[:60] if isinstance(value, str) else value)
-
-
-def _parsed(body: bytes, build: Callable[[_Object], _Message]) -> _Message | WireError:
-    """Decode and build, turning every way in which a message can be wrong into a WireError."""
-    if len(body) > MAX_BODY_BYTES:
-        return WireError(f"a message of {len(body)} bytes (at most {MAX_BODY_BYTES})")
+def _parsed(body: bytes, build: Callable[[Fields], _Message]) -> _Message | WireError:
     try:
-        value = json.loads(body)
-    except RecursionError:
-        return WireError("not JSON that we read: nested too deeply")
-    except ValueError as error:  # also bad UTF-8, and numbers of more digits than Python converts
-        return WireError(f"not JSON: {clean_text(str(error), 120)}")
-    if not isinstance(value, dict):
-        return WireError(f"not a JSON object but {clean_text(_shown(value), 60)}")
-    try:
-        return build(_Object(value))
-    except _BadMessageError as error:
+        return build(Fields.of(body, MAX_BODY_BYTES))
+    except FieldError as error:
         return WireError(str(error))
 
 

@@ -188,8 +188,8 @@ def wrong_imports(name: str, source: str) -> Iterator[str]:
             if not (module.startswith("powerguard.core") if ours else top in CORE_IMPORTS):
                 reason = "the core imports only " + ", ".join(sorted(CORE_IMPORTS))
         elif name.startswith(f"{PRODUCT}/trainer/"):
-            if ours and not module.startswith(("powerguard.trainer", "powerguard.wire")):
-                reason = "the trainer's library knows only powerguard.wire"
+            if ours and not module.startswith(("powerguard.trainer", "powerguard.wire", "powerguard.fields")):
+                reason = "the trainer's library knows only powerguard.wire and powerguard.fields"
             elif not ours and top not in TRAINER_IMPORTS:
                 reason = "the trainer's library stands on the standard library, xxhash and, where there is one, torch"
         elif not allowed(name, WIRE_LIBRARIES.get(top, ("*",))):

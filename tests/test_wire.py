@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powerguard.core.actions import Conduct
+from powerguard.fields import clean_text
 from powerguard.wire import (
     CHECKPOINTS_PATH,
     HEALTH_PATH,
@@ -35,7 +36,6 @@ from powerguard.wire import (
     TrainerStatus,
     TriggerRequest,
     WireError,
-    clean_text,
     error_json,
     escalated,
     wire_id,

@@ -53,7 +53,7 @@ from powerguard.daemon.returning import refusal as refusal_to_recover
 from powerguard.daemon.status import SCHEMA_VERSION, Json, can_abort
 from powerguard.daemon.watchdog_drill import WatchdogDrill
 from powerguard.effectors.base import EffectorError
-from powerguard.wire import clean_text
+from powerguard.fields import clean_text
 
 log = structlog.get_logger()
 

@@ -16,7 +16,7 @@ import structlog
 
 from powerguard.daemon.admin import bind_unix, unbind
 from powerguard.daemon.port import Daemon
-from powerguard.wire import clean_text
+from powerguard.fields import clean_text
 
 log = structlog.get_logger()
 

@@ -17,7 +17,7 @@ from powerguard.core.actions import Action, Detail, SyncFilesystems
 from powerguard.effectors import syncfs_child
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, run_child
-from powerguard.wire import clean_text
+from powerguard.fields import clean_text
 
 _LAST_WORDS_S = 0.2
 _MOUNTS = Path("/proc/self/mountinfo")

@@ -20,7 +20,7 @@ from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.gpu.options import GPU_SOCKET
 from powerguard.effectors.host_options import ResumeOptions
-from powerguard.wire import clean_text
+from powerguard.fields import clean_text
 
 log = structlog.get_logger()
 

@@ -41,7 +41,7 @@ from powerguard.effectors.host_look_judge import (
     to_json,
 )
 from powerguard.effectors.root_client import RootHelper
-from powerguard.wire import clean_text
+from powerguard.fields import clean_text
 
 GPU_LIMIT_S: Final = 6.0
 FORGOTTEN_S: Final = 86400.0

@@ -32,13 +32,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
+from powerguard.fields import clean_text
 from powerguard.trainer.keeper import attempted
 from powerguard.trainer.ranks.base import Ranks, RanksError, boottime_s
 from powerguard.trainer.ranks.machine import NEVER, Ended, Generation, Move, Stance, State, due, first_boundary, move
 from powerguard.trainer.ranks.neighbour import Neighbour
 from powerguard.trainer.ranks.parts import Parts
 from powerguard.trainer.ranks.replica import Entry, Replica, over
-from powerguard.wire import After, TriggerRequest, clean_text, escalated
+from powerguard.wire import After, TriggerRequest, escalated
 
 _log = logging.getLogger("powerguard.trainer")
 _T = TypeVar("_T")

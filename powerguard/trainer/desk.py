@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from threading import Condition, RLock
 
+from powerguard.fields import clean_text
 from powerguard.trainer.flag import Flag
 from powerguard.trainer.keeper import GivenUp
 from powerguard.trainer.operation import Lease, Operation, leased
@@ -26,7 +27,6 @@ from powerguard.wire import (
     Reason,
     TrainerStatus,
     TriggerRequest,
-    clean_text,
     escalated,
 )
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Final
 
+from powerguard.fields import clean_text
 from powerguard.trainer.chunks import THREADS, over_chunks
 from powerguard.trainer.found import Found
 from powerguard.trainer.items import Loaded
@@ -28,7 +29,6 @@ from powerguard.trainer.snapshot import Snapshot
 from powerguard.trainer.store import Store
 from powerguard.trainer.tiers.base import Kind, Source, Tier, TierError, items_in, ranks_told
 from powerguard.trainer.tiers.gate import Gate
-from powerguard.wire import clean_text
 
 _log = logging.getLogger("powerguard.trainer")
 _PATIENCE_S: Final = 120.0

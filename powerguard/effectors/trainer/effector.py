@@ -34,17 +34,8 @@ from powerguard.effectors.trainer.peer import Answer, GoneError, Peer, PeerError
 from powerguard.effectors.trainer.run import Run
 from powerguard.effectors.trainer.unmodified import Alive, Helper, is_there, unmodified_run
 from powerguard.effectors.trainer.uploads import Uploads
-from powerguard.wire import (
-    PAUSE_PATH,
-    RESUME_PATH,
-    STATUS_PATH,
-    After,
-    LeaseRequest,
-    Loop,
-    TrainerStatus,
-    WireError,
-    clean_text,
-)
+from powerguard.fields import clean_text
+from powerguard.wire import PAUSE_PATH, RESUME_PATH, STATUS_PATH, After, LeaseRequest, Loop, TrainerStatus, WireError
 
 Unmodified = SignalTrainerOptions | CommandTrainerOptions
 Publish = Callable[[TrainerSeen | CheckpointProgress], None]

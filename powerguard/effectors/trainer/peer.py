@@ -16,8 +16,9 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.tracing import Trace
 
 from powerguard.effectors.trainer.options import TrainerOptions
+from powerguard.fields import clean_text
 from powerguard.options import SecretError
-from powerguard.wire import MAX_BODY_BYTES, clean_text
+from powerguard.wire import MAX_BODY_BYTES
 
 CONNECT_S = 1.0
 HEADERS_S = 2.0

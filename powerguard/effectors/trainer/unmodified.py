@@ -23,7 +23,7 @@ from powerguard.effectors.trainer.options import (
     SignalTrainerOptions,
 )
 from powerguard.effectors.trainer.run import Run
-from powerguard.wire import clean_text
+from powerguard.fields import clean_text
 
 CGROUPS: Final = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/systemd"))
 _LOOK_S: Final = 4.0

@@ -25,7 +25,8 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, Final
 
-from powerguard.wire import MAX_STEP, After, clean_text, escalated
+from powerguard.fields import clean_text
+from powerguard.wire import MAX_STEP, After, escalated
 
 _KEPT: Final = 16  # generations that are remembered after their end
 _MAX_IDS: Final = 64  # ids that one generation remembers: a storm of askers must not grow the state

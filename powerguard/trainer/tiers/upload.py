@@ -20,6 +20,7 @@ from threading import Condition, Thread
 from types import MappingProxyType
 from typing import IO, Any, Final
 
+from powerguard.fields import clean_text
 from powerguard.trainer.found import SavedCheckpoint
 from powerguard.trainer.ranks.base import boottime_s
 from powerguard.trainer.reader import held
@@ -27,7 +28,6 @@ from powerguard.trainer.tiers.base import Kind, Remote
 from powerguard.trainer.tiers.gate import backoff_s
 from powerguard.trainer.tiers.transfer import Order
 from powerguard.trainer.tiers.upload_child import order_line
-from powerguard.wire import clean_text
 
 _log = logging.getLogger("powerguard.trainer")
 _RETRY_FIRST_S: Final = 30.0
