@@ -47,9 +47,9 @@ async def test_an_outage_through_its_snmp_driver_and_back() -> None:
                     ups.utility = False
                     began_s = boottime_s()
                     reading = await reads(heard, OutputSource.BATTERY)
-                    assert boottime_s() - began_s < 6.0
+                    assert boottime_s() - began_s < 15.0
                     assert (reading.input_present, reading.testing) == (False, False)
-                    assert boottime_s() - reading.at_s < 2.5
+                    assert boottime_s() - reading.at_s < 6.0
                     ups.utility = True
                     await reads(heard, OutputSource.UTILITY)
                     ups.utility = False

@@ -17,6 +17,7 @@ from powerguard.sim import snmp_ber as ber
 from powerguard.sim.snmp_agent import Fault, SnmpAgent
 from powerguard.sim.snmp_usm import SimUser
 from powerguard.sources.snmp_port import MAX_ROWS, CardPort, SnmpError, Typed, garbled_packets
+from tests.peers.machine import watched
 from tests.sources.snmp_helpers import A, U, card, options, port_to, secret, table
 
 STATUS, RUNTIME, CHARGE = f"{A}.4.1.1.0", f"{A}.2.2.3.0", f"{A}.2.2.1.0"
@@ -75,15 +76,16 @@ async def test_no_answer_of_ours_is_no_answer(fault: Fault, caplog: pytest.LogCa
     async with card(table("apc")) as agent, port_to(agent, retries=1, timeout_s=0.5) as port:
         assert await port.get(ASKED) == ANSWERED
         agent.fault = fault
-        began = time.monotonic()
-        with pytest.raises(SnmpError) as caught:
-            await port.get(ASKED)
-        took = time.monotonic() - began
+        async with watched() as machine:
+            began = time.monotonic()
+            with pytest.raises(SnmpError) as caught:
+                await port.get(ASKED)
+            took = time.monotonic() - began
         assert str(caught.value) == (
             f"no answer from 127.0.0.1:{agent.port} in 1.0 s (v2c): check address, community, ACL of the card"
         )
         assert caught.value.unanswered
-        assert 0.8 <= took <= 3.0
+        assert 0.8 <= took <= 3.0 + machine.late_s
         agent.fault = Fault.NONE
         assert await port.get(ASKED) == ANSWERED
     assert raised == []
@@ -91,7 +93,7 @@ async def test_no_answer_of_ours_is_no_answer(fault: Fault, caplog: pytest.LogCa
 
 
 async def test_garbage_is_counted() -> None:
-    async with card(table("apc")) as agent, port_to(agent, timeout_s=0.5) as port:
+    async with card(table("apc")) as agent, port_to(agent, retries=1, timeout_s=0.5) as port:
         await port.get(ASKED)
         before = garbled_packets()
         agent.fault = Fault.GARBAGE
@@ -274,32 +276,25 @@ async def test_a_cancelled_request_leaves_nothing_behind() -> None:
 
 
 @asynccontextmanager
-async def guarded_card(folder: Path) -> AsyncIterator[tuple[SnmpAgent, dict[str, Any]]]:
-    """A card of version 3, and the options that reach it."""
-    auth, priv = secret(folder, "auth", AUTH), secret(folder, "priv", PRIV)
-    async with card(table("apc"), user=SimUser(name="pg", auth=AUTH.encode(), priv=PRIV.encode())) as agent:
-        yield agent, {"version": 3, "user": "pg", "auth": auth, "priv": priv}
+async def guarded_card(folder: Path, turn: int) -> AsyncIterator[tuple[SnmpAgent, dict[str, Any]]]:
+    """A card of version 3 with passphrases that nobody has hashed yet, and the options that reach it."""
+    words = {"auth": f"{AUTH}-{turn}", "priv": f"{PRIV}-{turn}"}
+    more = {name: secret(folder, f"{name}-{turn}", word) for name, word in words.items()}
+    user = SimUser(name="pg", **{name: word.encode() for name, word in words.items()})
+    async with card(table("apc"), user=user) as agent:
+        yield agent, {"version": 3, "user": "pg", **more}
 
 
 async def test_the_first_request_does_not_stop_the_loop(tmp_path: Path) -> None:
     """Ciphers are loaded, and megabytes hashed into keys, in a thread: the loop has other cards to ask."""
-    worst_s = 0.0
-    done = False
-
-    async def watch() -> None:
-        nonlocal worst_s
-        while not done:
+    for turn in range(8):  # where others have taken the cores, the loop stands still as well
+        async with guarded_card(tmp_path, turn) as (agent, more), port_to(agent, **more) as port, watched() as machine:
             began = time.monotonic()
-            await asyncio.sleep(0.005)
-            worst_s = max(worst_s, time.monotonic() - began)
-
-    async with guarded_card(tmp_path) as (agent, more), port_to(agent, **more) as port, asyncio.TaskGroup() as group:
-        group.create_task(watch())
-        began = time.monotonic()
-        assert await port.get(ASKED) == ANSWERED
-        took_s = time.monotonic() - began
-        done = True
-    assert worst_s < max(0.15, took_s / 2), f"the loop stood still for {worst_s:.3f} of {took_s:.3f} s"
+            assert await port.get(ASKED) == ANSWERED
+            took_s = time.monotonic() - began
+        if machine.worst_s < max(0.15, took_s / 2):
+            return
+    pytest.fail(f"the loop stood still for {machine.worst_s:.3f} of {took_s:.3f} s")
 
 
 @pytest.mark.parametrize("patience_s", [5.0, 0.1])

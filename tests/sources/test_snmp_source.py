@@ -52,7 +52,7 @@ async def until(heard: Heard, kind: type[Kind]) -> Kind:
 
 
 async def test_a_reading_is_whole() -> None:
-    async with card(table("apc")) as agent, listening(agent) as (source, heard):
+    async with card(table("apc")) as agent, listening(agent, timeout_s=5.0) as (source, heard):
         reading = await heard.get()
     assert isinstance(reading, Reading)
     assert (reading.ups, reading.feed, reading.source) == ("rack-a", "rack-a", f"snmp:127.0.0.1:{agent.port}")
@@ -103,7 +103,7 @@ async def test_battery_is_seen_with_its_witnesses() -> None:
 
 
 async def test_poll_now_polls_at_once_but_never_floods() -> None:
-    async with card(table("apc")) as agent, listening(agent, poll_s=10.0) as (source, heard):
+    async with card(table("apc")) as agent, listening(agent, poll_s=10.0, timeout_s=5.0) as (source, heard):
         first = await heard.get()
         source.poll_now()
         second = await heard.get()
