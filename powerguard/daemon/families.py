@@ -17,7 +17,7 @@ from powerguard.daemon.drill_families import DRILLS
 from powerguard.daemon.layers import covers, layers
 from powerguard.daemon.learned_families import LEARNED
 from powerguard.daemon.port import ACTION_WORDS
-from powerguard.daemon.readiness import ERRORS, WARNINGS, is_ready
+from powerguard.daemon.readiness import ERRORS, WARNINGS, aborted_by, is_ready
 from powerguard.daemon.samples import (
     Family,
     Number,
@@ -106,9 +106,10 @@ def _outage_start(view: View) -> Number:
 
 
 def _deadline(view: View) -> Number:
-    if isinstance(view.daemon.state.phase, Online):
+    state = view.daemon.state
+    if isinstance(state.phase, Online) or aborted_by(state):
         return None
-    steps = plan.forecast(view.daemon.policy, view.daemon.state, view.budget)
+    steps = plan.forecast(view.daemon.policy, state, view.budget)
     ends = [step.at_s for step in steps if step.action in ("shutdown", "forced power-off")]
     return view.times.at(ends[0]) if ends else None
 
@@ -252,7 +253,7 @@ _BUDGET: Final = (
     gauge("outage_start_timestamp_seconds", "When the outage began; absent outside an outage.", plain(_outage_start)),
     gauge(
         "deadline_timestamp_seconds",
-        "When the host would be powered off if nothing changes; absent outside an outage.",
+        "When the host would be powered off if nothing changes; absent outside an outage, and after an abort.",
         plain(_deadline),
     ),
     gauge(

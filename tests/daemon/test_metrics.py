@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from powerguard.core.actions import SyncFilesystems
 from powerguard.core.drill import RESULTS
 from powerguard.core.events import Done
-from powerguard.core.model import Battery, Cap, Feed, State
+from powerguard.core.model import Battery, Cap, Feed, Online, State
 from powerguard.daemon.families import LIFETIME, SECTIONS
 from powerguard.daemon.metrics import OPENMETRICS, TEXT, reference, registry, scrape
 from powerguard.daemon.port import Daemon
@@ -105,6 +105,16 @@ def test_numbers_are_in_base_units() -> None:
     deadline = value(daemon, "deadline_timestamp_seconds")
     assert deadline is not None
     assert deadline > WALL_S
+
+
+@pytest.mark.parametrize("phase", ["on_battery", "recovery"])
+def test_no_deadline_is_foretold_of_what_was_called_off(phase: str) -> None:
+    daemon = scene(phase)
+    assert value(daemon, "deadline_timestamp_seconds") is not None
+    assert not isinstance(daemon.state.phase, Online)
+    outage = replace(daemon.state.phase.outage, aborted_by="root: diesel")
+    daemon.state = replace(daemon.state, phase=replace(daemon.state.phase, outage=outage))
+    assert value(daemon, "deadline_timestamp_seconds") is None
 
 
 def test_status_flags_are_nuts() -> None:
