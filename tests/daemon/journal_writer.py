@@ -7,11 +7,18 @@ from pathlib import Path
 from powerguard.core.actions import EnsurePolicy, Grade
 from powerguard.core.model import OnBattery, Outage, State
 from powerguard.daemon.journal import Entry, Journal, Limits
+from powerguard.daemon.journal.store import Store
+
+
+class Patient(Store):
+    """A store that a busy machine does not keep from finding what is there."""
+
+    look_s = 60.0
 
 
 async def write(path: Path) -> None:
     """Go on from where the last one was killed."""
-    journal = Journal(path, boot_id="boot-1", limits=Limits(append_s=30.0, load_s=30.0))
+    journal = Journal(path, boot_id="boot-1", store=Patient(path), limits=Limits(append_s=60.0, load_s=60.0))
     loaded = await journal.load()
     serial = 0 if loaded.state is None else loaded.state.serial
     phase = OnBattery(outage=Outage(id="o-1", since_s=1.0, grade=Grade.FULL))

@@ -242,7 +242,7 @@ async def test_slow_client_is_ended() -> None:
                         async with asyncio.timeout(0.1):
                             await reader.read(1)
         assert loop.time() - began > 0.3
-        assert (await get(port, "/healthz"))[0] == 200
+        assert await served(port) == 200
 
 
 async def test_reader_who_does_not_read_is_ended() -> None:
@@ -251,7 +251,7 @@ async def test_reader_who_does_not_read_is_ended() -> None:
         ask = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
         async with raw(port, ask * 50):
             await asyncio.sleep(0.5)
-        assert (await get(port, "/healthz"))[0] == 200
+        assert await served(port) == 200
 
 
 async def test_port_that_is_taken_is_an_oserror() -> None:

@@ -44,7 +44,8 @@ from powerguard.daemon.journal.queries import LEARNED, LOST_ALL, MODEL
 from powerguard.daemon.journal.store import MIGRATIONS, Batch, Store
 
 WALL = 1_795_000_000.0
-PATIENT = Limits(append_s=30.0, load_s=30.0, read_s=30.0)
+LONG_S = 60.0
+PATIENT = Limits(append_s=LONG_S, load_s=LONG_S, read_s=LONG_S)
 """What a busy machine takes is no fault of the disk's."""
 
 
@@ -65,7 +66,7 @@ async def opened(
     try:
         yield journal, loaded
     finally:
-        assert await journal.close()
+        assert await journal.close(LONG_S)
 
 
 async def test_a_first_start_knows_nothing_and_is_durable(tmp_path: Path) -> None:
@@ -229,16 +230,16 @@ async def test_who_may_only_read_reads(clean: bool) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         path = Path(folder) / "journal.db"
         path.parent.chmod(0o755)
-        journal = Journal(path, boot_id="boot-1")
+        journal = Journal(path, boot_id="boot-1", limits=PATIENT)
         await journal.load()
         await journal.append(Entry(at_s=1.0, state=State(serial=41)))
         if clean:
-            await journal.close()
+            await journal.close(LONG_S)
         for each in path.parent.iterdir():
             each.chmod(0o644)
         assert await asyncio.to_thread(read_as_nobody, path) == ("41\n", "")
         if not clean:
-            await journal.close()
+            await journal.close(LONG_S)
 
 
 def test_reading_says_what_is_wrong(tmp_path: Path) -> None:
@@ -267,21 +268,21 @@ SECOND = (
 
 
 async def written(path: Path, make: Callable[[Path], Store] = Store) -> None:
-    journal = Journal(path, boot_id="boot-1", wall=lambda: WALL, store=make(path))
+    journal = Journal(path, boot_id="boot-1", wall=lambda: WALL, store=make(path), limits=PATIENT)
     await journal.load()
     assert await journal.append(Entry(at_s=104.0, state=on_battery(7), actions=(policy(7),)))
-    await journal.close()
+    await journal.close(LONG_S)
 
 
 async def test_an_older_file_is_brought_up_to_date(tmp_path: Path) -> None:
     """This version becomes the next with everything in it, and the next is written and read from then on."""
     path = tmp_path / "journal.db"
     await written(path)
-    journal = Journal(path, boot_id="boot-1", store=Store(path, migrations=(*MIGRATIONS, SECOND)))
+    journal = Journal(path, boot_id="boot-1", store=Store(path, migrations=(*MIGRATIONS, SECOND)), limits=PATIENT)
     loaded = await journal.load()
     assert (loaded.state, loaded.in_flight) == (on_battery(7), (policy(7),))
     assert await journal.append(Entry(at_s=105.0, state=on_battery(8)))
-    await journal.close()
+    await journal.close(LONG_S)
     db = sqlite3.connect(path)
     assert db.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS) + 1,)
     assert db.execute("SELECT note FROM outages").fetchall() == [("",)]

@@ -22,9 +22,11 @@ from powerguard.daemon.journal import Entry, Health, Inline, Journal, JournalErr
 from powerguard.daemon.journal import recent as query_recent
 from powerguard.daemon.journal.queries import LOST_ALL
 from powerguard.daemon.journal.store import Batch, Store
+from tests.peers.machine import unhindered_s, watched
 
+LONG_S = 60.0
 QUICK = Limits(append_s=0.1, load_s=0.1, read_s=0.1, retry_s=0.05)
-PATIENT = Limits(append_s=30.0, load_s=30.0, read_s=30.0, retry_s=0.05)
+PATIENT = Limits(append_s=LONG_S, load_s=LONG_S, read_s=LONG_S, retry_s=0.05)
 """For disks that refuse at once: what a busy machine takes is no fault of theirs."""
 
 
@@ -42,7 +44,7 @@ def serials(path: Path) -> list[int]:
 
 async def until(true: Callable[[], bool]) -> None:
     """Wait for what the journal does by itself, in its own time."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LONG_S):
         while not true():  # noqa: ASYNC110 - what is waited for has no event to wait on
             await asyncio.sleep(0.01)
 
@@ -98,10 +100,10 @@ async def test_a_hung_disk_costs_one_append_its_limit_and_the_others_nothing(tmp
     began_s = time.monotonic()
     assert not await journal.append(step(2))
     first_s = time.monotonic() - began_s
-    assert 0.45 < first_s < 2
+    assert 0.45 < first_s < 10
     for serial in range(3, 50):
         assert not await journal.append(step(serial))
-    assert time.monotonic() - began_s - first_s < 0.45
+    assert time.monotonic() - began_s - first_s < 5, "each for itself would be 23 s"
     await asyncio.sleep(0)
     assert told.durable == [False]
     assert "no answer from the disk in 0.5 s" in told.all[0].reason
@@ -111,7 +113,7 @@ async def test_a_hung_disk_costs_one_append_its_limit_and_the_others_nothing(tmp
     assert serials(path) == list(range(1, 50))
     assert await journal.append(step(50))
     assert told.durable == [False, True]
-    assert await journal.close()
+    assert await journal.close(LONG_S)
 
 
 class Stuck(Store):
@@ -132,45 +134,34 @@ class Stuck(Store):
 
 
 async def test_the_loop_turns_on_while_the_real_writer_thread_hangs(tmp_path: Path) -> None:
-    """A timer of 5 ms keeps its time while an append waits for a thread that does not come back."""
+    """A timer keeps its time while an append waits for a thread that does not come back."""
     store = Stuck(tmp_path / "journal.db")
     journal = Journal(tmp_path / "journal.db", boot_id="b", store=store)
     await journal.load()
     store.gate.clear()
-    late_s = 0.0
-
-    async def tick() -> None:
-        nonlocal late_s
-        while True:
-            began_s = time.monotonic()
-            await asyncio.sleep(0.005)
-            late_s = max(late_s, time.monotonic() - began_s - 0.005)
-
-    async with asyncio.TaskGroup() as group:
-        ticking = group.create_task(tick())
+    async with watched() as machine:
         assert not await journal.append(step(1))
         began_s = time.monotonic()
         assert not await journal.close(limit_s=0.4)
-        assert time.monotonic() - began_s < 2
-        ticking.cancel()
-    assert late_s < 0.4
+        assert time.monotonic() - began_s < 10
+    assert machine.worst_s < 0.4
     store.gate.set()
 
 
 async def test_a_hung_disk_does_not_keep_the_daemon_from_starting(tmp_path: Path) -> None:
     """The start is bounded too; what is decided meanwhile is on the disk once it answers, counters included."""
     path = tmp_path / "journal.db"
-    before = Journal(path, boot_id="a")
+    before = Journal(path, boot_id="a", limits=PATIENT)
     await before.load()
     before.count("outages", 5)
-    await before.close()
+    assert await before.close(LONG_S)
     told = Told()
     store = Stuck(path)
     store.gate.clear()
     journal = Journal(path, boot_id="b", store=store, limits=QUICK, on_health=told)
     began_s = time.monotonic()
     loaded = await journal.load()
-    assert time.monotonic() - began_s < 2
+    assert time.monotonic() - began_s < 10
     assert loaded == Loaded(trouble=journal.health.reason, lost=LOST_ALL)
     assert "no answer from the disk" in loaded.trouble
     journal.count("outages")
@@ -178,7 +169,7 @@ async def test_a_hung_disk_does_not_keep_the_daemon_from_starting(tmp_path: Path
     store.gate.set()
     await until(lambda: told.durable == [False, True])
     assert dict(journal.counters) == {"outages": 6.0}
-    assert await journal.close()
+    assert await journal.close(LONG_S)
     with read_only(path) as db:
         after, _ = read_all(db)
     assert after.counters == {"outages": 6.0}
@@ -193,18 +184,18 @@ async def test_a_hung_reader_gets_an_answer_from_memory(tmp_path: Path) -> None:
     await journal.append(step(1))
     (record,) = await journal.history()
     assert record.id == "o-1"
-    began_s = time.monotonic()
+    began_s = unhindered_s()
     told = await journal.outage("o-1")
     assert told is not None
     assert [line.action for line in told[1]] == ["o-1-1"]
     assert [line.action for line in await journal.recent()] == ["o-1-1"]
     assert await journal.outage("o-9") is None
-    assert time.monotonic() - began_s < 0.3
+    assert unhindered_s() - began_s < 0.3
     assert len(reader.calls) == 1, "a query that hangs is not followed by others"
     reader.release()
     await asyncio.sleep(0)
     assert [each.id for each in await journal.history()] == ["o-1"]
-    await journal.close()
+    await journal.close(LONG_S)
 
 
 async def test_memory_is_bounded_and_what_it_loses_is_told(tmp_path: Path) -> None:
@@ -226,7 +217,7 @@ async def test_memory_is_bounded_and_what_it_loses_is_told(tmp_path: Path) -> No
     assert [gap.payload for gap in gaps] == [{"steps": 30}]
     assert loaded.state == step(40).state
     assert journal.health.waiting == 0
-    await journal.close()
+    await journal.close(LONG_S)
 
 
 async def test_a_cancelled_append_is_still_written(tmp_path: Path) -> None:
@@ -242,7 +233,7 @@ async def test_a_cancelled_append_is_still_written(tmp_path: Path) -> None:
     writer.release()
     assert await journal.append(step(2))
     assert serials(path) == [1, 2]
-    await journal.close()
+    await journal.close(LONG_S)
 
 
 # --- Full, read-only, not there --------------------------------------------------------------------------------------
@@ -276,7 +267,7 @@ async def test_writes_that_fail_are_kept_and_caught_up(tmp_path: Path) -> None:
         assert read_all(db)[0].state == step(1 + written).state, "what was said to be durable is"
     await until(lambda: told.durable == [False, True])
     assert serials(path) == list(range(1, 60))
-    assert await journal.close()
+    assert await journal.close(LONG_S)
 
 
 @contextmanager
@@ -322,7 +313,7 @@ async def test_a_full_disk(tmp_path: Path) -> None:
         ballast.unlink()
         await until(lambda: journal.health.durable)
         assert serials(path) == list(range(1, 40))
-        await journal.close()
+        await journal.close(LONG_S)
 
 
 @pytest.mark.root
@@ -333,7 +324,7 @@ async def test_a_disk_that_becomes_read_only(tmp_path: Path) -> None:
         journal = Journal(path, boot_id="b", limits=PATIENT)
         await journal.load()
         await journal.append(step(1))
-        await journal.close()
+        await journal.close(LONG_S)
         remount = "mount", "-o"
         subprocess.run([*remount, "remount,ro", str(disk)], check=True)  # noqa: ASYNC221 - set-up
         told = Told()
@@ -347,7 +338,7 @@ async def test_a_disk_that_becomes_read_only(tmp_path: Path) -> None:
         subprocess.run([*remount, "remount,rw", str(disk)], check=True)  # noqa: ASYNC221 - set-up
         await until(lambda: journal.health.durable)
         assert serials(path) == [1, 2]
-        await journal.close()
+        await journal.close(LONG_S)
 
 
 async def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
@@ -363,12 +354,12 @@ async def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "state").unlink()
     await until(lambda: told.durable == [False, True])
     assert serials(path) == [1]
-    await journal.close()
+    await journal.close(LONG_S)
 
 
 async def test_a_second_writer_is_told_apart_from_a_broken_disk(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
-    journal = Journal(path, boot_id="b", limits=Limits(retry_s=0.05))
+    journal = Journal(path, boot_id="b", limits=PATIENT)
     await journal.load()
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -378,7 +369,7 @@ async def test_a_second_writer_is_told_apart_from_a_broken_disk(tmp_path: Path) 
     other.close()
     await until(lambda: journal.health.durable)
     assert serials(path) == [1]
-    await journal.close()
+    await journal.close(LONG_S)
 
 
 def remove(path: Path) -> None:
@@ -390,7 +381,7 @@ async def test_a_journal_that_is_removed_under_us_is_started_anew(tmp_path: Path
     """Commits into a file without a name would be acknowledged and gone."""
     path = tmp_path / "journal.db"
     told = Told()
-    journal = Journal(path, boot_id="b", on_health=told)
+    journal = Journal(path, boot_id="b", on_health=told, limits=PATIENT)
     await journal.load()
     assert await journal.append(step(1))
     remove(path)
@@ -400,19 +391,19 @@ async def test_a_journal_that_is_removed_under_us_is_started_anew(tmp_path: Path
     with read_only(path) as db:
         outage = read_all(db)[0].outage
     assert outage is not None, "the outage that runs is in the new file as well"
-    await journal.close()
+    await journal.close(LONG_S)
 
 
 # --- Damaged -------------------------------------------------------------------------------------------------------
 
 
 async def begun(path: Path, steps: int = 300) -> None:
-    journal = Journal(path, boot_id="b")
+    journal = Journal(path, boot_id="b", limits=PATIENT)
     await journal.load()
     journal.count("outages", 4)
     for serial in range(1, steps + 1):
         await journal.append(step(serial))
-    await journal.close()
+    await journal.close(LONG_S)
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 4096, b"SQLite format 3\0" + b"\xff" * 5000, b"{}"], ids=repr)
@@ -420,11 +411,11 @@ async def test_a_file_that_is_no_journal_is_kept_and_replaced(tmp_path: Path, co
     path = tmp_path / "journal.db"
     path.write_bytes(content)
     told = Told()
-    journal = Journal(path, boot_id="b", on_health=told)
+    journal = Journal(path, boot_id="b", on_health=told, limits=PATIENT)
     loaded = await journal.load()
     assert (loaded.state, loaded.durable) == (None, True)
     assert await journal.append(step(1))
-    await journal.close()
+    await journal.close(LONG_S)
     if content:
         assert (tmp_path / "journal.db.corrupt-1").read_bytes() == content
         assert "kept as journal.db.corrupt-1, and a new journal was started" in loaded.trouble
@@ -466,7 +457,7 @@ async def test_damage_while_we_run(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     await begun(path, 20)
     told = Told()
-    journal = Journal(path, boot_id="b", on_health=told)
+    journal = Journal(path, boot_id="b", on_health=told, limits=PATIENT)
     await journal.load()
     store = journal._store
     assert store._db is not None
@@ -475,7 +466,7 @@ async def test_damage_while_we_run(tmp_path: Path) -> None:
     store._db.execute("PRAGMA writable_schema = RESET")
     assert await journal.append(step(21))
     assert journal.health.set_aside == 1
-    await journal.close()
+    await journal.close(LONG_S)
     assert (tmp_path / "journal.db.corrupt-1").exists()
     with read_only(path) as db:
         loaded, _ = read_all(db)
@@ -527,7 +518,7 @@ async def test_whatever_fails_an_acknowledged_step_is_there_and_none_is_missing(
             await asyncio.sleep(0.002)
     store.cured = True
     await until(lambda: journal.health.durable)
-    await journal.close()
+    await journal.close(LONG_S)
     found = serials(path)
     assert sorted(set(found)) == list(range(1, 120))
     with read_only(path) as db:
@@ -542,7 +533,7 @@ async def test_inline_needs_no_thread(tmp_path: Path) -> None:
     await journal.load()
     assert await journal.append(step(1))
     assert [each.id for each in await journal.history()] == ["o-1"]
-    assert await journal.close()
+    assert await journal.close(LONG_S)
 
 
 HUNG_EXIT = """
@@ -566,6 +557,6 @@ def test_the_process_ends_though_its_journal_hangs(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=20,
+        timeout=LONG_S,
     )
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "False True"), ended.stderr

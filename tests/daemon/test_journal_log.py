@@ -66,7 +66,7 @@ async def written(path: Path, steps: int) -> None:
     for number in range(first, first + steps):
         assert await journal.append(step(number))
     left = [(each, each.read_bytes()) for each in (path, wal.log_of(path))]
-    assert await journal.close()
+    assert await journal.close(LONG_S)
     for each, data in left:
         each.write_bytes(data)
 
@@ -276,7 +276,7 @@ async def test_what_cannot_be_mended_is_lost_and_told(killed: Path, tmp_path: Pa
     aside = next(each for each in logged if each["event"] == "journal_set_aside")
     assert aside["because"].endswith("kept as journal.db.corrupt-1, and 0 of them were brought over")
     assert wal.log_of(tmp_path / "journal.db.corrupt-1").read_bytes() == broken
-    assert (await journal.close(), told) == (True, [1])
+    assert (await journal.close(LONG_S), told) == (True, [1])
 
 
 def test_a_young_journal_that_is_lost_whole_is_told(killed: Path, tmp_path: Path) -> None:

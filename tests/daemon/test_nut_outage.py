@@ -96,6 +96,7 @@ async def test_settings_that_are_refused_cost_no_login(folder: Path, capsys: pyt
             assert "settings_refused" in capsys.readouterr().out
             daemon.stop()
             await running
+        await peer.hears("LOGOUT")
         assert peer.said("LOGOUT") == 1
 
 

@@ -29,6 +29,11 @@ def queued_s() -> float:
         return 0.0
 
 
+def unhindered_s() -> float:
+    """Return a clock that stands while this thread waits for a busy processor."""
+    return time.monotonic() - queued_s()
+
+
 @asynccontextmanager
 async def watched() -> AsyncIterator[Seen]:
     """Watch this thread's loop meanwhile."""
