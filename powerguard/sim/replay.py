@@ -7,6 +7,7 @@ that today's decisions would have spared lasts no longer here.
 """
 
 import heapq
+import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -57,11 +58,22 @@ _TAKES_S: Final[dict[type[Action], float]] = {
 def replay(recording: Recording, *, obedient: bool = False) -> Replayed:
     """Play a recording. obedient: the recorded outcomes are left aside, too."""
     player = _Player(recording, obedient=obedient)
-    for number, leg in enumerate(recording.legs):
-        if not player.enter(leg, first=number == 0):
+    for leg, following in zip(recording.legs, (*recording.legs[1:], None), strict=True):
+        if not player.enter(leg, first=leg is recording.legs[0]):
             break
-        player.play(leg)
+        player.play(leg, follow_until_s=_follow_until_s(leg, following))
     return player.replayed()
+
+
+def _follow_until_s(leg: Leg, following: Leg | None) -> float:
+    """How long a power-off that has begun may be followed, in the leg's clock.
+
+    Where the daemon was started again within the boot this life had ended: its next one goes on with the power-off.
+    """
+    if following is None:
+        return math.inf
+    is_same_boot = following.policy.boot_id == leg.policy.boot_id
+    return -math.inf if is_same_boot else following.at_s + following.shift_s - leg.shift_s
 
 
 @dataclass(slots=True)
@@ -141,10 +153,11 @@ class _Player:
         self._take(restore(self._current(), stored, leg.at_s), leg.at_s)
         return True
 
-    def play(self, leg: Leg) -> None:
+    def play(self, leg: Leg, *, follow_until_s: float) -> None:
         """Feed what this leg heard, with ticks and answers between."""
         self._ahead = deque(leg.events)
         end_s = max(leg.events[-1].at_s if leg.events else leg.at_s, leg.end_s or leg.at_s) + ROUNDING_S
+        follow_until_s = min(follow_until_s, end_s + AFTER_END_S)
         self._heard_s, self._end_s = leg.at_s, end_s
         while not self._off:
             tick_s = self._now_s + self._pace_s()
@@ -153,7 +166,7 @@ class _Player:
             at_s = min(each for each in (tick_s, event_s, due_s) if each is not None)
             if event_s is None and isinstance(self._state.phase, Online):
                 return  # What begins now is another outage's.
-            if event_s is None and at_s > end_s and not (self._is_going_down() and at_s <= end_s + AFTER_END_S):
+            if event_s is None and at_s > end_s and not (self._is_going_down() and at_s <= follow_until_s):
                 if leg.end_s is None or self._now_s >= leg.end_s:
                     return
                 at_s = leg.end_s  # A busy daemon's ticks come late: it lived until then, and decided something.

@@ -234,6 +234,41 @@ def test_another_boot_is_a_return() -> None:
     assert [name for name, _ in orders(told)][-1] == "ResumeTraining"
 
 
+def test_a_life_that_ended_at_its_commit_is_not_followed_into_the_next() -> None:
+    """The daemon was killed as it latched, and started again seconds later: only then was the power-off ordered."""
+    whole = replay(recording(*outage(400.0)))
+    latched_s = next(mark.t_s for mark in whole.marks if mark.what == "shutdown")
+    (off,) = (line.t_s for line in whole.lines if isinstance(line.action, PowerOff))
+    first = Leg(at_s=0.0, policy=POLICY, events=outage(latched_s), end_s=latched_s)
+    back_s = latched_s + 5.0
+    rows = tuple(event for event in outage(400.0) if event.at_s >= back_s)
+    second = Leg(at_s=back_s, policy=POLICY, restored=True, events=rows)
+    told = replay(Recording(name="r", legs=(first, second)))
+    (again,) = (line.t_s for line in told.lines if isinstance(line.action, PowerOff))
+    assert off < back_s <= again
+    assert [line.t_s for line in told.lines if line.note and line.note.event == "outage_continued"] == [back_s]
+    times = [line.t_s for line in told.lines]
+    assert times == sorted(times)
+    alone = replay(Recording(name="r", legs=(first,)))
+    assert [line.t_s for line in alone.lines if isinstance(line.action, PowerOff)] == [off], "nobody else goes on"
+
+
+@pytest.mark.parametrize(("gap_s", "followed"), [(600.0, True), (0.2, False)])
+def test_a_power_off_is_followed_no_further_than_to_the_next_boot(gap_s: float, *, followed: bool) -> None:
+    whole = replay(recording(*outage(400.0)))
+    latched_s = next(mark.t_s for mark in whole.marks if mark.what == "shutdown")
+    first = Leg(at_s=0.0, policy=POLICY, events=outage(latched_s), end_s=latched_s)
+    back = tuple(reading(at_s, "utility", charge_pct=95.0) for at_s in range(30, 40))
+    policy = dataclasses.replace(POLICY, boot_id="next")
+    second = Leg(at_s=30.0, policy=policy, shift_s=latched_s + gap_s - 30.0, restored=True, events=back)
+    told = replay(Recording(name="r", legs=(first, second)))
+    returned_s = next(line.t_s for line in told.lines if line.note and line.note.event == "host_returned")
+    off = [line.t_s for line in told.lines if isinstance(line.action, PowerOff)]
+    assert returned_s == pytest.approx(latched_s + gap_s)
+    assert bool(off) == followed
+    assert all(at_s < returned_s for at_s in off)
+
+
 # --- Side by side -----------------------------------------------------------------------------------------------------
 
 
