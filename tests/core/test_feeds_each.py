@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from test_feeds import A_OUT, ALL_OUT, BOTH, CALM, ONE_OF_TWO, after, both, lost, policy, says
 
-from powerguard.core import account, feeds
+from powerguard.core import account, composed, feeds
 from powerguard.core import budget as sums
 from powerguard.core.model import Battery, Feed, Policy, State, Supplied, Supply
 from powerguard.core.outlast import ENDLESS_S, FACTORS, stepped
@@ -48,9 +48,9 @@ def test_a_battery_that_is_tested_while_another_one_carries(told: dict[str, Any]
     """It counts as battery, unless its input is seen to be there: nobody knows whether it could stop."""
     tested = each("b", UTILITY, 1.0, 0.5)
     tested = replace(tested, feed=replace(tested.feed, reading=says(0.0, "b", "battery", **told)))
-    assert feeds._word((each("a", BATTERY), tested), tested) is word
+    assert composed.word_of((each("a", BATTERY), tested), tested) is word
     unread = replace(tested, feed=replace(tested.feed, reading=None))
-    assert feeds._word((each("a", BATTERY), unread), unread) is UTILITY
+    assert composed.word_of((each("a", BATTERY), unread), unread) is UTILITY
 
 
 def test_who_takes_over_how_much_of_a_load() -> None:
@@ -60,7 +60,7 @@ def test_who_takes_over_how_much_of_a_load() -> None:
     def overloaded(load_b: float, load_a: float | None = 0.6) -> bool:
         b = each("b", UTILITY, 1.0, load_b)
         upses = (each("a", BATTERY, 1.0, load_a), b, each("c", UTILITY, 1.0, 0.1))
-        return feeds._overloaded(made, upses, b, feeds._words(upses)).overloaded
+        return composed._overloaded(made, upses, b, composed._words(upses)).overloaded
 
     assert not overloaded(0.599)
     assert overloaded(0.601)
@@ -120,8 +120,8 @@ def test_a_test_of_the_one_that_is_needed_began_when_it_began() -> None:
 
 def lasts_s(made: Policy, *upses: Supplied) -> float:
     """Return how long they last at the load of now."""
-    words = feeds._words(upses)
-    return feeds._lasts_s(made, upses, Feed(supply=BATTERY), 0.0, words=words, full=False)[FACTORS.index(1.0)]
+    words = composed._words(upses)
+    return composed._lasts_s(made, upses, Feed(supply=BATTERY), 0.0, words=words, full=False)[FACTORS.index(1.0)]
 
 
 def test_what_blind_ones_carry_goes_to_the_others_by_their_power_supplies() -> None:
@@ -273,7 +273,7 @@ def test_the_battery_of_all_is_the_mean_of_those_that_count() -> None:
     b = replace(b, battery=replace(b.battery, used=0.5, health=0.9, step_at_s=6.0))
 
     def battery(before: Battery, upses: tuple[Supplied, ...], supply: Supply, now_s: float) -> Battery:
-        return feeds._battery(ONE_OF_TWO, before, upses, Feed(supply=supply), now_s, words=feeds._words(upses))
+        return composed._battery(ONE_OF_TWO, before, upses, Feed(supply=supply), now_s, words=composed._words(upses))
 
     whole = battery(Battery(at_s=5.0), (a, b), BATTERY, 7.0)
     assert (whole.at_s, whole.used, whole.left, whole.health, whole.load) == (7.0, 0.2, 0.6, 0.6, 0.5)

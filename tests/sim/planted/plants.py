@@ -221,7 +221,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="presumed_battery_never_counted",
-        module="powerguard.core.feeds",
+        module="powerguard.core.composed",
         swaps=(
             (
                 "_advanced(policy, each, now_s) if words[each.ups] is Supply.BATTERY",
@@ -232,7 +232,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="several_on_battery_and_nobody_knows",
-        module="powerguard.core.feeds",
+        module="powerguard.core.composed",
         swaps=(
             (
                 "    elif on_battery:\n        supply = Supply.BATTERY",
@@ -243,7 +243,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="silent_feed_counts_as_utility",
-        module="powerguard.core.feeds",
+        module="powerguard.core.composed",
         swaps=(
             (
                 "    return Supply.UNKNOWN if bypassed or feed.lost_since_s is not None else Supply.UTILITY",
@@ -256,7 +256,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="one_feed_is_enough_whatever_is_needed",
-        module="powerguard.core.feeds",
+        module="powerguard.core.composed",
         swaps=(("    if on_utility >= policy.minimum_supplies:", "    if on_utility >= 1:"),),
         within=20,
         hint=23,
@@ -264,28 +264,28 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="one_silent_feed_silences_the_host",
-        module="powerguard.core.feeds",
+        module="powerguard.core.composed",
         swaps=(("max(lost) if lost and len(lost) == len(policy.feeds) else None", "max(lost) if lost else None"),),
         within=20,
         site=_TWO_UPSES,
     ),
     Plant(
         name="energy_of_a_silent_feed_not_counted",
-        module="powerguard.core.feeds",
+        module="powerguard.core.composed",
         swaps=(("_advanced(policy, each, now_s) if words[each.ups] is Supply.BATTERY else each", "each"),),
         within=20,
         site=_TWO_CUT_OFF,
     ),
     Plant(
         name="energy_of_several_added_up",
-        module="powerguard.core.feeds",
+        module="powerguard.core.composed",
         swaps=(("for supplies, value in known) / weight if weight", "for supplies, value in known) if weight"),),
         within=20,
         site=_TWO_UPSES,
     ),
     Plant(
         name="endless_before_the_outage",
-        module="powerguard.core.feeds",
+        module="powerguard.core.composed",
         swaps=(("word is Supply.UTILITY and feed.supply is Supply.BATTERY", "word is Supply.UTILITY"),),
         within=20,
         site=_TWO_UPSES,
