@@ -23,6 +23,8 @@ _BECAUSE: Final = {
     "runtime_short": "little runtime is left at this load",
     "blind": "nobody knows the runtime",
     "blind: blind_s": "nobody knows the runtime, and blind_s is over",
+    "power_off_at": "the UPS is going to cut its output",
+    "power_off_at permits no hold": "the checkpoint is durable then, and the UPS is going to cut its output",
 }
 
 

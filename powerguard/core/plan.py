@@ -5,6 +5,7 @@ nothing of its own. `forecast` runs the same sums forward, so `powerguard plan` 
 machine will do.
 """
 
+import math
 from dataclasses import dataclass
 
 from powerguard.core import account
@@ -250,20 +251,32 @@ class Forecast:
 
 
 def forecast(policy: Policy, state: State, plan: Budget) -> tuple[Forecast, ...]:
-    """Return the next actions with their times, at the load of now, as if utility failed now where it is present."""
+    """Return the next actions with their times, at the load of now, as if utility failed now where it is present.
+
+    A checkpoint on its way may put the power-off off beyond what is told, by the reserve or to a less orderly stop. But
+    it may be durable at any moment, and then nothing is waited for: what is told is when that begins, and never late.
+    """
     phase = state.phase
-    now_s = plan.now_s
     if isinstance(phase, Shutdown):
         return (Forecast(action="forced power-off", at_s=phase.force_at_s or None, because=phase.because),)
+    *steps, commit = _by_energy(policy, state, plan)
+    at_s, because = _before_cut(state, plan)
+    if commit.at_s is None or at_s < commit.at_s:
+        commit = Forecast(action="shutdown", at_s=at_s, because=because)
+    return (*steps, commit)
+
+
+def _by_energy(policy: Policy, state: State, plan: Budget) -> list[Forecast]:
+    """Return what the battery alone would bring, the commit last."""
+    phase, now_s = state.phase, plan.now_s
+    out: list[Forecast] = []
     if plan.left is None or plan.tau_now_s is None or plan.tau_paused_s is None:
         since_s = state.feed.since_s if state.feed.supply is Supply.BATTERY else now_s
-        return (
-            Forecast(action="emergency_checkpoint", at_s=since_s + policy.commit_dwell_s, because="blind"),
-            Forecast(action="shutdown", at_s=since_s + policy.blind_s, because="blind: blind_s"),
-        )
-    left = plan.left
-    out: list[Forecast] = []
-    at_s = now_s
+        if not isinstance(phase, Emergency):
+            at_s = since_s + policy.commit_dwell_s
+            out.append(Forecast(action="emergency_checkpoint", at_s=at_s, because="blind"))
+        return [*out, Forecast(action="shutdown", at_s=since_s + policy.blind_s, because="blind: blind_s")]
+    left, at_s = plan.left, now_s
     if not isinstance(phase, Emergency):
         need = sums.energy_for(policy, plan.need_s / 0.75 / plan.tau_paused_s)
         short_s = min(_SHORT_RUNTIME_S, _SHORT_RUNTIME_SHARE * plan.health * plan.tau_now_s)
@@ -274,14 +287,25 @@ def forecast(policy: Policy, state: State, plan: Budget) -> tuple[Forecast, ...]
             Forecast(action="emergency_checkpoint", at_s=at_s, because="budget" if need >= short else "runtime_short")
         )
         left = min(left, floor)
-    if not isinstance(phase, Holding):
+    if not isinstance(phase, Holding) and plan.cut_in_s is None:
         out.append(Forecast(action="holding", at_s=at_s + plan.checkpoint_s, because="checkpoint durable"))
     stop = sums.energy_for(policy, plan.stop_s / plan.tau_paused_s)
-    commit_at_s = at_s + max(0.0, left - stop) * plan.tau_paused_s
-    if plan.cut_in_s is not None:
-        commit_at_s = min(commit_at_s, now_s + max(0.0, plan.cut_in_s - plan.stop_s))
-    out.append(Forecast(action="shutdown", at_s=commit_at_s, because="budget"))
-    return tuple(out)
+    return [*out, Forecast(action="shutdown", at_s=at_s + max(0.0, left - stop) * plan.tau_paused_s, because="budget")]
+
+
+def _before_cut(state: State, plan: Budget) -> tuple[float, str]:
+    """Return when the commit is and why, where the UPS is going to cut its output; infinity where it is not.
+
+    It permits no hold: once every checkpoint is durable, nothing is waited for.
+    """
+    if plan.cut_in_s is None:
+        return math.inf, ""
+    at_s = plan.now_s + max(0.0, plan.cut_in_s - plan.stop_s)
+    if isinstance(state.phase, Emergency):
+        durable_at_s = plan.now_s + (0.0 if isinstance(state.phase, Holding) else plan.checkpoint_s)
+        if durable_at_s < at_s:
+            return durable_at_s, "power_off_at permits no hold"
+    return at_s, "power_off_at"
 
 
 def pauses(state: State) -> bool:

@@ -165,6 +165,15 @@ def test_the_predicted_load_counts_until_the_measured_one_is_there(
 # --- The commit ---------------------------------------------------------------------------------------------------
 
 HOLD = Holding(outage=OUTAGE, began_s=50.0)
+FLYING = Trainer(
+    name="a",
+    conduct=Conduct.PAUSE,
+    checkpoint_s=30.0,
+    order="o-1",
+    ordered_at_s=99.0,
+    eta_at_s=NOW_S + 20.0,
+    told_pause=True,
+)
 
 
 @pytest.mark.parametrize(("reff_s", "because"), [(170.001, ""), (169.999, "budget")])
@@ -185,15 +194,7 @@ def test_a_checkpoint_that_progresses_and_fits_has_a_reserve_of_20_s(
     checkpoint_s: float, eta_s: float, reff_s: float, because: str
 ) -> None:
     phase = EmergencyCheckpoint(outage=OUTAGE, began_s=90.0, because="budget")
-    flying = Trainer(
-        name="a",
-        conduct=Conduct.PAUSE,
-        checkpoint_s=checkpoint_s,
-        order="o-1",
-        ordered_at_s=99.0,
-        eta_at_s=NOW_S + eta_s,
-        told_pause=True,
-    )
+    flying = replace(FLYING, checkpoint_s=checkpoint_s, eta_at_s=NOW_S + eta_s)
     at = state(seconds(reff_s), phase)
     assert commit(replace(at, trainers=(flying,))) == because
     for stopped in ({"order": None}, {"alive": False}, {"durable": True}):
@@ -437,12 +438,41 @@ def test_forecast_of_a_short_runtime_of_a_cut_and_of_the_latched() -> None:
     small = replace(POLICY, stop_q95_s=1.0, reserve_s=0.0)
     assert forecast(state(0.75), small)[0] == ("emergency_checkpoint", 705.0, "runtime_short")
     cut = forecast(state(0.75, cut_at_s=400.0))
-    assert cut[-1] == ("shutdown", 200.0, "budget"), "170 s before the guard of 30 s before the cut"
+    assert cut[-1] == ("shutdown", 200.0, "power_off_at"), "170 s before the guard of 30 s before the cut"
     late = forecast(state(0.75, cut_at_s=200.0))
-    assert late[-1] == ("shutdown", 100.0, "budget"), "where it no longer fits: now"
+    assert late[-1] == ("shutdown", 100.0, "power_off_at"), "where it no longer fits: now"
+    assert forecast(state(0.2, HOLD, cut_at_s=400.0)) == [("shutdown", 100.0, "budget")]
     latched = Shutdown(outage=OUTAGE, boot_id="b", latched_s=1.0, because="why")
     assert forecast(state(0.1, latched)) == [("forced power-off", None, "why")]
     assert forecast(state(0.1, replace(latched, force_at_s=140.0))) == [("forced power-off", 140.0, "why")]
+
+
+@pytest.mark.parametrize("left", [0.75, None], ids=["known", "blind"])
+def test_a_cut_permits_no_hold_and_the_forecast_knows(left: float | None) -> None:
+    """The power-off comes as soon as the checkpoint is durable, long before the cut."""
+    policy = BLIND if left is None else POLICY
+    saving = state(left, EmergencyCheckpoint(outage=OUTAGE, began_s=90.0, because="power_off_at"), cut_at_s=400.0)
+    saving = replace(saving, trainers=(FLYING,))
+    assert commit(saving, policy) == ""
+    assert forecast(saving, policy) == [("shutdown", 120.0, "power_off_at permits no hold")]
+    soon = replace(saving, feed=replace(saving.feed, countdown_at_s=310.0))
+    assert forecast(soon, policy) == [("shutdown", 110.0, "power_off_at")], "it is not waited for"
+    held = state(left, HOLD, cut_at_s=400.0)
+    assert forecast(held, policy) == [("shutdown", 100.0, commit(held, policy))]
+    assert commit(held, policy) == "power_off_at permits no hold"
+
+
+@pytest.mark.parametrize(("reff_s", "waits"), [(180.0, False), (169.9, True), (155.0, True), (149.0, False)])
+def test_a_checkpoint_on_its_way_makes_no_forecast_late(reff_s: float, *, waits: bool) -> None:
+    """It may put the power-off off by the reserve, and by less: as soon as it is durable there is no wait."""
+    at = state(seconds(reff_s), EmergencyCheckpoint(outage=OUTAGE, began_s=90.0, because="budget"))
+    at = replace(at, trainers=(FLYING,))
+    durable = replace(at, trainers=(replace(FLYING, durable=True),))
+    told_s = forecast(at)[-1][1]
+    assert told_s == forecast(durable)[-1][1] == pytest.approx(NOW_S + max(0.0, reff_s - 170.0))
+    is_due = told_s == NOW_S
+    assert (commit(durable) == "budget") == is_due
+    assert (commit(at) == "") == (waits or not is_due)
 
 
 def test_the_forecast_of_a_small_battery_is_what_the_rule_says_then() -> None:
@@ -458,6 +488,7 @@ def test_the_forecast_of_a_small_battery_is_what_the_rule_says_then() -> None:
 def test_forecast_of_the_blind() -> None:
     told = [("emergency_checkpoint", 48.0, "blind"), ("shutdown", 160.0, "blind: blind_s")]
     assert forecast(state(None), BLIND) == told
+    assert forecast(state(None, HOLD), BLIND) == told[1:]
     on_utility = state(None, Online())
     on_utility = replace(on_utility, feed=replace(on_utility.feed, supply=Supply.UTILITY))
     assert forecast(on_utility, BLIND) == [(action, at_s + 60.0, why) for action, at_s, why in told]
