@@ -271,8 +271,9 @@ def recovery(told: Told) -> dict[str, Any]:
     gate = next((s for s in later if s.line.event in ("gate_opened", "gate_forced")), None)
     order = next((s for s in later if s.line.kind == "action" and s.line.event == "ResumeTraining"), None)
     begun = order or gate
-    looked = next((s for s in later if s.line.kind == "action" and s.line.event == "CheckHost"), None)
-    waited = looked or begun
+    begun_s = None if begun is None else begun.after_s
+    check_s = _check_s(later, begun_s)
+    gate_s = between(back.after_s, begun_s)
     powered_on = _powered_on(told, back.line.boot_id)
     answers = {s.line.action for s in later if s.line.kind == "action" and s.line.event == "ResumeTraining"}
     started = next((s for s in later if s.line.event == "Done" and s.line.action in answers), None)
@@ -289,12 +290,31 @@ def recovery(told: Told) -> dict[str, Any]:
         "ac_failed": powered_on.get("ac_failed"),
         "firmware_s": number(powered_on.get("firmware_s")),
         "boot_s": _r(back.line.at_s),
-        "gate_s": between(back.after_s, None if waited is None else waited.after_s),
-        "check_s": None if looked is None else between(looked.after_s, None if begun is None else begun.after_s),
-        "start_s": between(None if begun is None else begun.after_s, started_s),
+        "gate_s": gate_s if gate_s is None or check_s is None else _r(gate_s - check_s),
+        "check_s": check_s,
+        "start_s": between(begun_s, started_s),
         "resumed_s": between(started_s, seen_s),
         "ours_s": between(back.after_s, ended_s),
     }
+
+
+def _check_s(later: list[Step], begun_s: float | None) -> float | None:
+    """Return how long it took until the host was found whole, the gate waiting beside; None: nobody looked.
+
+    Where the gate waits for long, what was found is asked for anew.
+    """
+    took_s, since_s = None, None
+    for step in later:
+        if begun_s is not None and step.after_s > begun_s:
+            break
+        if step.line.event == "CheckHost" and step.line.kind == "action":
+            since_s = step.after_s if since_s is None else since_s
+            took_s = took_s or 0.0
+        elif step.line.event == "host_checked" and since_s is not None:
+            took_s, since_s = (took_s or 0.0) + step.after_s - since_s, None
+    if took_s is None or begun_s is None:
+        return None
+    return _r(took_s if since_s is None else took_s + begun_s - since_s)
 
 
 def _answers(told: Told) -> list[float]:

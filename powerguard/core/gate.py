@@ -20,6 +20,8 @@ CHECK_LATER_S: Final = 30.0
 """So often once it has failed for LONG_S: a storage that is away for a night is told by one line, not by thousands."""
 LONG_S: Final = 180.0
 """A NAS boots slower than its hosts; after this long a person must look."""
+CHECK_HOLDS_S: Final = 60.0
+"""So long counts what the check has found; the gate may wait for hours."""
 START_LIMIT_S: Final = 30.0
 SILENT_S: Final = 60.0
 """Whoever is there for so long after the start and has told no step tells none."""
@@ -34,16 +36,26 @@ def tend(turn: Turn, phase: Recovery) -> None:
     if phase.asked is not None or phase.started_at_s is not None or turn.now_s < phase.retry_at_s:
         return
     because = _because(turn, phase)
-    if not because:
-        return
-    if turn.policy.checks_host and not phase.checked and not phase.forced_by:
+    if _asks_for_check(turn, phase, because):
         id_ = turn.order(CheckHost, limit_s=CHECK_LIMIT_S, outage=phase.outage.id)
         turn.set_phase(replace(phase, asked=id_))
+        return
+    if not because:
         return
     clear(turn, "the operator wants training started")
     id_ = turn.order(ResumeTraining, limit_s=START_LIMIT_S, outage=phase.outage.id)
     turn.set_phase(replace(phase, asked=id_, tries=phase.tries + 1))
     turn.note("gate_opened", because)
+
+
+def _asks_for_check(turn: Turn, phase: Recovery, because: str) -> bool:
+    """Say whether the host is to be checked now: while utility has to hold, and anew where that is old news."""
+    if not turn.policy.checks_host or phase.forced_by:
+        return False
+    feed, at_s = turn.state.feed, phase.checked_at_s
+    if at_s is None:
+        return bool(because) or feed.supply is Supply.UTILITY
+    return bool(because) and (at_s < feed.since_s or turn.now_s - at_s > CHECK_HOLDS_S)
 
 
 def clear(turn: Turn, because: str) -> None:
@@ -90,7 +102,7 @@ def take_in(turn: Turn, phase: Recovery, outcome: Done | Failed) -> None:
 
 def _take_in_check(turn: Turn, phase: Recovery, outcome: Done | Failed) -> None:
     if isinstance(outcome, Done):
-        turn.set_phase(replace(phase, asked=None, checked=True))
+        turn.set_phase(replace(phase, asked=None, checked_at_s=turn.now_s))
         clear(turn, "everything is there again")
         turn.note("host_checked", "GPUs, checkpoint storage and the newest checkpoint", **dict(outcome.detail))
     elif phase.forced_by:
@@ -99,6 +111,8 @@ def _take_in_check(turn: Turn, phase: Recovery, outcome: Done | Failed) -> None:
         is_long = turn.now_s - phase.began_s >= LONG_S
         again_s = CHECK_LATER_S if is_long else CHECK_AGAIN_S
         turn.set_phase(replace(phase, asked=None, retry_at_s=turn.now_s + again_s))
+        if turn.now_s - phase.began_s < turn.policy.utility_stable_s:
+            return  # Training waits for nothing yet but for utility, and a host that boots is whole any moment now.
         turn.tell_once(INCOMPLETE, f"{outcome.reason}; training waits for it", holds=True)
         if is_long:
             because = f"{outcome.reason}; training has waited for {turn.now_s - phase.began_s:.0f} s: see to it"

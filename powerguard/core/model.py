@@ -435,7 +435,7 @@ class Recovery:
     """The host is back from an outage that ended in power-off (or in darkness). Training waits for the gate.
 
     clean: the power-off was ours and was ordered. asked: id of the order in flight (to check the host, to start
-    training); tries: how often training was to be started. retry_at_s: not before. checked: the host is whole.
+    training); tries: how often training was to be started. retry_at_s: not before. checked_at_s: the host was whole.
     started_at_s: training was started, and its first step is waited for. forced_by: who said that it is to start now.
     due_at_s: as in `EmergencyCheckpoint`, should the power fail again.
     """
@@ -447,7 +447,7 @@ class Recovery:
     asked: str | None = None
     tries: int = 0
     retry_at_s: float = 0.0
-    checked: bool = False
+    checked_at_s: float | None = None
     started_at_s: float | None = None
     forced_by: str = ""
 

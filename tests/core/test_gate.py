@@ -20,7 +20,7 @@ NOW_S = 100.0
 def feed(supply: Supply = Supply.UTILITY, at_s: float = NOW_S, **fields: object) -> Feed:
     source = OutputSource.BATTERY if supply is Supply.BATTERY else OutputSource.UTILITY
     reading = Reading(at_s=at_s, ups="ups", source="snmp", output_source=source, charge_pct=95.0)
-    return Feed(supply=supply, since_s=50.0, reading=reading, **fields)  # type: ignore[arg-type]
+    return Feed(supply=supply, reading=reading, **{"since_s": 50.0, **fields})  # type: ignore[arg-type]
 
 
 def turn(phase: Recovery, *trainers: Trainer, policy: Policy = POLICY, at: Feed | None = None) -> Turn:
@@ -50,7 +50,7 @@ def test_first_the_host_then_training() -> None:
     assert kinds(at) == ["CheckHost"], "one at a time"
     assert at.actions[0].by_s == 130.0
     answered(at)
-    assert (phase(at).checked, phase(at).asked) == (True, None)
+    assert (phase(at).checked_at_s, phase(at).asked) == (NOW_S, None)
     gate.tend(at, phase(at))
     assert kinds(at) == ["CheckHost", "ResumeTraining"]
     assert (phase(at).tries, at.actions[1].by_s) == (1, 130.0)
@@ -70,6 +70,58 @@ def test_a_check_that_was_overruled_while_it_ran_holds_nothing_up() -> None:
     gate.tend(at, phase(at))
     assert kinds(at) == ["CheckHost", "ResumeTraining"]
     assert [note.event for note in at.notes] == ["gate_opened"]
+
+
+@pytest.mark.parametrize(
+    ("known", "orders"),
+    [(feed(since_s=99.0), ["CheckHost"]), (feed(Supply.UNKNOWN), []), (feed(Supply.BATTERY), [])],
+    ids=["utility", "unknown", "battery"],
+)
+def test_the_host_is_checked_while_utility_has_to_hold(known: Feed, orders: list[str]) -> None:
+    at = turn(BACK, at=known)
+    gate.tend(at, phase(at))
+    gate.tend(at, phase(at))
+    assert kinds(at) == orders
+    if orders:
+        answered(at)
+        gate.tend(at, phase(at))
+        assert kinds(at) == orders, "the gate is still shut"
+        assert [note.event for note in at.notes] == ["host_checked"]
+
+
+@pytest.mark.parametrize(
+    ("checked_at_s", "utility_since_s", "orders"),
+    [
+        (NOW_S - 60.0, 20.0, ["ResumeTraining"]),
+        (NOW_S - 60.5, 20.0, ["CheckHost"]),
+        (NOW_S - 20.0, NOW_S - 19.5, ["CheckHost"]),
+        (NOW_S - 20.0, NOW_S - 20.0, ["ResumeTraining"]),
+    ],
+    ids=["young", "old", "before a cut", "since the cut"],
+)
+def test_what_the_check_found_is_asked_for_anew(checked_at_s: float, utility_since_s: float, orders: list[str]) -> None:
+    """The gate may have waited for hours since, and a storage may have gone with a cut."""
+    at = turn(replace(BACK, checked_at_s=checked_at_s), at=feed(since_s=utility_since_s))
+    gate.tend(at, phase(at))
+    assert kinds(at) == orders
+
+
+def test_an_old_check_is_not_repeated_while_the_gate_waits() -> None:
+    at = turn(replace(BACK, checked_at_s=NOW_S - 61.0), at=feed(since_s=NOW_S - 5.0))
+    gate.tend(at, phase(at))
+    assert kinds(at) == []
+
+
+def test_a_host_that_still_boots_is_not_called_incomplete() -> None:
+    """Nothing waits for it yet: its drivers load, its storage is being mounted."""
+    at = turn(replace(BACK, began_s=NOW_S - 9.5), at=feed(since_s=NOW_S - 9.0))
+    gate.tend(at, phase(at))
+    answered(at, well=False)
+    assert (list(at.notes), phase(at).retry_at_s) == ([], NOW_S + gate.CHECK_AGAIN_S)
+    at.now_s += gate.CHECK_AGAIN_S
+    gate.tend(at, phase(at))
+    answered(at, well=False)
+    assert [note.event for note in at.notes] == ["host_incomplete_raised"]
 
 
 def test_a_host_that_is_not_whole_is_asked_again_and_told_once() -> None:
