@@ -83,8 +83,8 @@ async def outage() -> None:
         cable(whole=False)
         told = await host.note("battery_presumed")
         assert "link near" in told.because, told
-        await host.note("checkpoint_durable", 30.0)
-        await host.off(40.0)
+        await host.note("checkpoint_durable")
+        await host.off()
         assert host.notes("checkpoint_durable")[0].at_s < host.actions("PowerOff")[0].at_s
         assert host.ups.alive
         host.one_outage()
@@ -97,7 +97,7 @@ async def switch() -> None:
         await host.note("battery_presumed")
         cable(whole=True)
         await host.note("network_back")
-        await host.note("outage_ended", 30.0)
+        await host.note("outage_ended")
         assert not host.actions("PowerOff")
 
 
@@ -106,7 +106,7 @@ async def somebody() -> None:
     async with world() as host:
         ip("link", "set", "near", "down")
         await host.note("source_lost")
-        await host.note("ups_silent_raised", 30.0)
+        await host.note("ups_silent_raised")
         assert not host.notes("battery_presumed")
         assert not host.notes("network_lost")
         assert not host.outages()
@@ -116,7 +116,7 @@ async def unasked() -> None:
     """Nobody has said that the switches are on no UPS: one that fails is an alarm, and no reason to power off."""
     async with world(witness=False) as host:
         cable(whole=False)
-        await host.note("ups_silent_raised", 30.0)
+        await host.note("ups_silent_raised")
         assert not host.notes("battery_presumed")
         assert not host.outages()
 

@@ -9,11 +9,12 @@ from powerguard.clock import boottime_s
 from powerguard.core.actions import Grade
 from powerguard.core.model import OnBattery, Outage, Policy, State
 from powerguard.core.readings import OutputSource, Reading
-from powerguard.daemon.journal import Entry, Journal, WorkerThread
+from powerguard.daemon.journal import Entry, Journal, Limits, WorkerThread
 from powerguard.daemon.loop import Loop
 from powerguard.daemon.parts import Parts
 from powerguard.daemon.systemd import Notifier
 from powerguard.sources.base import Publish
+from tests.e2e.rig import LIMIT_S
 
 BOOT = "boot-of-the-test"
 DISK_S = 0.2
@@ -58,7 +59,8 @@ class Eager:
 
 
 def journal_at(path: Path) -> Journal:
-    return Journal(path, boot_id=BOOT, writer=SlowDisk("slow-journal"))
+    patient = Limits(append_s=LIMIT_S, load_s=LIMIT_S)
+    return Journal(path, boot_id=BOOT, writer=SlowDisk("slow-journal"), limits=patient)
 
 
 async def test_a_quick_reading_does_not_make_us_forget_the_outage(tmp_path: Path) -> None:
@@ -72,7 +74,7 @@ async def test_a_quick_reading_does_not_make_us_forget_the_outage(tmp_path: Path
     journal = journal_at(path)
     await journal.load()
     await journal.append(Entry(at_s=now_s, state=State(phase=OnBattery(outage=outage))))
-    assert await journal.close(5.0)
+    assert await journal.close(LIMIT_S)
 
     source = Eager()
     parts = Parts(
@@ -86,12 +88,12 @@ async def test_a_quick_reading_does_not_make_us_forget_the_outage(tmp_path: Path
     )
     loop = Loop(parts, journal_at(path), clock=boottime_s, wall=time.time, notifier=Notifier.take({}))
     running = asyncio.get_running_loop().create_task(loop.run())
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(LIMIT_S):
         await source.told.wait()
         # Long enough for a step that is answered too early to be written, and to be seen below.
         await asyncio.sleep(5 * DISK_S)
     loop.stop()
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(LIMIT_S):
         await running
     assert loop.state.feed.reading is not None
     assert isinstance(loop.state.phase, OnBattery)

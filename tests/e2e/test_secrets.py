@@ -10,7 +10,7 @@ from powerguard.sim.bmc import SimBmc
 from powerguard.sim.snmp_agent import Fault, SnmpAgent
 from powerguard.sim.snmp_usm import SimUser
 from tests.e2e.peers import Mischief, Trainer
-from tests.e2e.rig import Rig, rig
+from tests.e2e.rig import LIMIT_S, Rig, rig
 
 
 class Watcher:
@@ -101,7 +101,7 @@ async def test_no_secret_shows_anywhere() -> None:
         world.settings["host"]["command"] = [*wait, *world.settings["host"]["command"]]
         async with watching(world, watcher):
             await world.start(env={"POWERGUARD_CANARY": "canary-of-the-tests"})
-            await bmc.wait_until(lambda: bmc.policy == "always-on")
+            await bmc.wait_until(lambda: bmc.policy == "always-on", LIMIT_S)
             for fault in (Fault.GARBAGE, Fault.TRUNCATED, Fault.NONE):
                 await polled_with(world.agent, fault, world)
             # A password that the BMC refuses: a fault that is told, and the password does not show.
