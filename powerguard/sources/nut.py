@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import random
 import ssl
 from collections.abc import Callable, Sequence
@@ -39,6 +40,8 @@ _WHOLE_ON_BATTERY_S: Final = 0.5
 _LIST_S: Final = (1.0, 5.0, 60.0)
 """From one list of all variables to the next: a upsd that has just started hears of them one by one."""
 _MOST_TLS_BREAKS: Final = 2
+_TRUST_S: Final = 10.0
+"""To read the authorities: all those of the system take a busy machine longer than a step of a connection may."""
 _DICE: Final = random.SystemRandom()
 _MEANINGS: Final = {
     "DATA-STALE": "its driver hears nothing from the UPS (check the cable or the card, and the driver's log)",
@@ -106,6 +109,7 @@ class NutSource:
         self._plain_until_s = 0.0
         self._had_tls = False
         self._tls_breaks = 0
+        self._trust: asyncio.Future[ssl.SSLContext] | None = None
         self._wanted: tuple[str, ...] = ()
         self._list_at_s = 0.0
         self._lists = 0
@@ -247,21 +251,23 @@ class NutSource:
 
     async def _connect(self) -> Link:
         addresses = await self._resolver.addresses()
+        is_plain = self._options.tls == "off" or self._clock() < self._plain_until_s
+        context = None if is_plain else await self._context()
         limit_s = 2 * self._limit_s  # for each step has a limit of its own, and there are three
         try:
             async with asyncio.timeout(limit_s):
-                return await self._connect_to(addresses)
+                return await self._connect_to(addresses, context)
         except TimeoutError as error:
             msg = f"{self._where} is too slow: not connected in {limit_s:g} s"
             raise LinkError(msg) from error
 
-    async def _connect_to(self, addresses: Sequence[str]) -> Link:
+    async def _connect_to(self, addresses: Sequence[str], context: ssl.SSLContext | None) -> Link:
         options = self._options
         limit_s = self._limit_s
         link = await Link.open(addresses, options.port, self._where, limit_s=limit_s, on_lost=self._wake)
         try:
-            if options.tls != "off" and self._clock() >= self._plain_until_s:
-                await self._start_tls(link)
+            if context is not None:
+                await self._start_tls(link, context)
         except BaseException:  # a link without the TLS that it should have must never be polled
             await link.close()
             raise
@@ -275,11 +281,11 @@ class NutSource:
         if self._link is not None:
             self._woken.set()
 
-    async def _start_tls(self, link: Link) -> None:
+    async def _start_tls(self, link: Link, context: ssl.SSLContext) -> None:
         options = self._options
         required = options.tls == "required"
         try:
-            refusal = await link.start_tls(await self._context(), options.host, limit_s=self._limit_s)
+            refusal = await link.start_tls(context, options.host, limit_s=self._limit_s)
         except LateError as error:
             msg = (
                 f"{self._where} is too slow: no answer to STARTTLS in {self._limit_s:g} s (it hangs, or serves MAXCONN "
@@ -288,11 +294,8 @@ class NutSource:
             self._broke(msg)
             raise LinkError(msg) from error
         except TlsError as error:
-            if not required:
-                self._plain_until_s = self._clock() + TRY_AGAIN_S
-                self._notices.stands("tls_not_believed", f"{error}: readings go on without TLS and without login")
-            msg = f"{error} (set ca to the authority that signed it, and host to a name that stands in it)"
-            raise LinkError(msg) from error
+            self._trust = None  # The next try reads the authorities anew: they are renewed while we run.
+            raise self._disbelieved(str(error)) from error
         except LinkError as error:
             self._broke(str(error))
             raise
@@ -321,14 +324,29 @@ class NutSource:
             self._plain_until_s = self._clock() + TRY_AGAIN_S
             self._notices.stands("tls_broken", f"{reason}: readings go on without TLS and without login")
 
+    def _disbelieved(self, reason: str) -> LinkError:
+        """Return what it means that nothing proves who is there: where it need not be proven, readings go on."""
+        if self._options.tls != "required":
+            self._plain_until_s = self._clock() + TRY_AGAIN_S
+            self._notices.stands("tls_not_believed", f"{reason}: readings go on without TLS and without login")
+        return LinkError(f"{reason} (set ca to the authority that signed it, and host to a name that stands in it)")
+
     async def _context(self) -> ssl.SSLContext:
-        """Return what to verify with. Read anew for each connection: authorities are renewed while we run."""
+        """Return what to verify with: read in a thread, and kept while what it verifies is believed."""
+        unverified = f"{self._where} cannot be verified: ca {self._options.ca}: "
+        if self._trust is None:
+            read = functools.partial(ssl.create_default_context, cafile=self._options.ca)
+            self._trust = asyncio.get_running_loop().run_in_executor(None, read)
         try:
-            return await asyncio.to_thread(ssl.create_default_context, cafile=self._options.ca)
+            async with asyncio.timeout(_TRUST_S):
+                return await asyncio.shield(self._trust)
+        except TimeoutError as error:
+            reason = f"not read in {_TRUST_S:g} s"  # It goes on, and serves once it has been read.
+            raise self._disbelieved(unverified + reason) from error
         except OSError as error:
-            reason = "no certificate in PEM" if isinstance(error, ssl.SSLError) else error.strerror
-            msg = f"{self._where} cannot be verified: ca {self._options.ca}: {reason}"
-            raise TlsError(msg) from error
+            self._trust = None
+            reason = "no certificate in PEM" if isinstance(error, ssl.SSLError) else str(error.strerror)
+            raise self._disbelieved(unverified + reason) from error
 
     async def _poll(self, link: Link, *, whole: bool) -> Told | None:
         """Return what is to be published; None when all is as it was."""

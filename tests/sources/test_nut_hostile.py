@@ -1,6 +1,7 @@
 """The nut source against a upsd that lies, hangs, trickles, floods and breaks off: a true reading, or a failure."""
 
 import asyncio
+import os
 import random
 import tracemalloc
 from pathlib import Path
@@ -324,6 +325,29 @@ async def test_tls_that_hangs_or_breaks_off(answer: bytes | None, says: str, tmp
                 while not upsd.said("LOGIN") or source.trouble:  # noqa: ASYNC110 - upsd tells nobody
                     await asyncio.sleep(0.02)
     assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["tls_broken"]
+
+
+async def test_the_authorities_are_read_once_and_outside_the_time_that_upsd_has(tmp_path: Path) -> None:
+    """A busy machine takes a second for all of the system's; here they come through a pipe, and when we say so."""
+    pipe = tmp_path / "ca.pem"
+    os.mkfifo(pipe)
+    authorities = make_certificate(tmp_path).cert.read_bytes()
+    upsd = FakeUpsd()
+    async with upsd.serving():
+        pass  # It has a port by now, and is away.
+    try:
+        async with listening(options(upsd.port, timeout_s=0.5, ca=str(pipe))) as (_, heard):
+            async with upsd.serving():
+                await asyncio.sleep(2.0)
+                assert (upsd.connections, heard.empty()) == (0, True), "nobody is late before upsd is asked"
+                await asyncio.to_thread(pipe.write_bytes, authorities)
+                await until(heard, Reading)
+                assert upsd.said("STARTTLS")
+            await until_lost(heard)
+            async with upsd.serving():
+                await until(heard, Reading)
+    finally:
+        os.close(os.open(pipe, os.O_RDWR))  # Whoever still waits for it goes on.
 
 
 async def test_a_upsd_that_accepts_and_breaks_off_is_not_hammered() -> None:

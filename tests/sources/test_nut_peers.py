@@ -190,6 +190,20 @@ async def test_tls_is_verified_and_makes_a_reading_authenticated(tmp_path: Path)
 
 
 @pytest.mark.peer("certutil", "pk12util")
+async def test_authorities_that_are_renewed_serve_without_a_restart(tmp_path: Path) -> None:
+    ours, foreign = Authority(tmp_path), Authority(tmp_path, "somebody else")
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes(foreign.pem.read_bytes())
+    async with (
+        upsd(certificate=ours.nss("127.0.0.1")) as peer,
+        listening(options(peer.port, ca=str(ca), tls="required")) as (_, heard),
+    ):
+        await fails(heard, "its certificate is not believed: ")
+        ca.write_bytes(ours.pem.read_bytes())
+        assert (await until(heard, Reading)).authenticated
+
+
+@pytest.mark.peer("certutil", "pk12util")
 @pytest.mark.parametrize(
     ("names", "days", "says"),
     [
