@@ -18,7 +18,8 @@ import structlog
 from bench.figure import Figure
 from powerguard.clock import boottime_s
 from powerguard.core import fusion
-from powerguard.core.model import Feed, Policy, Supply
+from powerguard.core.model import Feed, Supply
+from powerguard.core.policy import Policy
 from powerguard.core.readings import Reading, SourceFailed
 from powerguard.protocols.nis import Flag
 from powerguard.sim.snmp_agent import SnmpAgent

@@ -5,7 +5,8 @@ import time
 from bench.figure import Figure
 from powerguard.core.actions import Conduct
 from powerguard.core.machine import step
-from powerguard.core.model import Policy, State, TrainerPolicy
+from powerguard.core.model import State
+from powerguard.core.policy import Policy, TrainerPolicy
 from powerguard.core.readings import OutputSource, Reading
 from powerguard.core.recovery import restore
 from powerguard.core.table import phase_name

@@ -17,7 +17,8 @@ import structlog
 from bench.figure import Figure
 from powerguard.clock import boottime_s
 from powerguard.core import fusion
-from powerguard.core.model import Feed, Policy, Supply
+from powerguard.core.model import Feed, Supply
+from powerguard.core.policy import Policy
 from powerguard.core.readings import OutputSource, Reading, SourceFailed
 from powerguard.sources.nut import NutSource
 from powerguard.sources.nut_options import NutOptions

@@ -26,7 +26,8 @@ from powerguard.cli.recover import host_look
 from powerguard.clock import boot_id, boottime_s
 from powerguard.core.events import Event, TrainerSeen
 from powerguard.core.machine import step
-from powerguard.core.model import Policy, State
+from powerguard.core.model import State
+from powerguard.core.policy import Policy
 from powerguard.core.readings import Reading
 from powerguard.daemon.readiness import full_battery, of_battery
 from powerguard.daemon.ways import outputs_of

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from powerguard.clock import boot_id, boottime_s
 from powerguard.core.actions import CheckWay, Way
-from powerguard.core.model import Policy
+from powerguard.core.policy import Policy
 from powerguard.core.ways import named
 from powerguard.daemon.attempt import Strays, attempt
 from powerguard.daemon.layers import LETTERS, Layer, layers, uncovered

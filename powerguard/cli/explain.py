@@ -12,7 +12,7 @@ from powerguard.cli.render import Paint, clean, clock_of, duration, fold, moment
 from powerguard.cli.words import NEED_SHARE, OUTCOMES, PHASES, order, sentence
 
 if TYPE_CHECKING:
-    from powerguard.core.model import Policy
+    from powerguard.core.policy import Policy
     from powerguard.daemon.journal import Line, OutageRecord, Recorded
 
 EX_USAGE: Final = 64

@@ -16,7 +16,7 @@ from powerguard.cli.render import Paint, clean, duration, fold, table
 from powerguard.cli.words import PHASES, mark, order, sentence
 
 if TYPE_CHECKING:
-    from powerguard.core.model import Policy, TrainerPolicy
+    from powerguard.core.policy import Policy, TrainerPolicy
     from powerguard.sim.replay_file import Wanted
     from powerguard.sim.replay_values import Difference, Mark, Recording, Replayed
 
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _wanted(args: argparse.Namespace) -> "tuple[Wanted, list[str], str]":
     """Return what to decide by, what is assumed, and where the settings come from ("": see the file)."""
-    from powerguard.core.model import Policy, TrainerPolicy
+    from powerguard.core.policy import Policy, TrainerPolicy
     from powerguard.sim.replay_file import Wanted
 
     if not 0.0 <= args.tolerance < math.inf:
@@ -181,7 +181,7 @@ def _trainers(texts: Sequence[str]) -> "tuple[TrainerPolicy, ...]":
 
 def _trainer(text: str) -> "TrainerPolicy":
     from powerguard.core.actions import Conduct
-    from powerguard.core.model import TrainerPolicy
+    from powerguard.core.policy import TrainerPolicy
 
     name, _, rest = text.partition(":")
     conduct, _, seconds = rest.partition(":")

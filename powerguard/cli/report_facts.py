@@ -11,8 +11,8 @@ from powerguard.cli.outages import Elapsed, Outage, between
 from powerguard.core import needs
 from powerguard.core.budget import paused_load
 from powerguard.core.events import Measured, TrainerSeen
-from powerguard.core.model import Policy
 from powerguard.core.plain import PlainError, from_plain
+from powerguard.core.policy import Policy
 from powerguard.core.readings import Reading
 from powerguard.daemon.journal import Line
 from powerguard.daemon.journal.recording import Start

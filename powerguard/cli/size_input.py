@@ -12,7 +12,8 @@ from powerguard.cli.amounts import AmountError
 from powerguard.cli.main import CONFIG
 from powerguard.core import budget as sums
 from powerguard.core.actions import Conduct
-from powerguard.core.model import Policy, Trainer
+from powerguard.core.model import Trainer
+from powerguard.core.policy import Policy
 from powerguard.core.size import Site, nameplate_table
 from powerguard.daemon.origins import PRESUMED
 from powerguard.settings.load import SettingsError, load

@@ -15,7 +15,8 @@ import math
 from powerguard.core import battery as learning
 from powerguard.core.frozen import replace
 from powerguard.core.learned import BatteryModel
-from powerguard.core.model import Battery, Feed, Policy
+from powerguard.core.model import Battery, Feed
+from powerguard.core.policy import Policy
 from powerguard.core.readings import ON_UTILITY, OutputSource, Reading
 
 LOAD_STEP = 0.05

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from powerguard.core.frozen import replace, swift
 from powerguard.core.heard import Heard, Measures
-from powerguard.core.model import Feed, Policy
+from powerguard.core.model import Feed
+from powerguard.core.policy import Policy
 from powerguard.core.readings import ON_UTILITY, OutputSource, Reading, SourceFailed
 
 LAG_S = 30.0

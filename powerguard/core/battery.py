@@ -11,7 +11,7 @@ What the UPS *reports* (runtime) is an upper bound only, and never raises anythi
 
 from powerguard.core.frozen import replace
 from powerguard.core.learned import BatteryModel, Discharge, Health, Recharge, TauPoint
-from powerguard.core.model import Policy
+from powerguard.core.policy import Policy
 from powerguard.core.readings import Reading
 
 YEAR_S = 365.25 * 86400.0

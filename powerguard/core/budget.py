@@ -15,7 +15,8 @@ from powerguard.core.account import LOAD_FLOOR, advance, load_of, table, tau_s
 from powerguard.core.actions import Conduct, Grade
 from powerguard.core.frozen import swift
 from powerguard.core.learned import Learned
-from powerguard.core.model import Battery, Feed, Policy, Supply, Trainer
+from powerguard.core.model import Battery, Feed, Supply, Trainer
+from powerguard.core.policy import Policy
 
 CUT_GUARD_S = 30.0
 """The forced power-off lies at least this long before a UPS cuts its output by its own countdown."""

@@ -11,7 +11,8 @@ from powerguard.core import budget as sums
 from powerguard.core.actions import CapPower, Level, RestorePower
 from powerguard.core.events import Done, Failed
 from powerguard.core.frozen import replace
-from powerguard.core.model import Cap, Emergency, OnBattery, Online, Policy, Shutdown, State, Supply
+from powerguard.core.model import Cap, Emergency, OnBattery, Online, Shutdown, State, Supply
+from powerguard.core.policy import Policy
 from powerguard.core.turn import Turn
 
 LEAST_GAIN = 1.05

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from powerguard.core import account, fusion, silence, watch
 from powerguard.core import budget as sums
 from powerguard.core.frozen import replace
-from powerguard.core.model import Battery, Feed, Policy, State, Supplied, Supply
+from powerguard.core.model import Battery, Feed, State, Supplied, Supply
 from powerguard.core.outlast import FACTORS, OVERLOADED, Leg, play, stepped
+from powerguard.core.policy import Policy
 from powerguard.core.readings import OutputSource, Reading
 from powerguard.core.watch import policy_of
 

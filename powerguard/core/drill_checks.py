@@ -10,7 +10,8 @@ from typing import Final
 from powerguard.core import budget as sums
 from powerguard.core import fusion, plan
 from powerguard.core.actions import Conduct
-from powerguard.core.model import Online, Policy, State, Supply, Trainer
+from powerguard.core.model import Online, State, Supply, Trainer
+from powerguard.core.policy import Policy
 from powerguard.core.table import phase_name
 
 SCOPES: Final = ("checkpoint", "pause", "cap", "policy", "full")

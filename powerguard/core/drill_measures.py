@@ -6,7 +6,8 @@ from powerguard.core.drill_turn import change, figure, is_recorded, rounded
 from powerguard.core.events import TrainerSeen
 from powerguard.core.frozen import replace
 from powerguard.core.learned import Drop
-from powerguard.core.model import Drill, Policy, Trainer
+from powerguard.core.model import Drill, Trainer
+from powerguard.core.policy import Policy
 from powerguard.core.readings import Reading
 from powerguard.core.turn import Turn
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from powerguard.core import account, agreement, fusion, silence, watch
 from powerguard.core.composed import compose, word_of
 from powerguard.core.frozen import replace
-from powerguard.core.model import Battery, Feed, FeedPolicy, Policy, State, Supplied, Supply
+from powerguard.core.model import Battery, Feed, State, Supplied, Supply
+from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.core.readings import Reading, SourceFailed
 from powerguard.core.watch import policy_of
 

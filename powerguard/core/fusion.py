@@ -22,7 +22,8 @@ from powerguard.core.agreement import (
 )
 from powerguard.core.frozen import replace
 from powerguard.core.heard import Heard
-from powerguard.core.model import Feed, Policy, Supply
+from powerguard.core.model import Feed, Supply
+from powerguard.core.policy import Policy
 from powerguard.core.readings import ON_UTILITY, OutputSource, Reading, SourceFailed
 
 SELF_TEST_S = 60.0

@@ -60,7 +60,6 @@ from powerguard.core.model import (
     Maintenance,
     OnBattery,
     Online,
-    Policy,
     Recovery,
     Shutdown,
     State,
@@ -68,6 +67,7 @@ from powerguard.core.model import (
     Supply,
 )
 from powerguard.core.moves import RETRY_S, duties, move
+from powerguard.core.policy import Policy
 from powerguard.core.readings import NetworkSeen, OutputSource, Reading, SourceFailed
 from powerguard.core.table import Cause, phase_name
 from powerguard.core.turn import Turn

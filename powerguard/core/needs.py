@@ -7,7 +7,7 @@ import math
 
 from powerguard.core.frozen import replace
 from powerguard.core.learned import Drop, Learned, Need
-from powerguard.core.model import Policy
+from powerguard.core.policy import Policy
 
 KEPT = 32
 """Newest samples kept of each need."""

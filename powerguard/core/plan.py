@@ -14,7 +14,8 @@ from powerguard.core.actions import Conduct, Grade
 from powerguard.core.budget import Budget
 from powerguard.core.feeds import contradicts_commit, told_again
 from powerguard.core.fusion import is_fresh
-from powerguard.core.model import Emergency, Holding, Online, Policy, Recovery, Shutdown, State, Supply
+from powerguard.core.model import Emergency, Holding, Online, Recovery, Shutdown, State, Supply
+from powerguard.core.policy import Policy
 from powerguard.core.readings import OutputSource
 
 _SHORT_RUNTIME_S = 45.0

@@ -19,18 +19,8 @@ from powerguard.core.actions import (
 )
 from powerguard.core.frozen import replace
 from powerguard.core.learned import Learned
-from powerguard.core.model import (
-    Battery,
-    Feed,
-    Online,
-    Phase,
-    Policy,
-    Recovery,
-    Shutdown,
-    State,
-    Step,
-    Trainer,
-)
+from powerguard.core.model import Battery, Feed, Online, Phase, Recovery, Shutdown, State, Step, Trainer
+from powerguard.core.policy import Policy
 from powerguard.core.sane import BOOTS_KEPT, sane
 from powerguard.core.table import TABLE, Cause, phase_name
 from powerguard.core.turn import Turn

@@ -15,7 +15,8 @@ from powerguard.core import budget as sums
 from powerguard.core.actions import Conduct, Grade
 from powerguard.core.budget import Budget
 from powerguard.core.frozen import replace
-from powerguard.core.model import Battery, Feed, Policy, State, Supply, Trainer
+from powerguard.core.model import Battery, Feed, State, Supply, Trainer
+from powerguard.core.policy import Policy
 
 NAMEPLATE_PEUKERT = 1.35
 """Exponent from the 20-hour rate, at which nameplates state energy, down to minutes. Cautious: `nameplate_table`."""

@@ -9,7 +9,8 @@ from powerguard.core.budget import Budget
 from powerguard.core.events import CheckpointProgress, Done, Failed, TrainerSeen
 from powerguard.core.frozen import replace
 from powerguard.core.learned import Drop, Learned
-from powerguard.core.model import Emergency, Holding, Online, Policy, Start, Trainer, TrainerPolicy
+from powerguard.core.model import Emergency, Holding, Online, Start, Trainer
+from powerguard.core.policy import Policy, TrainerPolicy
 from powerguard.core.turn import Turn
 
 MAX_TRIES = 3

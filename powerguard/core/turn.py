@@ -9,7 +9,8 @@ from powerguard.core import account, plan
 from powerguard.core import budget as sums
 from powerguard.core.actions import Action, Level, Note, Scalar
 from powerguard.core.frozen import replace
-from powerguard.core.model import Emergency, Online, Outage, Phase, Policy, Recovery, Shutdown, State, Step
+from powerguard.core.model import Emergency, Online, Outage, Phase, Recovery, Shutdown, State, Step
+from powerguard.core.policy import Policy
 
 
 class Turn:

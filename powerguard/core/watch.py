@@ -10,8 +10,9 @@ is enough alone: a battery may end at any time, and a load says nothing of where
 from powerguard.core import account
 from powerguard.core.frozen import replace
 from powerguard.core.heard import Watch, Witness
-from powerguard.core.model import Feed, FeedPolicy, Policy, Supplied, Supply
+from powerguard.core.model import Feed, Supplied, Supply
 from powerguard.core.outlast import OVERLOADED
+from powerguard.core.policy import FeedPolicy, Policy
 
 OUTLIVED = 1.25
 """Energy, in full new batteries, that a silent one must have outlived: data sheets are cautious by less than that."""

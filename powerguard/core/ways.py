@@ -20,12 +20,12 @@ from powerguard.core.model import (
     OnBattery,
     Online,
     Outage,
-    Policy,
     Recovery,
     Shutdown,
     State,
     Supply,
 )
+from powerguard.core.policy import Policy
 from powerguard.core.turn import Turn
 
 LIMIT_S = 5.0

@@ -40,7 +40,8 @@ from powerguard.core.actions import (
     Way,
 )
 from powerguard.core.events import Event
-from powerguard.core.model import OnBattery, Online, Policy, Recovery, Shutdown, State, Supply
+from powerguard.core.model import OnBattery, Online, Recovery, Shutdown, State, Supply
+from powerguard.core.policy import Policy
 from powerguard.daemon import admin, http, power_on, stops
 from powerguard.daemon.alone import TakenError, alone
 from powerguard.daemon.attempt import rest

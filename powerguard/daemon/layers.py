@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from powerguard.core.actions import Way
-from powerguard.core.model import Policy
+from powerguard.core.policy import Policy
 from powerguard.daemon.port import BmcView, WayView
 
 LETTERS: Final = {Way.OUTPUT: "B", Way.RTC: "E", Way.SENTINEL: "C", Way.WATCHDOG: "D"}

@@ -9,7 +9,8 @@ from powerguard.core import battery as learning
 from powerguard.core.budget import Budget
 from powerguard.core.feeds import each_alone
 from powerguard.core.learned import Drop, Health
-from powerguard.core.model import Policy, State
+from powerguard.core.model import State
+from powerguard.core.policy import Policy
 from powerguard.core.table import phase_name
 from powerguard.daemon.origins import HealthView, health_view, recharge_from
 from powerguard.daemon.port import Daemon

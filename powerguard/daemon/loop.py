@@ -21,8 +21,9 @@ from powerguard.core.actions import Action, ArmWay, EnsurePolicy, Note, PollNow,
 from powerguard.core.events import CheckpointProgress, Done, Event, Failed, ForeignStop, Tick, TrainerSeen
 from powerguard.core.learned import Learned
 from powerguard.core.machine import step
-from powerguard.core.model import Online, Policy, State, Step
+from powerguard.core.model import Online, State, Step
 from powerguard.core.needs import fold
+from powerguard.core.policy import Policy
 from powerguard.core.readings import Reading, SourceFailed
 from powerguard.core.recovery import Stored, reloaded, restore
 from powerguard.core.table import phase_name

@@ -10,7 +10,8 @@ from powerguard.core import needs
 from powerguard.core.actions import Conduct, Grade
 from powerguard.core.budget import Budget
 from powerguard.core.learned import Health, Learned
-from powerguard.core.model import Policy, State, Trainer
+from powerguard.core.model import State, Trainer
+from powerguard.core.policy import Policy
 
 Wall = Callable[[float | None], float | None]
 """Turns a moment of this boot's clock into Unix seconds."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from powerguard.core.actions import Action, Level, Note
-from powerguard.core.model import Policy
+from powerguard.core.policy import Policy
 from powerguard.daemon.attempt import keep_running
 from powerguard.effectors.base import Effector
 from powerguard.effectors.bmc.engine import Probe

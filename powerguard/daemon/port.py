@@ -29,7 +29,8 @@ from powerguard.core.actions import (
     Way,
 )
 from powerguard.core.events import Done, Event, Outcome
-from powerguard.core.model import Policy, State
+from powerguard.core.model import State
+from powerguard.core.policy import Policy
 from powerguard.effectors.host_check import HostSeen
 from powerguard.sources.trap_counts import TrapCounts
 

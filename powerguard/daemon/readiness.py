@@ -10,7 +10,8 @@ from powerguard.core import account
 from powerguard.core import budget as sums
 from powerguard.core.actions import Grade
 from powerguard.core.battery import charge_of
-from powerguard.core.model import Online, Policy, State, Supply
+from powerguard.core.model import Online, State, Supply
+from powerguard.core.policy import Policy
 from powerguard.core.readings import OutputSource
 from powerguard.daemon.port import Daemon
 

@@ -8,7 +8,8 @@ from collections import deque
 
 from powerguard.core.events import Done, Event, Failed, Tick
 from powerguard.core.machine import LATEST_S
-from powerguard.core.model import Online, Policy, State
+from powerguard.core.model import Online, State
+from powerguard.core.policy import Policy
 from powerguard.daemon.journal.recording import Heard, Start
 
 BEFORE_S = 60.0

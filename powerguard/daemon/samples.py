@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from powerguard.core import plan
 from powerguard.core.budget import Budget
 from powerguard.core.feeds import each_alone
-from powerguard.core.model import Policy, State, Trainer
+from powerguard.core.model import State, Trainer
+from powerguard.core.policy import Policy
 from powerguard.core.readings import Reading
 from powerguard.daemon.port import BmcView, Daemon, LastOutage, SourceView
 from powerguard.daemon.readiness import readiness

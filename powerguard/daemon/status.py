@@ -14,7 +14,8 @@ from powerguard.core import budget as sums
 from powerguard.core import ladder, plan
 from powerguard.core.budget import Budget
 from powerguard.core.feeds import each_alone
-from powerguard.core.model import Online, Policy, Shutdown, State, Supply, Trainer
+from powerguard.core.model import Online, Shutdown, State, Supply, Trainer
+from powerguard.core.policy import Policy
 from powerguard.core.readings import Reading
 from powerguard.core.table import phase_name
 from powerguard.daemon.layers import covers, layers

@@ -19,8 +19,8 @@ import structlog
 from powerguard.clock import Clock
 from powerguard.core.actions import Grade, PowerOff
 from powerguard.core.events import Event, Measured
-from powerguard.core.model import Policy
 from powerguard.core.plain import PlainError, from_plain
+from powerguard.core.policy import Policy
 from powerguard.daemon.journal import Journal, Line
 from powerguard.effectors.child import Spawn
 

@@ -7,7 +7,8 @@ from powerguard.core import budget as sums
 from powerguard.core.actions import Grade
 from powerguard.core.budget import Budget
 from powerguard.core.learned import Learned
-from powerguard.core.model import Policy, State
+from powerguard.core.model import State
+from powerguard.core.policy import Policy
 from powerguard.core.readings import Reading
 from powerguard.daemon.origins import (
     Wall,

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from powerguard.clock import Clock, boottime_s
 from powerguard.core import drill_checks
 from powerguard.core.actions import Action, ArmWay, Detail, Grade, Level, Note, PowerOff, Way
-from powerguard.core.model import Policy, State
+from powerguard.core.model import State
+from powerguard.core.policy import Policy
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.status import SCHEMA_VERSION, Json
 from powerguard.daemon.systemd import is_host_stopping

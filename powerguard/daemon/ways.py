@@ -6,7 +6,7 @@ from pathlib import Path
 from powerguard.clock import Clock
 from powerguard.core.actions import Way
 from powerguard.core.frozen import replace
-from powerguard.core.model import Policy
+from powerguard.core.policy import Policy
 from powerguard.effectors.base import Effector
 from powerguard.settings.schema import Settings
 

@@ -3,7 +3,8 @@
 from typing import Final
 
 from powerguard.core.fusion import is_fresh, is_stable, lose, observe, plausible
-from powerguard.core.model import Feed, Policy, Supply
+from powerguard.core.model import Feed, Supply
+from powerguard.core.policy import Policy
 from powerguard.core.readings import Reading, SourceFailed
 from powerguard.sentinel import decide
 from powerguard.settings.schema import SourceOptions

@@ -6,7 +6,7 @@ from typing import Final
 from powerguard.core.actions import Conduct
 from powerguard.core.budget import CUT_GUARD_S
 from powerguard.core.frozen import replace
-from powerguard.core.model import FeedPolicy, Policy, TrainerPolicy
+from powerguard.core.policy import FeedPolicy, Policy, TrainerPolicy
 from powerguard.core.size import nameplate_table
 from powerguard.settings.schema import Settings, UpsOptions
 

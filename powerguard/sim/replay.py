@@ -29,8 +29,9 @@ from powerguard.core.actions import (
 from powerguard.core.events import CheckpointProgress, Done, Event, Failed, Tick, TrainerSeen
 from powerguard.core.learned import Learned
 from powerguard.core.machine import step
-from powerguard.core.model import Online, Policy, Recovery, Shutdown, State, Step
+from powerguard.core.model import Online, Recovery, Shutdown, State, Step
 from powerguard.core.needs import fold
+from powerguard.core.policy import Policy
 from powerguard.core.readings import Reading
 from powerguard.core.recovery import Stored, restore
 from powerguard.core.table import phase_name

@@ -13,8 +13,9 @@ from typing import BinaryIO, Final, cast
 
 from powerguard.core.actions import Action
 from powerguard.core.events import CheckpointProgress, Done, Event, Failed, TrainerSeen
-from powerguard.core.model import Policy, State, TrainerPolicy
+from powerguard.core.model import State
 from powerguard.core.plain import KIND, PlainError, from_plain
+from powerguard.core.policy import Policy, TrainerPolicy
 from powerguard.core.readings import Reading, SourceFailed
 from powerguard.core.recovery import reloaded
 from powerguard.core.trainers import at_start

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from powerguard.core import plan
 from powerguard.core.actions import Action, Note, PollNow
 from powerguard.core.events import CheckpointProgress, Done, Event, Failed
-from powerguard.core.model import Policy, State
+from powerguard.core.model import State
+from powerguard.core.policy import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

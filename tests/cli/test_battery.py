@@ -20,7 +20,8 @@ from powerguard.cli.checks import OLD_MEASUREMENT_S, health_finding
 from powerguard.cli.render import Paint
 from powerguard.core.events import BatteryReplaced
 from powerguard.core.machine import step
-from powerguard.core.model import Battery, Drill, Feed, FeedPolicy, State, Supplied
+from powerguard.core.model import Battery, Drill, Feed, State, Supplied
+from powerguard.core.policy import FeedPolicy
 from powerguard.daemon.admin import admin_server
 from powerguard.daemon.http import http_server
 from powerguard.daemon.journal import Entry, Journal

@@ -16,7 +16,7 @@ from powerguard.cli.explain import describe, explained, what_if
 from powerguard.cli.main import main
 from powerguard.cli.outages import read
 from powerguard.cli.render import Paint
-from powerguard.core.model import Policy
+from powerguard.core.policy import Policy
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Line, OutageRecord, history, outage, read_only
 from powerguard.daemon.journal.export import Scrub

@@ -18,7 +18,8 @@ from powerguard.cli.main import main
 from powerguard.cli.outages import Elapsed
 from powerguard.core.actions import CheckHost, Conduct
 from powerguard.core.events import Measured, PoweredOn, TrainerSeen
-from powerguard.core.model import FeedPolicy, Recovery, TrainerPolicy
+from powerguard.core.model import Recovery
+from powerguard.core.policy import FeedPolicy, TrainerPolicy
 from powerguard.core.readings import Reading, SourceFailed
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Line, OutageRecord

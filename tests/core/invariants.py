@@ -24,7 +24,6 @@ from powerguard.core.model import (
     Holding,
     OnBattery,
     Online,
-    Policy,
     Recovery,
     Shutdown,
     State,
@@ -32,6 +31,7 @@ from powerguard.core.model import (
     Supply,
 )
 from powerguard.core.plain import from_plain, to_plain
+from powerguard.core.policy import Policy
 from powerguard.core.readings import OutputSource, Reading
 from powerguard.core.table import TABLE, phase_name
 

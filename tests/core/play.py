@@ -64,8 +64,9 @@ from powerguard.core.events import (
 )
 from powerguard.core.learned import Drop
 from powerguard.core.machine import step
-from powerguard.core.model import FeedPolicy, Policy, State, Step, TrainerPolicy
+from powerguard.core.model import State, Step
 from powerguard.core.plain import from_plain, to_plain
+from powerguard.core.policy import FeedPolicy, Policy, TrainerPolicy
 from powerguard.core.readings import NetworkSeen, OutputSource, Reading, SourceFailed
 from powerguard.core.recovery import Stored, restore
 from powerguard.core.table import phase_name

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from powerguard.core import battery as learning
 from powerguard.core.battery import YEAR_S
 from powerguard.core.learned import BatteryModel, Discharge, Health, Recharge, TauPoint
-from powerguard.core.model import Policy
+from powerguard.core.policy import Policy
 from powerguard.core.readings import OutputSource, Reading
 
 POLICY = Policy(boot_id="b", ups="u")

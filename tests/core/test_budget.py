@@ -14,7 +14,8 @@ from powerguard.core import account, needs
 from powerguard.core import budget as sums
 from powerguard.core.actions import Conduct, Grade
 from powerguard.core.learned import Drop, Learned
-from powerguard.core.model import Battery, Feed, Policy, Supply, Trainer
+from powerguard.core.model import Battery, Feed, Supply, Trainer
+from powerguard.core.policy import Policy
 from powerguard.core.readings import OutputSource, Reading
 
 TABLE = ((0.50, 540.0), (0.75, 360.0), (1.00, 240.0))

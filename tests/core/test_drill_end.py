@@ -12,7 +12,8 @@ from play import Player, Told
 from powerguard.core import drill_end
 from powerguard.core.actions import CapPower, Level, Note, PauseTrainer, RestorePower, ResumeTrainer
 from powerguard.core.learned import DrillReport
-from powerguard.core.model import Drill, Policy, Signalled, State, Trainer
+from powerguard.core.model import Drill, Signalled, State, Trainer
+from powerguard.core.policy import Policy
 from powerguard.core.recovery import reloaded
 from powerguard.core.turn import Turn
 

@@ -24,7 +24,8 @@ from powerguard.core.actions import (
 )
 from powerguard.core.events import Done, Event, Failed, ForeignStop, StartDrill, StopDrill, Tick, TrainerSeen
 from powerguard.core.machine import step
-from powerguard.core.model import Drill, Online, Policy, State, Step
+from powerguard.core.model import Drill, Online, State, Step
+from powerguard.core.policy import Policy
 from powerguard.core.readings import OutputSource, Reading, SourceFailed
 from powerguard.core.recovery import Stored, restore
 

@@ -15,7 +15,8 @@ from powerguard.core import account, feeds
 from powerguard.core import budget as sums
 from powerguard.core.events import Tick
 from powerguard.core.machine import step
-from powerguard.core.model import Battery, Feed, FeedPolicy, Policy, State, Supplied, Supply
+from powerguard.core.model import Battery, Feed, State, Supplied, Supply
+from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.core.readings import OutputSource, Reading, SourceFailed
 from powerguard.core.recovery import Stored, reloaded, restore
 

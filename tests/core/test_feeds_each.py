@@ -12,8 +12,9 @@ from test_feeds import A_OUT, ALL_OUT, BOTH, CALM, ONE_OF_TWO, after, both, lost
 
 from powerguard.core import account, composed, feeds
 from powerguard.core import budget as sums
-from powerguard.core.model import Battery, Feed, Policy, State, Supplied, Supply
+from powerguard.core.model import Battery, Feed, State, Supplied, Supply
 from powerguard.core.outlast import ENDLESS_S, FACTORS, stepped
+from powerguard.core.policy import Policy
 
 THREE = policy("feed=a", "feed=b", "feed=c")
 UTILITY, BATTERY, UNKNOWN = Supply.UTILITY, Supply.BATTERY, Supply.UNKNOWN

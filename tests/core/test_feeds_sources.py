@@ -11,7 +11,7 @@ from test_feeds import BATTERY, BOTH, CALM, ONE_OF_TWO, after, both, says
 from powerguard.core import feeds
 from powerguard.core.events import BatteryReplaced
 from powerguard.core.machine import step
-from powerguard.core.model import Policy
+from powerguard.core.policy import Policy
 from powerguard.core.readings import Reading
 
 

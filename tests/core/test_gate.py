@@ -7,7 +7,8 @@ import pytest
 from powerguard.core import gate
 from powerguard.core.actions import CheckHost, Grade, Level, ResumeTraining
 from powerguard.core.events import Done, Failed
-from powerguard.core.model import Battery, Feed, Outage, Policy, Recovery, State, Supply, Trainer, TrainerPolicy
+from powerguard.core.model import Battery, Feed, Outage, Recovery, State, Supply, Trainer
+from powerguard.core.policy import Policy, TrainerPolicy
 from powerguard.core.readings import OutputSource, Reading
 from powerguard.core.turn import Turn
 

@@ -12,7 +12,8 @@ from play import make_policy
 from powerguard.core import fusion
 from powerguard.core.agreement import measured
 from powerguard.core.heard import Measures
-from powerguard.core.model import Feed, Policy, Supply
+from powerguard.core.model import Feed, Supply
+from powerguard.core.policy import Policy
 from powerguard.core.readings import OutputSource, Reading
 
 ONE, TWO = make_policy(["table=50:540,100:240"]), make_policy(["table=50:540,100:240", "sources=2"])

@@ -31,7 +31,6 @@ from powerguard.core.model import (
     OnBattery,
     Online,
     Outage,
-    Policy,
     Shutdown,
     Signalled,
     State,
@@ -39,6 +38,7 @@ from powerguard.core.model import (
     Supply,
     Trainer,
 )
+from powerguard.core.policy import Policy
 from powerguard.core.readings import OutputSource, Reading, SourceFailed
 
 POLICY = make_policy(["table=50:2000,100:1000"])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from powerguard.core import needs
 from powerguard.core.learned import DrillReport, Drop, Learned, Need
-from powerguard.core.model import Policy
+from powerguard.core.policy import Policy
 
 POLICY = Policy(boot_id="b", ups="u")
 SECONDS = st.lists(st.floats(0.1, 5000.0), min_size=1, max_size=needs.KEPT).map(tuple)

@@ -22,13 +22,13 @@ from powerguard.core.model import (
     Online,
     Outage,
     Phase,
-    Policy,
     Recovery,
     Shutdown,
     State,
     Supply,
     Trainer,
 )
+from powerguard.core.policy import Policy
 from powerguard.core.readings import OutputSource, Reading
 
 # Load 100 % and no trainer: tau is 1000 s at every moment, so a share of the battery is as many thousandths in seconds.

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from powerguard.core import account, plan
 from powerguard.core.actions import Conduct, Grade
-from powerguard.core.model import EmergencyCheckpoint, Outage, Policy
+from powerguard.core.model import EmergencyCheckpoint, Outage
+from powerguard.core.policy import Policy
 from powerguard.core.size import (
     LEAST_RESERVE_S,
     MOST_BATTERY,

@@ -29,7 +29,6 @@ from powerguard.core.model import (
     Online,
     Outage,
     Phase,
-    Policy,
     Recovery,
     Shutdown,
     State,
@@ -37,6 +36,7 @@ from powerguard.core.model import (
     Supply,
     Trainer,
 )
+from powerguard.core.policy import Policy
 from powerguard.core.readings import OutputSource, Reading
 from powerguard.core.turn import Turn
 

@@ -19,7 +19,8 @@ from play import make_policy
 from powerguard.core.actions import Action, Conduct, PollNow, PowerOff, TriggerCheckpoint
 from powerguard.core.events import Abort, Done, Event, Failed, Tick
 from powerguard.core.machine import step
-from powerguard.core.model import Policy, Shutdown, State, Step
+from powerguard.core.model import Shutdown, State, Step
+from powerguard.core.policy import Policy
 from powerguard.core.readings import OutputSource, Reading, SourceFailed
 from powerguard.core.recovery import Stored, restore
 from powerguard.core.table import phase_name

@@ -16,7 +16,8 @@ from test_feeds import ALONE, ONE_OF_TWO, lost, policy, says
 from powerguard.core import account, feeds, watch
 from powerguard.core.heard import Watch, Witness
 from powerguard.core.machine import step
-from powerguard.core.model import Battery, Feed, Policy, State, Supplied, Supply
+from powerguard.core.model import Battery, Feed, State, Supplied, Supply
+from powerguard.core.policy import Policy
 from powerguard.core.readings import Reading, SourceFailed
 from powerguard.core.recovery import restore
 from powerguard.core.sane import sane

@@ -29,19 +29,18 @@ from powerguard.core.events import Done, Failed
 from powerguard.core.model import (
     Battery,
     Feed,
-    FeedPolicy,
     Holding,
     OnBattery,
     Online,
     Outage,
     Phase,
-    Policy,
     Recovery,
     Shutdown,
     State,
     Supplied,
     Supply,
 )
+from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.core.readings import OutputSource, Reading
 from powerguard.core.recovery import Stored, restore
 from powerguard.core.turn import Turn

@@ -23,7 +23,7 @@ from powerguard.core.actions import (
     SyncFilesystems,
     TriggerCheckpoint,
 )
-from powerguard.core.model import Policy, TrainerPolicy
+from powerguard.core.policy import Policy, TrainerPolicy
 from powerguard.core.readings import OutputSource, Reading
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Executor, Inline, Journal, Limits, Line, OutageRecord, history, read_only, recent

@@ -6,7 +6,7 @@ import pytest
 
 from powerguard.core.actions import EnsurePolicy, Way
 from powerguard.core.events import Done
-from powerguard.core.model import FeedPolicy, Policy
+from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.daemon.layers import UNCOVERED, covers, layers, uncovered
 from powerguard.daemon.port import BmcView, WayView
 from powerguard.daemon.return_watch import ReturnWatch

@@ -13,7 +13,8 @@ import pytest
 
 from powerguard.core.actions import EnsurePolicy, Note
 from powerguard.core.events import CheckpointNow
-from powerguard.core.model import Holding, OnBattery, Online, TrainerPolicy
+from powerguard.core.model import Holding, OnBattery, Online
+from powerguard.core.policy import TrainerPolicy
 from powerguard.daemon.attempt import GRACE_S, rest
 from powerguard.daemon.journal import Inline, Limits
 from powerguard.daemon.loop import SOURCE_SILENT_S, STOP_LIMIT_S

@@ -15,7 +15,8 @@ from powerguard.core import budget as sums
 from powerguard.core.actions import Grade, PollNow, SyncFilesystems
 from powerguard.core.events import Done, Failed, Outcome
 from powerguard.core.learned import Drop, Learned
-from powerguard.core.model import Battery, Feed, Maintenance, OnBattery, Policy
+from powerguard.core.model import Battery, Feed, Maintenance, OnBattery
+from powerguard.core.policy import Policy
 from powerguard.core.readings import OutputSource
 from powerguard.daemon.port import ActionFigures, BmcView, Daemon, SourceView
 from powerguard.daemon.readiness import ERRORS, WARNINGS, is_ready, readiness

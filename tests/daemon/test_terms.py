@@ -7,8 +7,8 @@ import pytest
 
 from powerguard.core.actions import Conduct
 from powerguard.core.learned import BatteryModel, Learned, Need
-from powerguard.core.model import TrainerPolicy
 from powerguard.core.needs import fold
+from powerguard.core.policy import TrainerPolicy
 from powerguard.daemon.status import plan_view
 from powerguard.daemon.terms import Term, terms
 from tests.daemon.watched import DAY_S, HEALTH, NOW_S, POLICY, Watched, reading, scene, taught

@@ -17,15 +17,14 @@ from powerguard.core.model import (
     Online,
     Outage,
     Phase,
-    Policy,
     Recovery,
     Shutdown,
     State,
     Supply,
     Trainer,
-    TrainerPolicy,
 )
 from powerguard.core.needs import fold
+from powerguard.core.policy import Policy, TrainerPolicy
 from powerguard.core.readings import OutputSource, Reading
 from powerguard.daemon.port import ActionFigures, BmcView, LastOutage, ReturnView, SourceView, WayView
 from powerguard.sources.trap_counts import TrapCounts

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from powerguard.clock import boottime_s
 from powerguard.core.actions import Grade
-from powerguard.core.model import OnBattery, Outage, Policy, State
+from powerguard.core.model import OnBattery, Outage, State
+from powerguard.core.policy import Policy
 from powerguard.core.readings import OutputSource, Reading
 from powerguard.daemon.journal import Entry, Journal, Limits, WorkerThread
 from powerguard.daemon.loop import Loop

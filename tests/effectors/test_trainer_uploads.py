@@ -10,7 +10,8 @@ from aiohttp import web
 
 from powerguard.clock import boottime_s
 from powerguard.core.actions import Grade, SyncFilesystems
-from powerguard.core.model import EmergencyCheckpoint, Holding, OnBattery, Online, Outage, Policy, State
+from powerguard.core.model import EmergencyCheckpoint, Holding, OnBattery, Online, Outage, State
+from powerguard.core.policy import Policy
 from powerguard.daemon.assemble import Hands, build, is_past_dwell
 from powerguard.effectors.filesystems import SyncEffector
 from powerguard.effectors.trainer.effector import TrainerEffector

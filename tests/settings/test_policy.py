@@ -5,7 +5,7 @@ from datetime import date
 import pytest
 
 from powerguard.core.actions import Conduct
-from powerguard.core.model import Policy, TrainerPolicy
+from powerguard.core.policy import Policy, TrainerPolicy
 from powerguard.settings.caution import warnings
 from powerguard.settings.policy import battery_age_months, policy
 from powerguard.settings.schema import Settings

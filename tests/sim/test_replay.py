@@ -13,7 +13,7 @@ import pytest
 from powerguard.cli.main import main
 from powerguard.core.actions import Conduct, EnsurePolicy, PowerOff, TriggerCheckpoint
 from powerguard.core.events import CheckpointNow, Done, Failed, TrainerSeen
-from powerguard.core.model import Policy, TrainerPolicy
+from powerguard.core.policy import Policy, TrainerPolicy
 from powerguard.core.readings import OutputSource, Reading, SourceFailed
 from powerguard.daemon.loop import TICK_OUTAGE_S
 from powerguard.sim.replay import replay

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.core.model import Online, Policy, Shutdown
+from powerguard.core.model import Online, Shutdown
+from powerguard.core.policy import Policy
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import history, read_only
 from powerguard.daemon.journal.export import lines

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from powerguard.core.events import CheckpointProgress, TrainerSeen
-from powerguard.core.model import FeedPolicy, Policy, TrainerPolicy
+from powerguard.core.policy import FeedPolicy, Policy, TrainerPolicy
 from powerguard.core.readings import OutputSource, Reading, SourceFailed
 from powerguard.sim.replay import replay
 from powerguard.sim.replay_file import MAX_LINE_BYTES, Wanted, load

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from powerguard.core import fusion
-from powerguard.core.model import Feed, Policy, Supply
+from powerguard.core.model import Feed, Supply
+from powerguard.core.policy import Policy
 from powerguard.core.readings import OutputSource, Reading
 from powerguard.profiles import told
 from powerguard.protocols.nis import Status, stamp_s

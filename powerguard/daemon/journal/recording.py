@@ -13,8 +13,9 @@ from typing import cast
 
 from powerguard.core.events import Event
 from powerguard.core.fusion import plausible
-from powerguard.core.model import Policy, State
+from powerguard.core.model import State
 from powerguard.core.plain import KIND, PlainError, from_plain, to_plain
+from powerguard.core.policy import Policy
 from powerguard.core.readings import Reading
 
 SKIPPED = frozenset({"provenance"})

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from powerguard.core import account
 from powerguard.core import ways as core
 from powerguard.core.actions import ArmWay, Way
-from powerguard.core.model import Policy, Shutdown, State
+from powerguard.core.model import Shutdown, State
+from powerguard.core.policy import Policy
 from powerguard.sim.looped.hardware import Hardware
 from powerguard.sim.looped.mischief import Manner, Mischief
 from powerguard.sim.world.host import Power

@@ -21,7 +21,8 @@ from powerguard.core.actions import (
     TerminateTrainer,
     TriggerCheckpoint,
 )
-from powerguard.core.model import EmergencyCheckpoint, Holding, OnBattery, Online, Policy, Recovery, Shutdown, State
+from powerguard.core.model import EmergencyCheckpoint, Holding, OnBattery, Online, Recovery, Shutdown, State
+from powerguard.core.policy import Policy
 from powerguard.core.table import TABLE, phase_name
 from powerguard.daemon.journal import Loaded
 from powerguard.sim.looped.hardware import Hardware

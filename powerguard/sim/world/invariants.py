@@ -25,13 +25,13 @@ from powerguard.core.model import (
     Holding,
     OnBattery,
     Online,
-    Policy,
     Recovery,
     Shutdown,
     State,
     Step,
     Supply,
 )
+from powerguard.core.policy import Policy
 from powerguard.core.readings import ON_UTILITY, OutputSource, Reading
 from powerguard.core.table import TABLE, phase_name
 from powerguard.sim.world.together import check_feeds

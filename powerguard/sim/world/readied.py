@@ -4,7 +4,8 @@ from powerguard.core import budget as sums
 from powerguard.core.actions import Conduct
 from powerguard.core.frozen import replace
 from powerguard.core.learned import Drop, Health, Need
-from powerguard.core.model import FeedPolicy, Policy, State, TrainerPolicy
+from powerguard.core.model import State
+from powerguard.core.policy import FeedPolicy, Policy, TrainerPolicy
 from powerguard.sim.world.beside import TWIN
 from powerguard.sim.world.scene import Scene
 from powerguard.sim.world.site import Site

@@ -7,7 +7,8 @@ until it has outlived every battery, with the others at no more than they carrie
 
 import math
 
-from powerguard.core.model import Policy, State, Step, Supplied, Supply
+from powerguard.core.model import State, Step, Supplied, Supply
+from powerguard.core.policy import Policy
 from powerguard.core.readings import OutputSource
 from powerguard.sim.world.violation import hold
 
