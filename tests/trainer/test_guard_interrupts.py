@@ -34,7 +34,7 @@ def interrupted(when: Callable[[], object]) -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def press() -> None:
-        for _ in range(2000):
+        for _ in range(12000):
             if when():
                 os.kill(os.getpid(), signal.SIGINT)
                 return
@@ -59,10 +59,20 @@ def test_an_interrupt_in_a_pause_that_training_survives() -> None:
             with interrupted(lambda: desk.paused_step == 5):
                 guard.step(5) if is_step else guard.poll()
             assert (desk.boundary, desk.serving, desk.status().paused) == (None, False, False)
-        again = threading.Timer(0.05, lambda: desk.status().paused and desk.resume())
+        over, stood = threading.Event(), []
+
+        def resume() -> None:
+            while not stood and not over.wait(0.005):
+                if desk.status().paused:
+                    stood.append(desk.paused_step)
+                    desk.resume()
+
+        again = threading.Thread(target=resume)
         again.start()
         guard.step(6)
+        over.set()
         again.join()
+        assert stood == [6]
         assert not desk.held
         assert guard.save(6).step == 6
 

@@ -170,7 +170,7 @@ def test_several_hosts_each_with_a_daemon_make_one_checkpoint(folder: Path) -> N
     """Each root gets the full manifest and its own shards; the second daemon joins what the first one began."""
     world = World(folder, ["a", "a", "b", "b"], shared=False)
     world.trigger(0, "from-a", After.PAUSE)
-    world.trigger(2, "from-b", After.PAUSE, 5.0)
+    world.trigger(2, "from-b", After.PAUSE, 15.0)
     one, other = world.ended(0, "from-a"), world.ended(2, "from-b")
     assert (one.step, one.manifest_digest) == (other.step, other.manifest_digest)
     assert one.at_paused_step
@@ -227,7 +227,7 @@ def test_exit_ends_every_rank_after_it_is_durable(folder: Path) -> None:
 def test_a_pause_and_its_lease_are_everybodys(folder: Path) -> None:
     """A daemon that dies in a drill leaves no rank standing."""
     world = World(folder, ["a", "a"])
-    world.ranks[0].guard.desk.pause(lease_s=2.0, asker="daemon")
+    world.ranks[0].guard.desk.pause(lease_s=4.0, asker="daemon")
     world.until(lambda: all(rank.guard.desk.status().paused for rank in world.ranks))
     stood = [rank.done for rank in world.ranks]
     assert stood[0] == stood[1]
@@ -254,7 +254,7 @@ def test_each_host_releases_its_own_pause_alone(folder: Path) -> None:
     one.resume()
     world.until(lambda: all(rank.done > (step or 0) for rank in world.ranks))
     took_s = time.perf_counter() - began_s
-    assert took_s < 5.0, "1 s is the bar; a test beside others must not fail for being late"
+    assert took_s < 15.0, "1 s is the bar; a test beside others must not fail for being late"
     world.until(lambda: one.status().hosts_holding == 0)
     world.end()
 

@@ -100,7 +100,7 @@ class Storm:
             self.lies.append(status)
 
     def until(self, true: Callable[[], object]) -> None:
-        for _ in range(4000):
+        for _ in range(20_000):
             if true():
                 return
             time.sleep(0.005)

@@ -156,7 +156,7 @@ def test_what_is_asked_as_an_evaluation_ends_is_saved() -> None:
     number = agreement.open(TriggerRequest(id="e")).number
     while agreement._bid_in != number:
         time.sleep(0)
-    assert stand_in.relieved(5.0)
+    assert stand_in.relieved(60.0)
     agreement.step = 6
     while agreement.wait(6) is not None:
         pytest.fail("step 5 was bid, and step 6 is wanted")

@@ -45,6 +45,16 @@ def together(make: Callable[[int], Ranks], size: int) -> list[Ranks]:
     return [made[rank] for rank in range(size)]
 
 
+def refused(join: Callable[[float], object], words: str) -> None:
+    """Expect an error of these words, which comes at the end of that time: a long one where a slow machine needs it."""
+    for join_s in (2.0, 20.0):
+        with pytest.raises(RanksError) as told:
+            join(join_s)
+        if words in str(told.value):
+            return
+    raise told.value
+
+
 @pytest.fixture(params=["memory", "files", "files over a network", "unix", "tcp"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     """Each kind of store, closed at the end."""
@@ -216,8 +226,12 @@ def test_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 
 def test_ranks_that_count_differently_are_refused(tmp_path: Path) -> None:
     """Two and three ranks in one folder are not one job."""
-    with pytest.raises(RanksError, match="rank 0 counts 2 ranks, and rank 1 counts 3"):
-        together(lambda rank: FileRanks(tmp_path, rank, 2 + rank, join_s=5.0), 2)
+
+    def differing(join_s: float) -> None:
+        folder = tmp_path / f"{join_s}"
+        together(lambda rank: FileRanks(folder, rank, 2 + rank, join_s=join_s), 2)
+
+    refused(differing, "rank 0 counts 2 ranks, and rank 1 counts 3")
 
 
 @pytest.mark.parametrize("garbage", [b"", b"{", b"[]", b'{"run": "../..", "words": {"1": 5}, "size": 2}', b"\xff" * 10])
@@ -284,8 +298,8 @@ def test_another_secret_is_not_heard(served: tuple[SocketRanks, int, Path], tmp_
     rank, port, _ = served
     (tmp_path / "other").write_bytes(b"y" * 32)
     (tmp_path / "other").chmod(0o600)
-    with pytest.raises(RanksError, match="hung up"):
-        SocketRanks(f"127.0.0.1:{port}", 1, 2, secret_file=tmp_path / "other", join_s=2.0)
+    other = tmp_path / "other"
+    refused(lambda join_s: SocketRanks(f"127.0.0.1:{port}", 1, 2, secret_file=other, join_s=join_s), "hung up")
     assert not rank.check("in/1")
 
 
@@ -423,8 +437,8 @@ def test_an_earlier_run_that_still_listens_is_not_joined(tmp_path: Path) -> None
     address = f"unix:{tmp_path}/s"
     old = SocketRanks(address, 0, 1, secret_file=tmp_path / "secret")
     old.claim("in/1", b"an earlier rank 1")
-    with pytest.raises(RanksError, match="a rank 1 has come already"):
-        SocketRanks(address, 1, 2, secret_file=tmp_path / "secret", join_s=2.0)
+    secret = tmp_path / "secret"
+    refused(lambda join_s: SocketRanks(address, 1, 2, secret_file=secret, join_s=join_s), "a rank 1 has come already")
     new = together(lambda rank: SocketRanks(address, rank, 2, secret_file=tmp_path / "secret", join_s=60.0), 2)
     new[1].set("a", b"b")
     assert new[0].check("a")
@@ -475,4 +489,7 @@ def test_store_holds_no_descriptors_after_close(tmp_path: Path) -> None:
             agreement.close()
         for one in reversed(ranks):
             one.close()
-    assert len(os.listdir("/proc/self/fd")) <= before + 1  # noqa: PTH208 - as above
+    until_s = time.perf_counter() + 60  # what answers them ends when it notices
+    while len(os.listdir("/proc/self/fd")) > before + 1:  # noqa: PTH208 - as above
+        assert time.perf_counter() < until_s, "some are left"
+        time.sleep(0.01)

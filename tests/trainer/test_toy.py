@@ -104,14 +104,14 @@ def test_killed_in_mid_write_the_older_one_stands(folder: Path) -> None:
         toy.until_step(5)
         toy.ask("POST", "/api/v1/trigger_checkpoint", {"id": "good"})
         good = toy.until_ended("good")["step"]
-    with Toy(folder, "--step-ms", "2", "--mb", "40", "--mb-per-s", "20") as toy:
+    with Toy(folder, "--step-ms", "2", "--mb", "120", "--mb-per-s", "25") as toy:
         toy.until_step(good + 5)
-        toy.ask("POST", "/api/v1/trigger_checkpoint", {"id": "torn", "after": "pause", "deadline_s": 9})
+        toy.ask("POST", "/api/v1/trigger_checkpoint", {"id": "torn", "after": "pause", "deadline_s": 60})
         status = toy.ask("GET", "/api/v1/checkpoints/torn?wait=1")[1]
         while not status.get("bytes_done"):
             status = toy.ask("GET", "/api/v1/checkpoints/torn")[1]
         assert status["phase"] == "writing"
-        assert status["bytes_total"] > 40_000_000
+        assert status["bytes_total"] > 120_000_000
         assert status["eta_s"] > 0
     assert len(list((folder / "ck").glob("step-*"))) == 2
     with Toy(folder, "--step-ms", "2") as again:
@@ -133,7 +133,7 @@ def test_exit_ends_the_process_after_its_checkpoint(folder: Path) -> None:
 @pytest.mark.parametrize("when", ["training", "paused", "writing"])
 def test_told_to_end_it_ends_at_once_and_cleans_up(folder: Path, when: str) -> None:
     """SIGTERM, as systemd sends it: no traceback, no socket, no half checkpoint left behind."""
-    size, rate = ("150", "40") if when == "writing" else ("20", "600")  # more than what is under way at once
+    size, rate = ("150", "25") if when == "writing" else ("20", "600")  # more than what is under way at once
     with Toy(folder, "--step-ms", "2", "--mb", size, "--mb-per-s", rate) as toy:
         toy.until_step(2)
         if when != "training":

@@ -148,5 +148,5 @@ def test_failures_are_heard_where_no_logging_is_set_up() -> None:
         "import logging, powerguard.trainer.guard\n"
         "logging.getLogger('powerguard.trainer').warning('checkpoint of step 7 failed')\n"
     )
-    told = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=30)
+    told = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
     assert told.stderr == "checkpoint of step 7 failed\n"

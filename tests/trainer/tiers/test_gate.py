@@ -43,7 +43,7 @@ def test_what_waiting_does_not_help_against_is_not_tried_again() -> None:
 
 def test_patience_ends() -> None:
     """Counted from the last success: one that works now and then is worth going on with."""
-    gate = Gate(first_s=0.001, most_s=0.002, patience_s=0.05)
+    gate = Gate(first_s=0.001, most_s=0.002, patience_s=0.5)
     with pytest.raises(TierError):
         gate.call(failing(10**9))
     assert gate.retries[Kind.SERVER] >= 2
