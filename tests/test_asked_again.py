@@ -27,8 +27,9 @@ def run(folder: Path, tests: str, *arguments: str) -> subprocess.CompletedProces
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     (folder / "test_it.py").write_text(tests, encoding="utf-8")
     settings = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    settings["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # Of all that are installed it needs one.
     return subprocess.run(
-        [SCRIPT, sys.executable, "-p", "no:randomly", *arguments],
+        [SCRIPT, sys.executable, "-p", "xdist", *arguments],
         cwd=folder, env=settings, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
