@@ -4,6 +4,7 @@ import asyncio
 import faulthandler
 import importlib.util
 import os
+import signal
 import sys
 from collections import Counter
 
@@ -14,6 +15,10 @@ from tests.peers import MISSING, remove_folders, require
 
 # Set before the first import of ours and inherited by every child: whatever can power off refuses while it is set.
 os.environ["POWERGUARD_UNDER_TEST"] = "1"
+
+# Whoever runs the tests in the background has Ctrl-C ignored, and so would every child of theirs that is to end by it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A machine that is busy draws slowly; that says nothing of what is tested. PyTorch's environment has no hypothesis.
 if importlib.util.find_spec("hypothesis") is not None:

@@ -573,7 +573,7 @@ PLANTS: tuple[Plant, ...] = (
         ),
         level="loop",
         within=60,
-        hint=34,
+        hint=56,
     ),
     # --- Loop, bulkhead, journal -------------------------------------------------------------------------------------
     Plant(
