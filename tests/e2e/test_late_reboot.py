@@ -70,11 +70,11 @@ def card(ups: SimUps, network: Path) -> Iterator[None]:
     thread = threading.Thread(target=enter)
     thread.start()
     try:
-        assert up.wait(10)
+        assert up.wait(60)
         yield
     finally:
         end.set()
-        thread.join(10)
+        thread.join(60)
 
 
 class Story:

@@ -92,8 +92,8 @@ def disk(lower: Path | None = None) -> Iterator[Path]:
 
 
 def _mount(stack: contextlib.ExitStack, *words: str) -> None:
-    subprocess.run(["mount", *words], check=True, timeout=10)
-    stack.callback(subprocess.run, ["umount", "--lazy", words[-1]], check=True, timeout=10)
+    subprocess.run(["mount", *words], check=True, timeout=60)
+    stack.callback(subprocess.run, ["umount", "--lazy", words[-1]], check=True, timeout=60)
 
 
 class Container:
@@ -150,10 +150,10 @@ class Container:
             for pid in filter(None, (self._leader, self._process.pid)):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=60)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def run(self, *argv: str, limit_s: float = 20.0) -> subprocess.CompletedProcess[str]:
+    def run(self, *argv: str, limit_s: float = 60.0) -> subprocess.CompletedProcess[str]:
         """Run a program inside, as root, to its end."""
         return subprocess.run(self._inside(argv), capture_output=True, text=True, check=False, timeout=limit_s)
 

@@ -138,7 +138,7 @@ def interrupted_at(number: int, after: After | None, root: Path | None) -> bool:
 
         def go_on() -> None:
             while not over.wait(0.001):
-                if not desk.lock.acquire(timeout=5.0):
+                if not desk.lock.acquire(timeout=60.0):
                     locked.append(True)
                     return
                 desk.lock.release()
