@@ -435,7 +435,7 @@ class Agreement:
         if state.front is not None and state.front.step is None:
             self._bid(state.front.number)
         flight = self._flight()
-        gone = self._neighbour.gone(own, busy=bool(flight))
+        gone = self._neighbour.gone(own, oldest=min((one.number for one in flight), default=None))
         for known in flight:
             reason = gone or self._too_late(known)
             if reason:

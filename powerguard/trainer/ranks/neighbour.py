@@ -20,16 +20,22 @@ class Neighbour:
         self._beat = 0
         self._heard = b""
         self._heard_at_s: float | None = None
+        self._oldest: int | None = None
         self._looked_at_s = 0.0
         self._process: tuple[str, str] | None = None
         self._own = process("self")
         if not self._alone:
             ranks.set(f"process/{ranks.rank}", " ".join(self._own).encode("ascii", "replace"))
 
-    def gone(self, ranks: Ranks, *, busy: bool) -> str:
-        """Say why the next rank is taken for dead; "" while it is not, or while nothing is in flight."""
-        if self._alone or not busy:
-            self._heard_at_s = None
+    def gone(self, ranks: Ranks, *, oldest: int | None) -> str:
+        """Say why the next rank is taken for dead; "" while it is not, or while nothing is in flight.
+
+        oldest: of the generations in flight. While there is none nobody beats: a watcher that was late may not have
+        seen that, and must not hold the silence of one generation against the next.
+        """
+        if oldest != self._oldest:
+            self._oldest, self._heard_at_s = oldest, None
+        if self._alone or oldest is None:
             return ""
         now_s = self._clock()
         if self._heard_at_s is not None and now_s - self._looked_at_s < self._beat_s:
