@@ -43,8 +43,8 @@ def _family(root: int) -> list[int]:
     """A process and everything that it has started, however deep."""
     family = [root]
     for pid in family:
-        for task in Path(f"/proc/{pid}/task").glob("*/children"):
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # Whoever ends meanwhile: the next look comes at once.
+            for task in Path(f"/proc/{pid}/task").glob("*/children"):
                 family += [int(child) for child in task.read_text().split()]
     return family
 
