@@ -97,13 +97,14 @@ async def test_a_hung_disk_costs_one_append_its_limit_and_the_others_nothing(tmp
     await journal.load()
     assert await journal.append(step(1))
     writer.held = True
-    began_s = time.monotonic()
-    assert not await journal.append(step(2))
-    first_s = time.monotonic() - began_s
-    assert 0.45 < first_s < 10
-    for serial in range(3, 50):
-        assert not await journal.append(step(serial))
-    assert time.monotonic() - began_s - first_s < 5, "each for itself would be 23 s"
+    async with watched() as machine:
+        began_s = time.monotonic()
+        assert not await journal.append(step(2))
+        first_s = time.monotonic() - began_s
+        assert 0.45 < first_s < 2 + machine.late_s
+        for serial in range(3, 50):
+            assert not await journal.append(step(serial))
+        assert time.monotonic() - began_s - first_s < 0.45 + machine.late_s
     await asyncio.sleep(0)
     assert told.durable == [False]
     assert "no answer from the disk in 0.5 s" in told.all[0].reason
@@ -143,7 +144,7 @@ async def test_the_loop_turns_on_while_the_real_writer_thread_hangs(tmp_path: Pa
         assert not await journal.append(step(1))
         began_s = time.monotonic()
         assert not await journal.close(limit_s=0.4)
-        assert time.monotonic() - began_s < 10
+        assert time.monotonic() - began_s < 2 + machine.late_s
     assert machine.worst_s < 0.4
     store.gate.set()
 
@@ -159,9 +160,10 @@ async def test_a_hung_disk_does_not_keep_the_daemon_from_starting(tmp_path: Path
     store = Stuck(path)
     store.gate.clear()
     journal = Journal(path, boot_id="b", store=store, limits=QUICK, on_health=told)
-    began_s = time.monotonic()
-    loaded = await journal.load()
-    assert time.monotonic() - began_s < 10
+    async with watched() as machine:
+        began_s = time.monotonic()
+        loaded = await journal.load()
+        assert time.monotonic() - began_s < 2 + machine.late_s
     assert loaded == Loaded(trouble=journal.health.reason, lost=LOST_ALL)
     assert "no answer from the disk" in loaded.trouble
     journal.count("outages")

@@ -40,7 +40,7 @@ LONG: Final = ((PAUSED, 40.0), (TRAINING, 20.0))
 ROOMY: Final = ((PAUSED, 60.0), (TRAINING, 30.0))
 """Longer than the 8 s before which nothing is committed, so that even a busy machine has time for a full stop."""
 FORCE_AFTER_S: Final = 10.0
-BUSY_S: Final = 3.0
+BUSY_S: Final = 1.0
 """What a busy machine may add to any promise that is measured from outside."""
 LIMIT_S: Final = 100.0
 """How long a test waits for anything before it fails: no promise, so long enough for a machine that is very busy."""

@@ -13,7 +13,7 @@ import pytest
 from powerguard.cli.main import main
 
 EX_CONFIG = 78
-AT_ONCE_S = 4.0
+AT_ONCE_S = 2.0
 LIMIT_S = 100.0
 """How long a test waits for the process to end: no promise, so long enough for a machine that is very busy."""
 GOOD = """\

@@ -8,7 +8,7 @@ from powerguard.sim.story import numbers
 from tests.e2e.peers import Trainer
 from tests.e2e.rig import LONG, Rig, rig
 
-PROMPT_S = 4.5
+PROMPT_S = 3.0
 """Less than the 5 s that a BMC may take."""
 
 

@@ -219,10 +219,14 @@ async def test_a_peer_that_misbehaves_ends_in_time(tmp_path: Path, kind: str) ->
 
     async with impostor(answer) as theirs, await asyncio.start_server(babble, "127.0.0.1", 0) as server:
         url = theirs if kind != "not http" else f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        began_s = time.monotonic()
-        await fails(host(tmp_path, url), arming, "no sentinel has stored it")
+        for limit_s in LIMITS_S:
+            began_s = time.monotonic()
+            why = await failure_of(host(tmp_path, url), arming(limit_s))
+            assert time.monotonic() - began_s < limit_s + 4.0, "an upper bound that a busy machine keeps"
+            if "no sentinel has stored it" in why:
+                break
         never.set()
-        assert time.monotonic() - began_s < 2 * sum(LIMITS_S), "an upper bound that a busy machine keeps"
+        assert "no sentinel has stored it" in why
 
 
 async def test_a_black_hole_takes_no_longer_than_it_may(tmp_path: Path) -> None:

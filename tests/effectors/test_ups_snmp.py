@@ -468,9 +468,10 @@ async def test_it_ends_before_its_deadline(rig: Make) -> None:
     there.wire.late_s = 0.3
     async with watched() as machine:
         began_s = boottime_s()
-        with pytest.raises(EffectorError, match=r"answers too slowly: not done in \d\.\d s"):
+        with pytest.raises(EffectorError, match=r"answers too slowly: not done in \d\.\d s") as told:
             await there.arm(limit_s=1.5)
         assert boottime_s() - began_s < 1.5 + machine.late_s
+        assert float(str(told.value).rpartition(" in ")[2].split()[0]) <= 1.2 + machine.late_s
     assert SHUTDOWN not in there.sets
 
 
