@@ -1,6 +1,5 @@
 """The sums, against numbers worked out by hand: interpolation, margins, stop terms, needs."""
 
-import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,101 +9,18 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy
 
-from powerguard.core import account, needs
 from powerguard.core import budget as sums
+from powerguard.core import needs
 from powerguard.core.actions import Conduct, Grade
 from powerguard.core.learned import Drop, Learned
 from powerguard.core.model import Battery, Feed, Supply, Trainer
 from powerguard.core.policy import Policy
-from powerguard.core.readings import OutputSource, Reading
 
-TABLE = ((0.50, 540.0), (0.75, 360.0), (1.00, 240.0))
 POLICY = make_policy(["table=50:540,75:360,100:240"])
 
 
 def near(value: float) -> object:
     return pytest.approx(value, rel=1e-9)
-
-
-# --- tau ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("load", "seconds"),
-    [
-        (0.50, 540.0),
-        (0.75, 360.0),
-        (1.00, 240.0),
-        # Half way in logs: the geometric means of both load and seconds.
-        (math.sqrt(0.50 * 0.75), math.sqrt(540.0 * 360.0)),
-        (math.sqrt(0.75 * 1.00), math.sqrt(360.0 * 240.0)),
-        # 540 -> 360 over 0.5 -> 0.75 is a straight hyperbola: 270 / load.
-        (0.60, 450.0),
-        # Above the table by the last slope: ln(240/360) / ln(1/0.75) = -1.40942; 1.2 ** -1.40942 = 0.773390.
-        (1.20, 240.0 * 1.2 ** (math.log(240.0 / 360.0) / math.log(1.00 / 0.75))),
-        (1.20, pytest.approx(185.6137, abs=1e-3)),
-        # Below it by a constant loss of 4 %: 540 * 0.54 / 0.24 and / 0.14.
-        (0.20, 1215.0),
-        (0.10, 540.0 * 0.54 / 0.14),
-        # The floor of 5 %: 540 * 0.54 / 0.09 = 3240, also for nothing at all and for nonsense.
-        (0.05, 3240.0),
-        (0.0, 3240.0),
-        (-1.0, 3240.0),
-    ],
-)
-def test_tau(load: float, seconds: float) -> None:
-    told = account.tau_s(TABLE, load)
-    assert told == (near(seconds) if isinstance(seconds, float) else seconds)
-
-
-@pytest.mark.parametrize(
-    ("load", "seconds"),
-    [(0.75, 360.0), (0.35, 360.0 * 0.79 / 0.39), (1.50, 360.0 * 0.5**1.46), (1.00, 360 * 0.75**1.46)],
-)
-def test_tau_of_a_table_with_one_point(load: float, seconds: float) -> None:
-    """Above the point the steepest exponent of makers' tables counts: 1.46."""
-    assert account.tau_s(((0.75, 360.0),), load) == near(seconds)
-
-
-def test_the_table_is_the_settings_one_else_the_one_point_seen() -> None:
-    seen = Battery(tau_point=(0.75, 300.0))
-    assert account.table(POLICY, seen) == TABLE
-    blind = make_policy([])
-    assert account.table(blind, seen) == ((0.75, 300.0),)
-    assert account.table(blind, Battery()) == ()
-
-
-# --- load ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("load_pct", "watts", "rating_w", "share"),
-    [
-        (75.0, None, None, 0.75),
-        (0.0, None, None, None),
-        (None, None, 5400.0, None),
-        (200.0, None, None, 2.0),
-        (200.1, None, None, None),
-        (None, 2700.0, 5400.0, 0.5),
-        (0.0, 2700.0, 5400.0, 0.5),
-        (50.0, 5400.0, 5400.0, 0.5),
-        (None, 2700.0, None, None),
-        (None, 0.0, 5400.0, None),
-        (None, 10800.0, 5400.0, 2.0),
-        (None, 10801.0, 5400.0, None),
-    ],
-)
-def test_told_load(load_pct: float | None, watts: float | None, rating_w: float | None, share: float | None) -> None:
-    """Zero is a silent gauge, not a dark host; watts count where the percentage is silent and the rating is known."""
-    reading = Reading(
-        at_s=1.0, ups="ups", source="snmp", output_source=OutputSource.UTILITY, load_pct=load_pct, watts=watts
-    )
-    assert account.told_load(replace(POLICY, rating_w=rating_w), reading) == share
-
-
-def test_a_load_never_told_counts_as_full() -> None:
-    assert account.load_of(Battery()) == 1.0
-    assert account.load_of(Battery(load=0.3)) == 0.3
 
 
 # --- margin -------------------------------------------------------------------------------------------------------
