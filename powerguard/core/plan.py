@@ -27,6 +27,7 @@ _CHARGED_PCT = 90.0
 FLAPPING_S = 300.0
 FLAPPING_TRANSFERS = 3
 _BATTERY = Supply.BATTERY  # By a name of its own, as in `budget`.
+_NO_HOLD = "power_off_at permits no hold"
 _LATE = 1.5
 """A checkpoint that takes longer than this many times what it should has no say in the stop any more."""
 _NoCommit = Online | Shutdown  # Written into isinstance, a union is made anew each time.
@@ -115,7 +116,7 @@ def commit_due(policy: Policy, state: State, plan: Budget, now_s: float) -> str:
         return ""
     if plan.cut_in_s is not None:
         if isinstance(phase, Holding):
-            return "power_off_at permits no hold"
+            return _NO_HOLD
         if plan.cut_in_s <= sums.stop_s(policy, plan.grade, reserve_s=0.0):
             return "power_off_at"
     if feed.supply is not _BATTERY:
@@ -305,7 +306,7 @@ def _before_cut(state: State, plan: Budget) -> tuple[float, str]:
     if isinstance(state.phase, Emergency):
         durable_at_s = plan.now_s + (0.0 if isinstance(state.phase, Holding) else plan.checkpoint_s)
         if durable_at_s < at_s:
-            return durable_at_s, "power_off_at permits no hold"
+            return durable_at_s, _NO_HOLD
     return at_s, "power_off_at"
 
 
