@@ -336,7 +336,9 @@ def after_restart(turn: Turn, given: Collection[str]) -> None:
     if bracket is not None and bracket.order not in given:
         turn.update(bracket=replace(bracket, order=None))
     # Killed at the commit: nobody knows what has come of them, and the host may be up for a minute yet.
-    lost = {each.way for each in turn.state.armed if each.order not in (None, *given) and not each.leaving}
+    lost = {
+        each.way for each in turn.state.armed if each.order is not None and each.order not in given and not each.leaving
+    }
     if turn.state.armed:
         turn.update(
             armed=tuple(

@@ -352,10 +352,3 @@ def test_two_thousand_outages_with_faults(seed: int) -> None:
     """No invariant violated, and no power lost that planning could have avoided (in parts, for a busy machine)."""
     options = Options(seed=seed, outages=200)
     all_is_well(play_many(Site(), options, jobs=1), options)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10_000, 110_000, 10_000))
-def test_a_hundred_thousand_outages_with_faults(seed: int) -> None:
-    options = Options(seed=seed, outages=10_000)
-    all_is_well(play_many(Site(), options), options)

@@ -7,7 +7,6 @@ have kept when the daemon is killed, and effectors that ask the simulated host. 
 import heapq
 import json
 import math
-from dataclasses import replace
 
 from powerguard.core import needs, plan
 from powerguard.core.actions import (
@@ -32,6 +31,7 @@ from powerguard.core.actions import (
     Way,
 )
 from powerguard.core.events import CheckpointProgress, Done, Event, Failed, ForeignStop, Outcome, TrainerSeen
+from powerguard.core.frozen import replace
 from powerguard.core.machine import step
 from powerguard.core.model import (
     Holding,

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from random import Random
 
+from powerguard.core.frozen import replace
 from powerguard.sim.world import outages
 from powerguard.sim.world.back import ReturnFacts, draw_returns
 from powerguard.sim.world.battery import Curve, Gauge, GaugeFacts, GaugeKind, Pack
@@ -122,7 +123,7 @@ def draw(seed: int, site: Site, *, faults: bool) -> Scene:
     dies_at = health * charge * at if bad else 0.0
     gauge, silent = _gauge(seed, site, faults=faults)
     if silent:
-        gauge = _muted(gauge, silent)
+        gauge = replace(gauge, silent=frozenset((silent,)))
     cuts = outages.sample(seed, site.outage, faults=faults)
     second = draw_second(seed, site.faults) if faults else None
     beside = draw_beside(seed, site.faults, cuts) if faults else BesideFacts()
@@ -175,12 +176,6 @@ def _gauge(seed: int, site: Site, *, faults: bool) -> tuple[GaugeFacts, str]:
     silence = stream(seed, "silent field")
     mute, which = silence.random() < site.faults.silent_field_share, silence.choice(_SILENT_FIELDS)
     return facts, which if faults and mute else ""
-
-
-def _muted(gauge: GaugeFacts, which: str) -> GaugeFacts:
-    return GaugeFacts(
-        **{name: getattr(gauge, name) for name in GaugeFacts.__slots__ if name != "silent"}, silent=frozenset((which,))
-    )
 
 
 def _trainer(chance: Random, seed: int, site: Site, *, faults: bool) -> TrainerFacts:

@@ -1,0 +1,195 @@
+"""The compiled copy of the simulator (scripts/compiled): other code in the classes, and the same outages."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from powerguard.sim.world.many import play_many
+from powerguard.sim.world.report import Options, report
+from powerguard.sim.world.site import Site
+
+ROOT = Path(__file__).parent.parent.parent
+SCRIPT = ROOT / "scripts" / "compiled"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    loader = SourceFileLoader("compiled_script", str(SCRIPT))
+    spec = spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    sys.modules[loader.name] = module  # dataclasses look there for the module of a class
+    loader.exec_module(module)
+    return module
+
+
+_CLASSES = '''
+"""Classes as the core has them."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Word(StrEnum):
+    A = "a"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """One that others derive from."""
+
+    at_s: float
+    word: Word = Word.A
+
+
+@swift
+@dataclass(
+    frozen=True,
+    slots=True,
+    kw_only=True,
+)
+class Derived(Base):
+    inner: Base = field(default_factory=lambda: Base(at_s=1.0))
+    pair: tuple[
+        float | None, float | None
+    ] = (None, None)  # over three lines
+
+    @property
+    def twice_s(self) -> float:
+        return 2.0 * self.at_s
+
+
+@dataclass(slots=True)
+class Open:
+    value: float
+    more: list[int] = field(default_factory=list, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.value += 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """Nothing in it."""
+
+
+class Plain:
+    value: int = 1
+'''
+
+
+def made(text: str) -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": __name__, "swift": lambda cls: cls}
+    exec(compile(text, "classes", "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "Base(at_s=2.0)",
+        "Base(at_s=2.0, word=Word('a'))",
+        "Derived(at_s=3.0)",
+        "Derived(at_s=3.0, inner=Base(at_s=4.0), pair=(1.0, None)).twice_s",
+        "Derived(at_s=3.0) == Derived(at_s=3.0)",
+        "hash(Derived(at_s=3.0)) == hash(Derived(at_s=3.0))",
+        "Derived(at_s=3.0) == Derived(at_s=3.5)",
+        "Open(1.0, [2])",
+        "Open(1.0).more is Open(1.0).more",
+        "Open(1.0, [2]) == Open(1.0)",
+        "Empty()",
+        "Plain().value",
+    ],
+)
+def test_rewritten_classes_are_what_they_were(script: ModuleType, expression: str) -> None:
+    new = made(script.rewritten(_CLASSES))
+    assert repr(eval(expression, new)) == repr(eval(expression, made(_CLASSES)))
+
+
+@pytest.mark.parametrize("expression", ["Base()", "Base(1.0)", "Derived(at_s=1.0, other=2)", "Empty(1)", "Open()"])
+def test_what_they_refuse_they_refuse(script: ModuleType, expression: str) -> None:
+    for text in (_CLASSES, script.rewritten(_CLASSES)):
+        with pytest.raises(TypeError):
+            eval(expression, made(text))
+
+
+def test_a_copy_is_another_object_with_the_same_in_it(script: ModuleType) -> None:
+    names = made(script.rewritten(_CLASSES))
+    one = names["Derived"](at_s=3.0, pair=(1.0, 2.0))
+    other = one.copied_()
+    assert other == one
+    assert other is not one
+    assert other.inner is one.inner
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("    late: int = field(init=False)", r"One\.late: only a field with a default_factory"),
+        ("    late: int = field(default_factory=int, init=False)", r"One\.late"),
+    ],
+)
+def test_a_form_that_is_not_known_is_an_error(script: ModuleType, line: str, says: str) -> None:
+    text = f"@dataclass(frozen=True)\nclass One:\n{line}\n"
+    with pytest.raises(script.CompileError, match=says):
+        script.rewritten(text)
+
+
+def test_a_base_of_another_module_is_an_error(script: ModuleType) -> None:
+    with pytest.raises(script.CompileError, match="its base Other is no dataclass of the same module"):
+        script.rewritten("@dataclass(frozen=True)\nclass One(Other):\n    value: int\n")
+
+
+def played(package: Path, *words: str) -> dict[str, Any]:
+    ended = subprocess.run(
+        [sys.executable, "-P", "-m", "powerguard", "simulate", *words, "--json"],
+        env={**os.environ, "PYTHONPATH": str(package)},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    told: dict[str, Any] = json.loads(ended.stdout)
+    return told
+
+
+def test_the_rewritten_package_plays_the_same_outages(script: ModuleType, tmp_path: Path) -> None:
+    """Not compiled, which takes minutes: what is compiled is this text. Every module of the two folders is in it."""
+    names = script.copy(ROOT, tmp_path)
+    told = {path.relative_to(ROOT).as_posix() for folder in script.COMPILED for path in (ROOT / folder).glob("*.py")}
+    assert set(names) | script.INTERPRETED | {f"{folder}/__init__.py" for folder in script.COMPILED} == told
+    # As in the copy, and no option of whoever runs the tests: the package of the checkout must not come first.
+    assert "copied_" in (tmp_path / "powerguard/core/model.py").read_text(encoding="utf-8")
+    options = Options(seed=300, outages=40)
+    assert played(tmp_path, "--seed", "300", "--outages", "40") == report(play_many(Site(), options, jobs=1), options)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_hundred_thousand_outages_with_faults() -> None:
+    """No invariant violated, and no power lost that planning could have avoided."""
+    ended = subprocess.run(
+        [SCRIPT, "simulate", "--seed", "10000", "--outages", "100000", "--json"], stdout=subprocess.PIPE, check=False
+    )
+    told = json.loads(ended.stdout)
+    assert told["outages"] == 100_000
+    assert told["invariant_violations"] == []
+    assert told["planning_dirty_outages"] == []
+    assert told["shutdowns"] > 0, "a world in which nothing happens proves nothing"
+    assert ended.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_compiled_is_as_interpreted() -> None:
+    """2,000 outages to the last digit, of every policy that is stepped."""
+    for policy in ("powerguard", "nut", "oracle"):
+        words = ["--seed", "90000", "--outages", "2000", "--policy", policy]
+        compiled = subprocess.run([SCRIPT, "simulate", *words, "--json"], stdout=subprocess.PIPE, check=True)
+        assert json.loads(compiled.stdout) == played(ROOT, *words)
