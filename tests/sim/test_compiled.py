@@ -177,6 +177,7 @@ def test_a_hundred_thousand_outages_with_faults() -> None:
     ended = subprocess.run(
         [SCRIPT, "simulate", "--seed", "10000", "--outages", "100000", "--json"], stdout=subprocess.PIPE, check=False
     )
+    assert ended.stdout, f"status {ended.returncode}, and why is above"
     told = json.loads(ended.stdout)
     assert told["outages"] == 100_000
     assert told["invariant_violations"] == []
