@@ -72,9 +72,6 @@ class Open:
     value: float
     more: list[int] = field(default_factory=list, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        self.value += 1.0
-
 
 @dataclass(frozen=True, slots=True)
 class Empty:
@@ -135,12 +132,37 @@ def test_a_copy_is_another_object_with_the_same_in_it(script: ModuleType) -> Non
     [
         ("    late: int = field(init=False)", r"One\.late: only a field with a default_factory"),
         ("    late: int = field(default_factory=int, init=False)", r"One\.late"),
+        ("    late: int = dataclasses.field(default_factory=int)", r"One\.late"),
+        ("    late: list[int] | None = field(default_factory=list)", r"One\.late"),
+        ("    late: ClassVar[int] = 3", r"One\.late: ClassVar\[int\] is not known"),
+        ("    late: int\n    def __post_init__(self) -> None: ...", "One: a dataclass of this form"),
     ],
 )
 def test_a_form_that_is_not_known_is_an_error(script: ModuleType, line: str, says: str) -> None:
     text = f"@dataclass(frozen=True)\nclass One:\n{line}\n"
     with pytest.raises(script.CompileError, match=says):
         script.rewritten(text)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "@dataclass\nclass One:",
+        "@dataclass(order=True)\nclass One:",
+        "@dataclasses.dataclass(frozen=True)\nclass One:",
+        "@other\n@dataclass(frozen=True)\nclass One:",
+        "class Two:\n @dataclass(frozen=True)\n class One:",
+        "@dataclass(frozen=True)\nclass One:\n    x: int\n@dataclass(frozen=True)\nclass One:",
+    ],
+)
+def test_a_dataclass_of_another_form_is_an_error(script: ModuleType, head: str) -> None:
+    with pytest.raises(script.CompileError, match=r"One: .* known"):
+        script.rewritten(f"{head}\n    value: int = 1\n")
+
+
+def test_what_is_no_python_is_told_with_its_place(script: ModuleType) -> None:
+    with pytest.raises(SyntaxError, match=r"\(some\.py, line 2\)"):
+        script.rewritten("x = 1\ndef x(:\n", "some.py")
 
 
 def test_a_base_of_another_module_is_an_error(script: ModuleType) -> None:
@@ -170,6 +192,77 @@ def test_the_rewritten_package_plays_the_same_outages(script: ModuleType, tmp_pa
     assert played(tmp_path, "--seed", "300", "--outages", "40") == report(play_many(Site(), options, jobs=1), options)
 
 
+# --- What counts as made, and what is kept ---------------------------------------------------------------------------
+
+
+def package(at: Path, *, says: str = "1", status: int = 0, more: str = "") -> Path:
+    """Make a package of that name which says something and ends."""
+    folder = at / "powerguard"
+    (folder / "core").mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    (folder / "core" / "one.py").write_text("x = 1\n")
+    (folder / "data.yaml").write_text("x: 1\n")
+    (folder / "__main__.py").write_text(f"import sys\n{more}\nprint({says!r}, end='')\nsys.exit({status})\n")
+    return at
+
+
+@pytest.mark.parametrize("change", ["edited", "removed", "moved", "data", "added"])
+def test_other_sources_have_another_fingerprint(script: ModuleType, tmp_path: Path, change: str) -> None:
+    one = package(tmp_path) / "powerguard" / "core" / "one.py"
+    before = script.fingerprint(tmp_path)
+    assert script.fingerprint(tmp_path) == before
+    (one.parent / "__pycache__").mkdir()
+    (one.parent / "__pycache__" / "one.pyc").write_bytes(b"")
+    assert script.fingerprint(tmp_path) == before
+    match change:
+        case "edited":
+            one.write_text("x = 2\n")
+        case "removed":
+            one.unlink()
+        case "moved":
+            one.rename(tmp_path / "powerguard" / "one.py")
+        case "data":
+            (tmp_path / "powerguard" / "data.yaml").write_text("x: 2\n")
+        case "added":
+            (one.parent / "two.py").write_text("")
+    assert script.fingerprint(tmp_path) != before
+
+
+def test_both_that_say_the_same_are_the_same(script: ModuleType, tmp_path: Path) -> None:
+    """Also where an outage violates something, which is status 1. Each is played from its own folder."""
+    where = "import os; open(os.path.join(os.path.dirname(os.path.dirname(__file__)), 'played'), 'w')"
+    one, other = package(tmp_path / "a", status=1, more=where), package(tmp_path / "b", status=1, more=where)
+    script.compare(one, other)
+    assert (one / "played").exists()
+    assert (other / "played").exists()
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({"says": "2"}, "tells something else"),
+        ({"status": 1}, "tells something else"),
+        ({"more": "raise ValueError"}, "tells something else"),
+    ],
+)
+def test_one_that_differs_is_not_kept(script: ModuleType, tmp_path: Path, other: dict[str, Any], says: str) -> None:
+    with pytest.raises(script.CompileError, match=says):
+        script.compare(package(tmp_path / "a"), package(tmp_path / "b", **other))
+
+
+def test_two_that_both_fail_are_not_the_same(script: ModuleType, tmp_path: Path) -> None:
+    one, other = (package(tmp_path / name, more="raise ValueError") for name in "ab")
+    with pytest.raises(script.CompileError, match="fails in the checkout itself"):
+        script.compare(one, other)
+
+
+@pytest.mark.parametrize("words", [[], ["run"], ["--version"]])
+def test_nothing_but_simulations_runs_from_the_copy(words: list[str]) -> None:
+    ended = subprocess.run([sys.executable, SCRIPT, *words], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (64, "")
+    assert ended.stderr == "scripts/compiled: only for simulations: scripts/compiled simulate [OPTION...]\n"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_hundred_thousand_outages_with_faults() -> None:
@@ -188,9 +281,14 @@ def test_a_hundred_thousand_outages_with_faults() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_compiled_is_as_interpreted() -> None:
-    """2,000 outages to the last digit, of every policy that is stepped."""
+def test_compiled_is_as_interpreted(script: ModuleType) -> None:
+    """2,000 outages to the last digit; the oracle plays those that are not named here. And it is compiled."""
     for policy in ("powerguard", "nut", "oracle"):
         words = ["--seed", "90000", "--outages", "2000", "--policy", policy]
         compiled = subprocess.run([SCRIPT, "simulate", *words, "--json"], stdout=subprocess.PIPE, check=True)
         assert json.loads(compiled.stdout) == played(ROOT, *words)
+    asked = "import powerguard.core.machine, powerguard.sim.world.guarded as g; print(g.step.__module__, g.__file__)"
+    told = subprocess.run(
+        [sys.executable, "-P", "-c", asked], env=script.environment(script.COPY), stdout=subprocess.PIPE, check=True
+    )
+    assert told.stdout.strip().endswith(b".so")
