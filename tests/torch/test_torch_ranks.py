@@ -184,7 +184,7 @@ def test_a_store_that_hangs_holds_nobody_for_ever(elsewhere: tuple["subprocess.P
 CHILD = """
 import torch.distributed as dist
 dist.init_process_group("gloo")
-import json, sys, time
+import json, os, sys, time
 from powerguard.trainer.agreement import Agreement
 from powerguard.trainer.ranks import detect
 from powerguard.wire import After, TriggerRequest
@@ -206,7 +206,7 @@ while not said:
                 break
             agreement.gather(generation.number, "shard", b"x")
             agreement.conclude(generation.number, ok=True, digest="sha256:00" if ranks.rank == 0 else "")
-print(json.dumps(said[0]), flush=True)
+os.write(1, (json.dumps(said[0]) + "\\n").encode())  # at once: both write into one pipe, and print ends its line later
 agreement.close()
 dist.destroy_process_group()
 """
