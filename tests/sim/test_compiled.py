@@ -170,14 +170,16 @@ def test_a_base_of_another_module_is_an_error(script: ModuleType) -> None:
         script.rewritten("@dataclass(frozen=True)\nclass One(Other):\n    value: int\n")
 
 
+def from_package(package: Path, *words: str) -> str:
+    """Run Python with the package of this folder: what it prints."""
+    environment = {**os.environ, "PYTHONPATH": str(package)}
+    return subprocess.run(
+        [sys.executable, "-P", *words], env=environment, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+
+
 def played(package: Path, *words: str) -> dict[str, Any]:
-    ended = subprocess.run(
-        [sys.executable, "-P", "-m", "powerguard", "simulate", *words, "--json"],
-        env={**os.environ, "PYTHONPATH": str(package)},
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    told: dict[str, Any] = json.loads(ended.stdout)
+    told: dict[str, Any] = json.loads(from_package(package, "-m", "powerguard", "simulate", *words, "--json"))
     return told
 
 
@@ -186,8 +188,8 @@ def test_the_rewritten_package_plays_the_same_outages(script: ModuleType, tmp_pa
     names = script.copy(ROOT, tmp_path)
     told = {path.relative_to(ROOT).as_posix() for folder in script.COMPILED for path in (ROOT / folder).glob("*.py")}
     assert set(names) | script.INTERPRETED | {f"{folder}/__init__.py" for folder in script.COMPILED} == told
-    # As in the copy, and no option of whoever runs the tests: the package of the checkout must not come first.
-    assert "copied_" in (tmp_path / "powerguard/core/model.py").read_text(encoding="utf-8")
+    asked = "from powerguard.core.model import State; print(State().copied_() == State())"
+    assert from_package(tmp_path, "-c", asked) == "True\n", "else it is the checkout's package that plays"
     options = Options(seed=300, outages=40)
     assert played(tmp_path, "--seed", "300", "--outages", "40") == report(play_many(Site(), options, jobs=1), options)
 
@@ -287,8 +289,6 @@ def test_compiled_is_as_interpreted(script: ModuleType) -> None:
         words = ["--seed", "90000", "--outages", "2000", "--policy", policy]
         compiled = subprocess.run([SCRIPT, "simulate", *words, "--json"], stdout=subprocess.PIPE, check=True)
         assert json.loads(compiled.stdout) == played(ROOT, *words)
-    asked = "import powerguard.core.machine, powerguard.sim.world.guarded as g; print(g.step.__module__, g.__file__)"
-    told = subprocess.run(
-        [sys.executable, "-P", "-c", asked], env=script.environment(script.COPY), stdout=subprocess.PIPE, check=True
-    )
-    assert told.stdout.strip().endswith(b".so")
+    for module in ("powerguard.core.machine", "powerguard.sim.world.run"):
+        place = from_package(script.COPY, "-c", f"import {module} as module; print(module.__file__)")
+        assert Path(place.strip()).suffix == ".so"
