@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,8 @@ UPS: Final = "dsim"
 SPEEDY: Final = ("POLLFREQ 1", "POLLFREQALERT 1", "HOSTSYNC 1", "FINALDELAY 0", "MINSUPPLIES 1")
 TYPES: Final = ("ONLINE", "ONBATT", "LOWBATT", "FSD", "COMMOK", "COMMBAD", "SHUTDOWN", "NOCOMM")
 DEVICE: Final = "device.model: Sim\nups.status: OL\nups.load: 40\nbattery.charge: 100\nbattery.runtime: 1800\n"
+HOOK_LIMIT_S: Final = 5.0
+"""The time in which powerguard-shutdown answers, whatever happens."""
 OPS_PASSWORD: Final = "ops-of-the-tests"
 MON_PASSWORD: Final = "mon-of-the-tests"
 pytestmark = [pytest.mark.peer("upsd", "dummy-ups", "upsmon", "upssched"), pytest.mark.root]
@@ -348,6 +351,53 @@ async def test_the_default_runs_whatever_our_program_does(program: str | None, t
         assert await child.wait() == 7
 
 
+IGNORED: Final = tuple(number for number in range(1, 65) if number not in (signal.SIGKILL, signal.SIGSTOP, 32, 33))
+"""Every signal that a parent can ignore; the C library keeps 32 and 33 for itself."""
+
+
+def started_badly(closed: tuple[int, ...]) -> Callable[[], None]:
+    """Return what a child does before it becomes the hook: it ignores every signal and closes these files."""
+
+    def prepare() -> None:
+        for number in IGNORED:
+            signal.signal(number, signal.SIG_IGN)
+        for number in closed:
+            os.close(number)
+
+    return prepare
+
+
+@pytest.mark.parametrize("closed", [(), (0,), (1,), (2,), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("hook", "status", "then"),
+    [
+        ("nut/powerguard-shutdown", 99, 0),
+        ("nut/powerguard-shutdown", 0, 7),
+        ("nut/powerguard-shutdown", 1, 7),
+        ("apcupsd/powerguard-event", 99, 99),
+        ("apcupsd/powerguard-event", 0, 0),
+    ],
+)
+async def test_hook_answers_with_every_signal_ignored_and_files_closed(
+    hook: str, status: int, then: int, closed: tuple[int, ...], tmp_path: Path
+) -> None:
+    """upsmon starts SHUTDOWNCMD with SIGUSR1 and SIGUSR2 ignored: the answer must not need a signal."""
+    program = tmp_path / "powerguard"
+    program.write_text(f"#!/bin/sh\nexit {status}\n", encoding="ascii")
+    program.chmod(0o755)
+    words = ("sh", "-c", "exit 7") if hook.startswith("nut/") else ("doshutdown", "rack-a", "1", "1")
+    began_s = time.monotonic()
+    child = await asyncio.create_subprocess_exec(
+        *(str(HOOKS.parent / hook), *words),
+        env={**os.environ, "POWERGUARD": str(program)},
+        preexec_fn=started_badly(closed),
+        stderr=None if 2 in closed else asyncio.subprocess.DEVNULL,
+    )
+    async with asyncio.timeout(LIMIT_S):
+        assert await child.wait() == then
+    assert time.monotonic() - began_s < HOOK_LIMIT_S, "it waited for its own limit instead of for the answer"
+
+
 async def test_upsmon_leaves_the_shutdown_to_a_daemon_that_owns_it() -> None:
     """The same UPS, at its end, told by upsd: upsmon asks, is told to stand back, and the host is powered off by us."""
     async with beside(card=False) as (world, nut):
@@ -359,6 +409,7 @@ async def test_upsmon_leaves_the_shutdown_to_a_daemon_that_owns_it() -> None:
         await nut.becomes("OB DISCHRG LB")
         await world.until(lambda: ("nut-shutdown", "") in nut.hints(), "upsmon to ask")
         await world.off()
+        await asyncio.sleep(HOOK_LIMIT_S + 1.0)  # The hook that upsmon has started answers within its limit.
         assert nut.shut() == []
         assert await asks(nut, times=5) == [0] * 5
         assert len(world.offs()) == 1
