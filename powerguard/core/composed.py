@@ -51,7 +51,7 @@ def word_of(upses: tuple[Supplied, ...], each: Supplied) -> Supply:
     feed = each.feed
     if watch.lives(each):
         return Supply.UTILITY
-    if _is_off(each):
+    if _carries_nothing(upses, each):
         return Supply.UNKNOWN
     if feed.supply is Supply.BATTERY or each.presumed:
         return Supply.BATTERY
@@ -77,6 +77,10 @@ def _is_off(each: Supplied) -> bool:
     return before.output_source is OutputSource.OFF
 
 
+def _carries_nothing(upses: tuple[Supplied, ...], each: Supplied) -> bool:
+    return _is_off(each) or watch.has_ended(upses, each)
+
+
 def _tests_blindly(feed: Feed) -> bool:
     """Say whether it tests its battery, and nobody knows whether it could stop doing so."""
     reading = feed.reading
@@ -85,13 +89,17 @@ def _tests_blindly(feed: Feed) -> bool:
 
 
 def _overloaded(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, words: _Words) -> Supplied:
-    """Find out whether it takes over more than it can carry when those on battery end; unknown loads say nothing."""
+    """Find out whether it takes over more than it can carry when those on battery end; unknown loads say nothing.
+
+    What has moved to it already is in its own load, and counts once.
+    """
     going = [other for other in upses if words[other.ups] is Supply.BATTERY]
     load = each.battery.load
     overloaded = bool(going) and each.overloaded
     if going and not overloaded and load is not None and words[each.ups] is Supply.UTILITY:
         rest = sum(_supplies(policy, other) for other in upses if words[other.ups] is Supply.UTILITY)
-        taken = sum(other.battery.load or 0.0 for other in going) * _supplies(policy, each) / max(1, rest)
+        to_come = sum(other.battery.load or 0.0 for other in going if not watch.has_taken(each, other))
+        taken = to_come * _supplies(policy, each) / max(1, rest)
         overloaded = load + taken > OVERLOADED
     return each if overloaded is each.overloaded else replace(each, overloaded=overloaded)
 
@@ -235,7 +243,7 @@ def _battery(
         counted = going + staying
         left = _mean(policy, counted, lambda battery: battery.left)
     # A UPS whose output is off is not there; what it carried is on the others.
-    load = _mean(policy, (each for each in upses if not _is_off(each)), lambda battery: battery.load)
+    load = _mean(policy, (each for each in upses if not _carries_nothing(upses, each)), lambda battery: battery.load)
     composed: tuple[tuple[float, float], ...] = ()
     if left is not None:
         usable = sums.usable(policy, left)
@@ -274,7 +282,7 @@ def _lasts_s(
     orphaned = 0.0
     for each in upses:
         mine, word = policy_of(policy, each.ups), words[each.ups]
-        if mine is None or _is_off(each):
+        if mine is None or _carries_nothing(upses, each):
             continue
         points = account.table(mine.policy, each.battery)
         endless = word is Supply.UTILITY and feed.supply is Supply.BATTERY

@@ -58,13 +58,15 @@ class Witness:
 
     share: load of the silent one for each of this one, as last seen while neither made a step. least: the least load
     that this one has told since the other was last heard, as a share of the rating. risen: it has told more than that
-    since, or may have done so while nobody heard it.
+    since, or may have done so while nobody heard it. took: its load has risen by just what the other one carried, when
+    the other one fell silent or when its battery was used up: that load has moved here, and must not be counted twice.
     """
 
     ups: str
     share: float
     least: float
     risen: bool = False
+    took: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,13 @@ is enough alone: a battery may end at any time, and a load says nothing of where
 """
 
 from powerguard.core import account
+from powerguard.core.budget import usable
 from powerguard.core.frozen import replace
 from powerguard.core.heard import Watch, Witness
 from powerguard.core.model import Feed, Supplied, Supply
 from powerguard.core.outlast import OVERLOADED
 from powerguard.core.policy import FeedPolicy, Policy
+from powerguard.core.readings import Reading
 
 OUTLIVED = 1.25
 """Energy, in full new batteries, that a silent one must have outlived: data sheets are cautious by less than that."""
@@ -20,6 +22,10 @@ _RISE, _LEAST_RISE = 0.25, 0.02
 """A load has risen when it is higher by so much of what would be taken over, and by so much of the rating."""
 _VISIBLE = 0.08
 """What would be taken over must be as much of the rating as this: less would be overlooked."""
+_MOVED = (0.75, 1.35)
+"""A load has moved to another UPS when that one's load rises by so much of what it would take over."""
+_MOVED_S = 15.0
+"""A rise that comes later than this after the last word of the silent one needs a battery that is used up."""
 _STEP_S = 5.0
 """So long after a step of one load what another one told may be of before it: shares are taken before and after."""
 _GAP_S = 30.0
@@ -45,6 +51,22 @@ def watched(
 def lives(each: Supplied) -> bool:
     """Say whether it is silent, and must have utility all the same."""
     return each.watch is not None and each.watch.lives
+
+
+def has_ended(upses: tuple[Supplied, ...], each: Supplied) -> bool:
+    """Say whether it is silent and others have taken over what it carried: it carries nothing any more.
+
+    While a UPS beside it could not carry the training load alone, it counts as before: a pause that cures the overload
+    must not bring training back.
+    """
+    if each.watch is None or _is_heard(each) or lives(each) or any(other.overloaded for other in upses):
+        return False
+    return any(one.took for one in each.watch.others)
+
+
+def has_taken(other: Supplied, each: Supplied) -> bool:
+    """Say whether `other` carries already what `each`, which is on battery, carried when it was last heard."""
+    return each.watch is not None and any(one.took and one.ups == other.ups for one in each.watch.others)
 
 
 def _begun(policy: Policy, upses: tuple[Supplied, ...], each: Supplied) -> Watch | None:
@@ -78,7 +100,7 @@ def _gone_on(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, watch:
     known = {other.ups: other for other in upses if _is_heard(other)}
     takers = {one.ups: _taken(policy, upses, each, one) for one in watch.others if one.ups in known}
     others = tuple(
-        _looked(policy, known[one.ups], one, takers[one.ups]) if one.ups in known else one for one in watch.others
+        _looked(policy, each, known[one.ups], one, takers[one.ups]) if one.ups in known else one for one in watch.others
     )
     if others != watch.others:
         watch = replace(watch, others=others)
@@ -107,17 +129,33 @@ def _load(policy: Policy, upses: tuple[Supplied, ...], watch: Watch) -> float:
     return max(watch.load, min(OVERLOADED, max(loads, default=0.0)))
 
 
-def _looked(policy: Policy, other: Supplied, one: Witness, taken: float) -> Witness:
-    """Look at the newest load of a witness: has it risen, or may it have done so before it fell, while unheard?"""
+def _looked(policy: Policy, each: Supplied, other: Supplied, one: Witness, taken: float) -> Witness:
+    """Look at the newest load of a witness: has it risen, or may it have done so before it fell, while unheard?
+
+    taken: what it takes over when `each`, the silent one, ends.
+    """
     reading, previous, newest = other.feed.reading, other.feed.previous, _told(policy, other)
     if reading is None or newest <= 0.0:
         return one
     rise = max(_RISE * taken, _LEAST_RISE)
     unseen = previous is not None and reading.at_s - previous.at_s > _GAP_S
     risen = newest > one.least + rise or (unseen and newest < one.least - rise)
-    if newest >= one.least and not risen:
+    took = one.took or (each.feed.supply is Supply.BATTERY and _moved(policy, each, reading, newest - one.least, taken))
+    if newest >= one.least and not risen and took is one.took:
         return one
-    return replace(one, least=min(one.least, newest), risen=one.risen or risen)
+    return replace(one, least=min(one.least, newest), risen=one.risen or risen, took=took)
+
+
+def _moved(policy: Policy, each: Supplied, reading: Reading, rise: float, taken: float) -> bool:
+    """Say whether a rise of a witness's load is what the silent one carried. A host that draws more rises otherwise.
+
+    Its size must fit, and its time: at the last word of the silent one, or when its battery is used up.
+    """
+    last = each.feed.reading
+    if last is None or taken < _LEAST_RISE or not _MOVED[0] * taken <= rise <= _MOVED[1] * taken:
+        return False
+    left = each.battery.left
+    return reading.at_s - last.at_s <= _MOVED_S or (left is not None and usable(policy, left) <= 0.0)
 
 
 def _taken(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, one: Witness) -> float:

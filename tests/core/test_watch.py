@@ -473,3 +473,54 @@ def test_a_stored_watch_that_cannot_be_true_is_dropped(wrong: Watch) -> None:
     assert dropped == ("a.watch", "b.watch")
     assert step(ONE_OF_TWO, read, says(101.0, "b", "utility")).state.upses
     assert sane(state, 100.0) == (state, ())
+
+
+# --- One that has ended, and whose load has moved --------------------------------------------------------------------
+
+
+def one_on_battery(
+    load: float, *, dies_s: float, until_s: float, host: Callable[[float], float] = lambda _: 1.0, alive: bool = False
+) -> State:
+    """Play A on battery from 10 s on and silent from dies_s on; B has utility. load: of each of them, in percent.
+
+    host: a factor of both loads. alive: A is only silent, with a battery that lasts.
+    """
+    state, at_s, lasts_s = restore(ONE_OF_TWO, None, 0.0).state, 0.0, 2000.0 if alive else dies_s - 10.0
+    while at_s < until_s:
+        share = max(0.0, min(1.0, 1.0 - (at_s - 10.0) / lasts_s))
+        now = load * host(at_s)
+        if at_s < dies_s:
+            word = "battery" if at_s >= 10.0 else "utility"
+            reading = says(at_s, "a", word, load_pct=now, charge_pct=100.0 * share, runtime_s=lasts_s * share)
+            state = entered(ONE_OF_TWO, state, reading)
+        elif at_s >= dies_s + 3.0:
+            state = entered(ONE_OF_TWO, state, lost(at_s, "a"))
+        moved = at_s >= dies_s and not alive
+        state = entered(ONE_OF_TWO, state, says(at_s + 0.5, "b", "utility", load_pct=now * (2.0 if moved else 1.0)))
+        at_s += 1.0
+    return state
+
+
+@pytest.mark.parametrize("load", [25.0, 34.0, 38.0, 49.0])
+@pytest.mark.parametrize("until_s", [402.0, 410.0, 2400.0])
+def test_a_load_that_has_moved_counts_once(load: float, until_s: float) -> None:
+    """A's battery runs dry, and B carries everything on utility: that is utility, whether A answers again or not."""
+    state = one_on_battery(load, dies_s=400.0, until_s=until_s)
+    assert (state.feed.supply, [each.overloaded for each in state.upses]) == (Supply.UTILITY, [False, False])
+
+
+def test_what_one_cannot_carry_alone_is_no_utility() -> None:
+    """B is above its rating when A ends: a pause that cures it must not bring training back."""
+    paused = one_on_battery(62.0, dies_s=400.0, until_s=900.0, host=lambda at_s: 1.0 if at_s < 100.0 else 0.4)
+    assert paused.feed.supply is Supply.BATTERY
+
+
+@pytest.mark.parametrize("factor", [1.4, 2.0, 2.6])
+def test_a_host_that_draws_more_is_no_load_that_has_moved(factor: float) -> None:
+    """A is silent and lives, and half a minute later the host draws more: when A ends, B would be overloaded."""
+    state = one_on_battery(
+        38.0, dies_s=400.0, until_s=450.0, host=lambda at_s: factor if at_s >= 430.0 else 1.0, alive=True
+    )
+    b = feeds.of(state, "b")
+    assert b is not None
+    assert b.overloaded
