@@ -14,7 +14,7 @@ import math
 
 from powerguard.core import battery as learning
 from powerguard.core.frozen import replace
-from powerguard.core.learned import BatteryModel
+from powerguard.core.learned import BatteryModel, TauPoint
 from powerguard.core.model import Battery, Feed
 from powerguard.core.policy import Policy
 from powerguard.core.readings import ON_UTILITY, OutputSource, Reading
@@ -34,6 +34,12 @@ UTILITY_ACCOUNT_S = 10.0
 """On utility nothing moves fast: the account is brought up to date this often."""
 _NOTHING_SEEN = frozenset((OutputSource.OFF, OutputSource.UNKNOWN))
 _PHYSICS, _GRAIN = 3.0, 0.005
+AGREED_S = 20.0
+"""For this long all three terms must say more than is held to be left on battery, before a fall counts as a glitch."""
+_AGREED = 0.05
+_ALMOST_FULL = 0.9
+_PRESUMED = 0.5
+"""Share of a full charge that counts as used while no charge has been reported."""
 
 
 def table(policy: Policy, battery: Battery) -> tuple[tuple[float, float], ...]:
@@ -78,33 +84,37 @@ def advance(policy: Policy, battery: Battery, now_s: float, *, draining: bool, l
     """Bring the account up to `now_s` without a reading: dead reckoning of every term."""
     if now_s <= battery.at_s:
         return battery
-    at_s, used, gauge, charged, left = _reckoned(policy, battery, now_s, draining=draining, load=load)
-    return replace(battery, at_s=at_s, used=used, gauge=gauge, charged=charged, left=left)
+    return _reckoned(policy, battery, now_s, draining=draining, load=load)
 
 
-_Terms = tuple[float, float | None, float | None, float | None, float | None]  # at_s, used, gauge, charged, left
-
-
-def _reckoned(policy: Policy, battery: Battery, now_s: float, *, draining: bool, load: float | None) -> _Terms:
-    """Return what becomes of the terms of a battery until `now_s`. load: what drains it; None: as it was told last."""
-    used, gauge, charged, left = battery.used, battery.gauge, battery.charged, battery.left
+def _reckoned(policy: Policy, battery: Battery, now_s: float, *, draining: bool, load: float | None) -> Battery:
+    """Return the battery at `now_s`, its terms by dead reckoning. load: what drains it; None: the load told last."""
     gone_s = now_s - battery.at_s
     if gone_s <= 0.0:
-        return battery.at_s, used, gauge, charged, left
+        return battery
+    used = battery.used
     if used is not None and not draining:
         used = max(0.0, used - battery.health * gone_s / learning.recharge_s(policy, battery.model))
     elif used is not None and (points := table(policy, battery)):
         drain = gone_s / tau_s(points, load_of(battery) if load is None else load)
-        used = used + drain if used + drain < 1.0 else 1.0
-        gauge, charged, left = _less(gauge, drain), _less(charged, drain), _less(left, drain)
-    return now_s, used, gauge, charged, left
+        return replace(
+            battery,
+            at_s=now_s,
+            used=used + drain if used + drain < 1.0 else 1.0,
+            gauge=_less(battery.gauge, drain),
+            charged=_less(battery.charged, drain),
+            low_left=_less(battery.low_left, drain),
+            unflagged=_less(battery.unflagged, drain),
+            left=_less(battery.left, drain),
+        )
+    return replace(battery, at_s=now_s, used=used)
 
 
 def _less(term: float | None, drain: float) -> float | None:
     return None if term is None else term - drain if term > drain else 0.0
 
 
-def _caught_up(policy: Policy, battery: Battery, feed: Feed, reading: Reading, *, drained: bool) -> _Terms:
+def _caught_up(policy: Policy, battery: Battery, feed: Feed, reading: Reading, *, drained: bool) -> Battery:
     """Bring the account up to this reading. A gap in the readings counts at the larger load of its two ends."""
     load, now_load = told_load(policy, reading), load_of(battery)
     seen_at_s = battery.at_s if feed.previous is None else feed.previous.at_s
@@ -127,26 +137,22 @@ def enter(
     """
     load, before = told_load(policy, reading), battery
     drained = draining if drained is None else drained
-    at_s, used, gauge, charged, left = _caught_up(policy, battery, feed, reading, drained=drained)
+    battery = _caught_up(policy, battery, feed, reading, drained=drained)
+    used = battery.used
     if not draining and reading.output_source in _NOTHING_SEEN and before.used is not None:
         # Nobody says that there is anything to recharge from.
         used = max(before.used, used or 0.0)
-    step_at_s, averaged = battery.step_at_s, battery.load
-    if load is not None:
-        if averaged is None:
-            averaged = load
-        elif abs(load - averaged) > LOAD_STEP:
-            averaged, step_at_s = load, reading.at_s
-        else:
-            averaged += 0.2 * (load - averaged)
+    averaged, step_at_s = _averaged(before, load, reading.at_s)
     charge = learning.charge_of(reading)
     health = learning.health(policy, battery.model, reading.at_s, replace_battery=reading.replace_battery)
-    tau_point = battery.tau_point
-    if (not draining or tau_point is None) and not policy.runtime_table and reading.runtime_s:
-        tau_point = (max(1.0 if averaged is None else averaged, LOAD_FLOOR), reading.runtime_s / (charge or 1.0))
-    if used is None:
+    presumed, left, model = battery.presumed, _bound(battery), battery.model
+    if charge is not None and (used is None or presumed):
         # A gauge that counts against the nameplate tells more than there is; only what we saw ourselves is sure.
-        used = 0.5 * health if charge is None else min(health, 1.0 - charge)
+        used = _begun(battery, health, charge, used, draining=draining)
+        # What was left by the presumption bounds nothing, and a discharge that began with it measures no health.
+        presumed, left, model = False, None, replace(model, discharge=None)
+    elif used is None:
+        used, presumed = _PRESUMED * health, True
     elif charge is not None and not draining:
         # Nobody was there while the host was off; the charge told now bounds what that time can have put back.
         # One odd charge is a glitch: what it says of the past counts when a second reading says it too.
@@ -156,28 +162,72 @@ def enter(
     fell, away_charge = _fallen_while_away(battery, feed, charge)
     used = used + fell if used + fell < 1.0 else 1.0
     steady = step_at_s is None or reading.at_s - step_at_s >= SMOOTHING_S
-    model = _learned(policy, before, feed, reading, draining=draining, used=used, load=averaged, steady=steady)
     battery = replace(
         battery,
-        at_s=reading.at_s if reading.at_s > at_s else at_s,
+        at_s=max(reading.at_s, battery.at_s),
         used=used,
-        gauge=gauge,
-        left=left,
+        presumed=presumed,
+        unflagged=left,
+        left=None,
         away_s=0.0,
         away_charge=away_charge,
         # On battery a term that falls silent goes on by dead reckoning; on utility it is simply not known.
-        charged=health * charge if charge is not None else charged if draining else None,
+        charged=health * charge if charge is not None else battery.charged if draining else None,
         load=averaged,
         step_at_s=step_at_s,
         health=health,
-        tau_point=tau_point,
-        model=model,
+        model=_learned(
+            policy, before, model, feed, reading, draining=draining, used=used, load=averaged, steady=steady
+        ),
     )
-    battery = _left(policy, before, battery, feed, reading, draining=draining)
-    if battery.suspect is not None:
-        # A silent reading must not repeat by dead reckoning what only one has said.
-        battery = replace(battery, gauge=gauge, charged=charged)
-    return battery
+    battery = _reported_tau(policy, battery, feed, reading, charge, draining=draining)
+    return _left(policy, before, battery, feed, reading, draining=draining)
+
+
+def _averaged(battery: Battery, load: float | None, at_s: float) -> tuple[float | None, float | None]:
+    """Return the load averaged over its steps, and when it last made one. load: of this reading."""
+    if load is None or battery.load is None:
+        return battery.load if load is None else load, battery.step_at_s
+    if abs(load - battery.load) > LOAD_STEP:
+        return load, at_s
+    return battery.load + 0.2 * (load - battery.load), battery.step_at_s
+
+
+def _reported_tau(
+    policy: Policy, battery: Battery, feed: Feed, reading: Reading, charge: float | None, *, draining: bool
+) -> Battery:
+    """Learn what a full battery lasts from a reported runtime, where the settings have no table.
+
+    A figure on utility that the first readings on battery contradict many times over was never true (a counter at its
+    ceiling). Taken for one, it would make the first true runtime look like an empty battery.
+    """
+    if policy.runtime_table or not reading.runtime_s:
+        return battery
+    told = (max(load_of(battery), LOAD_FLOOR), reading.runtime_s / (charge or 1.0))
+    if not draining:
+        return battery if learning.is_denied(policy, battery.model, *told) else replace(battery, tau_point=told)
+    if battery.tau_point is None:
+        return replace(battery, tau_point=told)
+    before = feed.previous
+    if charge is None or charge < _ALMOST_FULL or before is None or not before.runtime_s:
+        return battery
+    claimed_s = tau_s(table(policy, battery), told[0])
+    if learning.MANY_TIMES * max(told[1], before.runtime_s / charge) > claimed_s:
+        return battery
+    model = replace(
+        battery.model, points=(), denied=TauPoint(load=told[0], tau_s=told[1], at_s=reading.at_s), discharge=None
+    )
+    # What was counted in shares of the wrong battery is not known; it has been on battery for some seconds only.
+    return replace(battery, tau_point=told, model=model, used=min(battery.used or 0.0, 1.0 - charge), unflagged=None)
+
+
+def _begun(battery: Battery, health: float, charge: float, used: float | None, *, draining: bool) -> float:
+    """Return the energy used, at the first charge that is reported: an upsd whose driver starts reports none at first.
+
+    used: as presumed until now, with what was drained since. On battery that part counts on, whatever the charge says.
+    """
+    told = min(health, 1.0 - charge)
+    return told if used is None or not draining else max(told, used - _PRESUMED * battery.health)
 
 
 def _fallen_while_away(battery: Battery, feed: Feed, charge: float | None) -> tuple[float, float | None]:
@@ -194,6 +244,7 @@ def _fallen_while_away(battery: Battery, feed: Feed, charge: float | None) -> tu
 def _learned(
     policy: Policy,
     before: Battery,
+    model: BatteryModel,
     feed: Feed,
     reading: Reading,
     *,
@@ -203,7 +254,6 @@ def _learned(
     steady: bool,
 ) -> BatteryModel:
     """Learn from this reading. What a discharge has taught counts from the next reading on utility."""
-    model = before.model
     if draining:
         seen_at_s = reading.at_s if feed.previous is None else feed.previous.at_s
         low = feed.low_battery_at_s is not None
@@ -219,9 +269,10 @@ def _learned(
 def _left(
     policy: Policy, before: Battery, battery: Battery, feed: Feed, reading: Reading, *, draining: bool
 ) -> Battery:
+    """Enter what is left: the smallest term, which never rises on battery, and what a low-battery flag permits."""
     points = table(policy, battery)
     if not points:
-        return replace(battery, left=None, gauge=None)
+        return replace(battery, left=None, unflagged=None, gauge=None, low_left=None, suspect=None, higher_since_s=None)
     tau_now_s = tau_s(points, load_of(battery))
     gauge = battery.gauge
     smoothing = battery.step_at_s is not None and reading.at_s - battery.step_at_s < SMOOTHING_S
@@ -230,33 +281,49 @@ def _left(
         gauge = reading.runtime_s / tau_now_s
     elif not draining:
         gauge = None
-    low_load, cap = battery.low_load, math.inf
-    if feed.low_battery_at_s is None:
-        low_load = None
-    elif draining:
-        low_load = load_of(battery) if low_load is None else low_load
-        cap_s = max(0.0, policy.low_battery_s - (reading.at_s - feed.low_battery_at_s))
-        if not _low_battery_is_doubted(battery, reading, cap_s, tau_now_s):
-            cap = cap_s / tau_s(points, low_load)
-    left, charged, suspect = battery.health - (battery.used or 0.0), battery.charged, None
-    if gauge is not None and gauge < left:
-        left = gauge
-    if charged is not None and charged < left:
-        left = charged
-    left = max(left, 0.0)
-    if draining and before.left is not None and battery.left is not None:
+    low_left = None
+    if draining and feed.low_battery_at_s is not None:
+        seconds = max(0.0, policy.low_battery_s - (reading.at_s - feed.low_battery_at_s))
+        low_left = seconds / tau_now_s if battery.low_left is None else battery.low_left
+    own = battery.health - (battery.used or 0.0)
+    left, suspect, higher_since_s = max(0.0, min(_told(own, gauge, battery.charged))), None, None
+    bound = _bound(before)
+    if draining and bound is not None and battery.unflagged is not None:
         # A fall faster than the load explains counts only when the next reading repeats it: gauges glitch.
-        allowed = before.left - _PHYSICS * (reading.at_s - before.at_s) / tau_now_s - _GRAIN
+        allowed = bound - _PHYSICS * (reading.at_s - before.at_s) / tau_now_s - _GRAIN
         if left < allowed and (battery.suspect is None or left > battery.suspect + _GRAIN):
-            left, suspect = battery.left, left
-        left = min(left, battery.left)
-    # Low battery has been told by two readings already: what it caps needs no third.
-    return replace(battery, gauge=gauge, low_load=low_load, left=min(left, cap), suspect=suspect)
+            left, suspect = battery.unflagged, left
+        if left > battery.unflagged + _AGREED and None not in (reading.runtime_s, reading.charge_pct):
+            higher_since_s = reading.at_s if battery.higher_since_s is None else battery.higher_since_s
+        if higher_since_s is None or reading.at_s - higher_since_s < AGREED_S:
+            left = min(left, battery.unflagged)
+    unflagged = left
+    # Low battery has been told by two readings already: what it permits needs no third.
+    if low_left is not None and not _low_battery_is_doubted(battery, reading, low_left, tau_now_s):
+        left = min(left, low_left)
+    if suspect is None:
+        battery = replace(battery, gauge=gauge)
+    else:
+        # A silent reading must not repeat by dead reckoning what only one has said.
+        reckoned = _caught_up(policy, before, feed, reading, drained=draining)
+        battery = replace(battery, gauge=reckoned.gauge, charged=reckoned.charged)
+    return replace(
+        battery, low_left=low_left, left=left, unflagged=unflagged, suspect=suspect, higher_since_s=higher_since_s
+    )
 
 
-def _low_battery_is_doubted(battery: Battery, reading: Reading, cap_s: float, tau_now_s: float) -> bool:
+def _bound(battery: Battery) -> float | None:
+    """Return what is left without a low-battery flag; a state without that figure has it in `left`."""
+    return battery.left if battery.unflagged is None else battery.unflagged
+
+
+def _told(*terms: float | None) -> list[float]:
+    return [term for term in terms if term is not None]
+
+
+def _low_battery_is_doubted(battery: Battery, reading: Reading, low_left: float, tau_now_s: float) -> bool:
     """Charge, reported runtime and our own account all contradict a low-battery flag clearly."""
-    own_s = (battery.health - (battery.used or 0.0)) * tau_now_s
-    told_s = -1.0 if reading.runtime_s is None else reading.runtime_s
+    own = battery.health - (battery.used or 0.0)
+    told = -1.0 if reading.runtime_s is None else reading.runtime_s / tau_now_s
     charged = reading.charge_pct is not None and reading.charge_pct >= 50.0
-    return charged and told_s > 2 * cap_s and own_s > 2 * cap_s
+    return charged and told > 2 * low_left and own > 2 * low_left

@@ -21,6 +21,8 @@ AGING = 0.10
 """Points of health that are lost in a year."""
 DEPTH = 0.25
 """Least energy of a discharge that says anything about health, as a share of a full new battery."""
+MANY_TIMES = 5.0
+"""A runtime on utility that is so many times what the first readings on battery say was never true."""
 STEEP = 1.5
 """Seconds of reported runtime that go by in one second, above which the runtime was a fiction."""
 SLOPE_WINDOW_S = 120.0
@@ -89,6 +91,7 @@ def shifted(model: BatteryModel, shift_s: float) -> BatteryModel:
         model,
         health=None if model.health is None else replace(model.health, at_s=model.health.at_s + shift_s),
         points=tuple(replace(point, at_s=point.at_s + shift_s) for point in model.points),
+        denied=None if model.denied is None else replace(model.denied, at_s=model.denied.at_s + shift_s),
         discharge=None,
         recharge=None if model.recharge is None else replace(model.recharge, since_s=model.recharge.since_s + shift_s),
         replaced_at_s=None if model.replaced_at_s is None else model.replaced_at_s + shift_s,
@@ -114,8 +117,18 @@ def learn_on_utility(
     elif model.recharge is not None and charge is not None and charge >= _FULL_CHARGE:
         model = replace(model, recharge_s=_recharged(model, charge, reading.at_s), recharge=None)
     if load is not None and settled and charge is not None and charge >= _FULL_CHARGE and reading.runtime_s:
-        model = _with_point(model, load, reading.runtime_s / charge, reading.at_s)
+        told_s = reading.runtime_s / charge
+        if not is_denied(policy, model, load, told_s):
+            model = _with_point(model, load, told_s, reading.at_s)
     return model
+
+
+def is_denied(policy: Policy, model: BatteryModel, load: float, told_s: float) -> bool:
+    """Say whether an earlier outage has shown that a full battery lasts nowhere near `told_s` at this load."""
+    if policy.runtime_table or model.denied is None:
+        return False
+    most_s = MANY_TIMES * model.denied.tau_s
+    return told_s > most_s and told_s * load > most_s * model.denied.load
 
 
 def learn_on_battery(

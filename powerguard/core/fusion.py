@@ -185,8 +185,10 @@ def _supply(feed: Feed, reading: Reading, together: Together | None = None) -> F
         since_s = reading.at_s
     low_at_s = None
     if supply is _BATTERY or reading.calibrating:
-        low_at_s = feed.low_battery_at_s
-        if low_at_s is None and _is_low(reading) and last is not None and _is_low(last):
+        # Two readings raise it, and two that do not say it withdraw it: a load that has fallen clears an early flag.
+        both = (_is_low(reading), _is_low(reading if last is None else last))
+        low_at_s = None if both == (False, False) else feed.low_battery_at_s
+        if low_at_s is None and last is not None and both == (True, True):
             low_at_s = reading.at_s
     return replace(
         feed,

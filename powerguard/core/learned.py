@@ -65,7 +65,8 @@ class BatteryModel:
     """What has been learned of one UPS's battery. None and empty: nothing yet, the settings or defaults hold.
 
     points: runtime by load, ascending, one for each 5 % of load. recharge_s: from empty to full.
-    replaced_at_s: since when this battery is in place, by the operator's word.
+    replaced_at_s: since when this battery is in place, by the operator's word. denied: what a full battery really lasts
+    at a load where the UPS's figure on utility was many times as much; such figures are not learned again.
     """
 
     health: Health | None = None
@@ -74,6 +75,7 @@ class BatteryModel:
     discharge: Discharge | None = None
     recharge: Recharge | None = None
     replaced_at_s: float | None = None
+    denied: TauPoint | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

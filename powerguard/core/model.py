@@ -68,15 +68,19 @@ class Battery:
     """Our own account of the battery's energy, in shares of a full new battery (DESIGN 4.2).
 
     used: taken out and not yet put back; survives restarts and boots.
+    presumed: no charge has been reported yet, so `used` began at half a charge; the first charge begins it again.
     gauge, charged: what reported runtime and charge say is left; None until told. Dead-reckoned when silent.
-    left: the smallest of the three; never rises on battery. None: neither runtime nor a table is known.
+    left: the smallest of the three, and of what a low-battery flag permits. None: neither runtime nor a table is known.
+    unflagged: the same without the flag; on battery it rises only when all three have said more for 20 s.
+    higher_since_s: since when they do.
     load: share of the rating, averaged over steps of the load; None until told.
     step_at_s: when the load last made a step of more than 5 %: the UPS's own runtime lags for 20 s after.
     suspect: a fall faster than physics that waits for a second reading.
     health: share of a new battery's energy that a full charge holds.
     tau_point: (load, seconds) of a full battery derived from a reading on utility, where there is no table.
     composed: runtime table of several batteries that feed one host together; empty for one.
-    low_load: load when low battery rose: its seconds count at that load.
+    low_left: energy that a low-battery flag permits: its seconds at the load at which it rose, less what was drained
+        since; None while no flag is up.
     away_s: wall seconds for which the host was off; they may have recharged it, if the charge says so too.
     away_charge: the charge before that; what it has fallen by meanwhile was used. None once two readings have told.
     model: what has been learned of it.
@@ -84,6 +88,7 @@ class Battery:
 
     at_s: float = 0.0
     used: float | None = None
+    presumed: bool = False
     gauge: float | None = None
     charged: float | None = None
     left: float | None = None
@@ -93,7 +98,9 @@ class Battery:
     health: float = 0.75
     tau_point: tuple[float, float] | None = None
     composed: tuple[tuple[float, float], ...] = ()
-    low_load: float | None = None
+    low_left: float | None = None
+    unflagged: float | None = None
+    higher_since_s: float | None = None
     away_s: float = 0.0
     away_charge: float | None = None
     model: BatteryModel = field(default_factory=BatteryModel)

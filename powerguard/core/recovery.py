@@ -147,6 +147,7 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
             away_charge=charge,
             at_s=now_s,
             used=battery.used,
+            presumed=battery.presumed,
             health=battery.health,
             tau_point=battery.tau_point,
             model=learning.shifted(battery.model, shift_s),

@@ -106,7 +106,8 @@ def _battery(battery: Battery, where: str, latest_s: float, dropped: Drops) -> B
         "charged": (0.0, 1.0),
         "left": (0.0, 1.0),
         "load": (0.0, _MOST_LOAD),
-        "low_load": (0.0, _MOST_LOAD),
+        "low_left": (0.0, 1e4),
+        "unflagged": (0.0, 1.0),
         "suspect": (0.0, 1.0),
         "away_charge": (0.0, 1.0),
     }
@@ -115,6 +116,9 @@ def _battery(battery: Battery, where: str, latest_s: float, dropped: Drops) -> B
     if not 0.0 <= battery.health <= 1.0:
         changes["health"] = Battery().health
         wrong.append("health")
+    if battery.higher_since_s is not None and battery.higher_since_s > latest_s:
+        changes["higher_since_s"] = None
+        wrong.append("higher_since_s")
     point = battery.tau_point
     if point is not None and not (_within(point[0], 0.0, _MOST_LOAD) and _within(point[1], 1.0, LONGEST_TAU_S)):
         changes["tau_point"] = None
@@ -140,6 +144,9 @@ def _model(model: BatteryModel, where: str, latest_s: float, dropped: Drops) -> 
     points = tuple(p for p in model.points if 0.0 < p.load <= _MOST_LOAD and 1.0 <= p.tau_s <= LONGEST_TAU_S)
     if points != model.points:
         changes["points"] = points
+    denied = model.denied
+    if denied is not None and not (0.0 < denied.load <= _MOST_LOAD and 1.0 <= denied.tau_s <= LONGEST_TAU_S):
+        changes["denied"] = None
     if not _within(model.recharge_s, _SHORTEST_RECHARGE_S, _LONGEST_RECHARGE_S):
         changes["recharge_s"] = None
     if discharge is not None and not (

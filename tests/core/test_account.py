@@ -384,16 +384,30 @@ def test_on_battery_the_discharge_is_followed(gap_s: float, *, whole: bool) -> N
 # --- Low battery --------------------------------------------------------------------------------------------------
 
 
-def test_from_low_battery_on_the_gauge_counts_for_120_s_at_the_load_of_that_moment() -> None:
+def test_low_battery_counts_as_energy_at_the_load_at_which_it_rose() -> None:
+    """120 s at 75 % of the rating are a third of this battery; a pause makes what is left of it last longer."""
     last = reading(100.0)
     low = entered(KNOWN, reading(101.0, load_pct=75.0, runtime_s=178.0), last, low_at_s=101.0)
-    assert (low.left, low.low_load, low.suspect) == (near(120.0 / 360.0), 0.75, None)
-    later = entered(low, reading(111.0, load_pct=45.0, runtime_s=400.0), reading(110.0), low_at_s=101.0)
-    assert later.left == near(110.0 / 360.0), "at the load of that moment, not at the paused one"
+    assert (low.left, low.low_left, low.suspect) == (near(120.0 / 360.0), near(120.0 / 360.0), None)
+    later = entered(low, reading(111.0, load_pct=50.0, runtime_s=400.0), reading(110.0), low_at_s=101.0)
+    assert later.left == near(110.0 / 360.0)
+    paused = entered(later, reading(114.0, load_pct=50.0, runtime_s=397.0), reading(111.0), low_at_s=101.0)
+    assert paused.left == near(110.0 / 360.0 - 3.0 / 540.0)
     spent = entered(low, reading(300.0, load_pct=75.0, runtime_s=100.0), reading(299.0), low_at_s=101.0)
     assert spent.left == 0.0
-    over = entered(low, reading(102.0, load_pct=75.0, runtime_s=100.0), last, low_at_s=None)
-    assert over.low_load is None
+    late = entered(KNOWN, reading(161.0, load_pct=75.0, runtime_s=178.0), reading(160.0), low_at_s=101.0)
+    assert late.low_left == near(60.0 / 360.0), "seen for the first time a minute after it rose"
+
+
+def test_low_battery_that_is_withdrawn_bounds_nothing() -> None:
+    """Raised at a high load, cleared by two readings: our account, the charge and the runtime count again."""
+    low = entered(KNOWN, reading(101.0, load_pct=75.0, runtime_s=178.0), reading(100.0), low_at_s=101.0)
+    assert low.unflagged is not None
+    assert low.unflagged > 0.4
+    over = entered(low, reading(102.0, load_pct=75.0, runtime_s=177.0), reading(101.0), low_at_s=None)
+    assert over.low_left is None
+    assert over.left == near(over.unflagged or 0.0)
+    assert over.left == pytest.approx(low.unflagged, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -515,3 +529,87 @@ def test_off_takes_nothing_either() -> None:
         KNOWN, reading(136.0, output_source=OutputSource.OFF, load_pct=75.0), reading(100.0), drained=True
     )
     assert drained.used == near(0.2), "what was drained before it stays drained"
+
+
+# --- What was presumed, and glitches --------------------------------------------------------------------------------
+
+
+def first_readings(*told: dict[str, Any], on_battery: bool = False) -> Battery:
+    """Enter these readings, one a second, at a daemon that knows nothing."""
+    battery, last = Battery(at_s=100.0), None
+    for at_s, fields in enumerate(told, start=101):
+        now = reading(float(at_s), on_battery=on_battery, **fields)
+        battery, last = entered(battery, now, last), now
+    return battery
+
+
+@pytest.mark.parametrize("silent", [1, 3, 100])
+def test_the_account_begins_with_the_first_charge(silent: int) -> None:
+    """An upsd whose driver starts has no charge for a second: that is no half battery for hours."""
+    battery = first_readings(*[{"load_pct": 75.0}] * silent)
+    assert (battery.presumed, battery.used) == (True, pytest.approx(0.375, abs=0.01))
+    battery = first_readings(*[{"load_pct": 75.0}] * silent, {"load_pct": 75.0, "charge_pct": 100.0})
+    assert (battery.presumed, battery.used, battery.left) == (False, 0.0, 0.75)
+
+
+def test_on_battery_what_was_drained_counts_beside_the_first_charge() -> None:
+    """A gauge that says 100 % does not give back what ten seconds on battery have taken."""
+    battery = first_readings(*[{"load_pct": 75.0}] * 11, {"load_pct": 75.0, "charge_pct": 100.0}, on_battery=True)
+    assert battery.used == pytest.approx(11.0 / 360.0, abs=1e-6)
+    assert battery.left == pytest.approx(0.75 - 11.0 / 360.0, abs=1e-6)
+
+
+def outage(*runtimes_s: float, charge_pct: float = 90.0) -> list[Battery]:
+    """Play a battery with these reported runtimes, one a second, after some minutes in which all was well."""
+    battery, last, out = KNOWN, reading(100.0, runtime_s=600.0, charge_pct=charge_pct, load_pct=75.0), []
+    for at_s, runtime_s in enumerate(runtimes_s, start=101):
+        now = reading(float(at_s), runtime_s=runtime_s, charge_pct=charge_pct, load_pct=75.0)
+        battery, last = entered(battery, now, last), now
+        out.append(battery)
+    return out
+
+
+def test_a_glitch_of_several_readings_is_forgiven_when_all_three_terms_agree_again() -> None:
+    """600, 60, 60, 60, 600: believed while it lasts, and 20 s after charge, runtime and account say more again."""
+    story = outage(600.0, 60.0, 60.0, 60.0, *[600.0] * 30)
+    assert story[3].left == pytest.approx(60.0 / 360.0, abs=0.01)
+    assert story[3 + 19].left == pytest.approx(60.0 / 360.0, abs=0.07)
+    assert story[-1].left == near(story[-1].health - (story[-1].used or 0.0))
+
+
+def test_a_fall_that_the_charge_repeats_is_no_glitch() -> None:
+    """Without a charge, or with one that has fallen too, a runtime that rises again gives nothing back."""
+    battery, last = outage(600.0, 60.0, 60.0, 60.0)[-1], reading(104.0, runtime_s=60.0, charge_pct=90.0)
+    silent, low = battery, battery
+    for at_s in range(105, 150):
+        silent = entered(silent, reading(float(at_s), runtime_s=600.0), last)
+        low = entered(low, reading(float(at_s), runtime_s=600.0, charge_pct=20.0), last)
+    assert (silent.left or 0.0) < 60.0 / 360.0
+    assert (low.left or 0.0) < 60.0 / 360.0
+
+
+def gauged(on_utility_s: float, on_battery_s: float, charge_pct: float = 99.0, **how: Any) -> Battery:  # noqa: ANN401
+    """Play five minutes on utility and ten seconds on battery, without a table, with these reported runtimes."""
+    policy = how.pop("policy", BLIND)
+    battery, last = Battery(), None
+    for at_s in range(300):
+        now = reading(float(at_s), on_battery=False, runtime_s=on_utility_s, charge_pct=100.0, load_pct=40.0)
+        battery, last = entered(battery, now, last, policy=policy), now
+    for at_s in range(300, 310):
+        now = reading(float(at_s), runtime_s=on_battery_s - (at_s - 300), charge_pct=charge_pct, load_pct=40.0)
+        battery, last = entered(battery, now, last, policy=policy), now
+    return battery
+
+
+def test_a_runtime_that_the_first_readings_on_battery_contradict_was_never_true() -> None:
+    """18 hours on utility, one on battery at 99 %: an hour is left, and not five hundredths of a battery."""
+    battery = gauged(65520.0, 3600.0)
+    assert battery.left == pytest.approx(0.74, abs=0.02)
+    assert account.tau_s(account.table(BLIND, battery), 0.4) == pytest.approx(3600.0 / 0.99, rel=0.02)
+    back = entered(battery, reading(400.0, on_battery=False, runtime_s=65520.0, charge_pct=99.0, load_pct=40.0))
+    assert account.tau_s(account.table(BLIND, back), 0.4) == pytest.approx(3600.0 / 0.99, rel=0.02), "not learned again"
+
+
+def test_a_runtime_that_falls_with_the_charge_is_believed() -> None:
+    assert gauged(3600.0, 300.0, charge_pct=60.0).left == pytest.approx(291.0 / 3600.0, abs=0.01)
+    assert gauged(3600.0, 1800.0).left == pytest.approx(0.5, abs=0.01)

@@ -341,7 +341,9 @@ def test_the_latch_field_by_field() -> None:
 def test_a_blind_latch_knows_what_low_battery_leaves(low_at_s: float, grade: Grade) -> None:
     """120 s from its rise: 110 for the full stop, 45 for the short one."""
     state = ready(battery=Battery(at_s=99.0))
-    state = replace(state, feed=replace(state.feed, low_battery_at_s=low_at_s))
+    assert state.feed.reading is not None
+    low = replace(state.feed.reading, low_battery=True)
+    state = replace(state, feed=replace(state.feed, low_battery_at_s=low_at_s, reading=low))
     answer = on(state, 100.0, policy=make_policy([f"boot_id={POLICY.boot_id}"]))
     assert isinstance(answer.state.phase, Shutdown)
     assert answer.state.phase.because == "blind: low_battery"
