@@ -10,7 +10,17 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from powerguard.core.readings import OutputSource
-from powerguard.profiles.lines import MOST_LINES, SATURATED, Beside, Line, lacking, line_of, said
+from powerguard.profiles.lines import (
+    CEILINGS,
+    CEILINGS_MIN,
+    MOST_LINES,
+    SATURATED,
+    Beside,
+    Line,
+    lacking,
+    line_of,
+    said,
+)
 from powerguard.profiles.places import Condition, Number, OidText, Span
 from powerguard.profiles.schema import BatteryStatusSource, NumberSource, OutputSourceSource, Profile
 from powerguard.profiles.values import Answer, Missing, Oid, parts
@@ -211,6 +221,7 @@ class StateAt:
     oid: str
     is_column: bool
     test: Test
+    defined: Test | None
     when: Test | None
 
 
@@ -369,6 +380,14 @@ def _beside(place: str, source: NumberSource, besides: Sequence[Beside]) -> tupl
     return tuple(one for one in besides if one.column != place and one.column.rpartition(".")[0] == table)
 
 
+def _none(name: str, source: NumberSource) -> frozenset[Number]:
+    """Return the raw numbers that mean "not measured": the profile's own, and for a runtime every full counter."""
+    none: frozenset[Number] = frozenset(value for value in source.none if not isinstance(value, tuple))
+    if name != "runtime_s":
+        return none
+    return none | CEILINGS | (CEILINGS_MIN if source.unit == "min" else frozenset())
+
+
 def _number(profile: Profile, name: str, source: NumberSource, besides: Sequence[Beside]) -> NumberAt:
     place = profile.absolute(source.place)
     window = NUMBERS[name]
@@ -385,7 +404,7 @@ def _number(profile: Profile, name: str, source: NumberSource, besides: Sequence
         or_factor=None if source.or_unit is None else UNITS[source.or_unit][1],
         lowest=window.lowest if low is None else max(window.lowest, low),
         highest=window.highest if high is None else min(window.highest, high),
-        none=frozenset(value for value in source.none if not isinstance(value, tuple)),
+        none=_none(name, source),
         none_spans=tuple(value for value in source.none if isinstance(value, tuple)),
         text=source.text,
         combine=source.combine or window.combine,
@@ -402,7 +421,8 @@ def _states(profile: Profile) -> Iterator[StateAt]:
         for source in sources:
             test = _test(profile, source.place, source.is_)
             when = _condition(profile, source.when)
-            yield StateAt(state, source.object, test.oid, source.column is not None, test, when)
+            defined = _test(profile, source.place, source.of) if source.of else None
+            yield StateAt(state, source.object, test.oid, source.column is not None, test, defined, when)
 
 
 def _flags(profile: Profile) -> Iterator[Flags]:

@@ -12,6 +12,7 @@ from powerguard.core.readings import OutputSource, Reading
 from powerguard.profiles.checks import cross_check
 from powerguard.profiles.compiled import Answers, Compiled, NumberAt, Rows, compiled
 from powerguard.profiles.draft import Draft, Rejected
+from powerguard.profiles.lines import CEILINGS
 from powerguard.profiles.schema import Kind, Profile
 from powerguard.profiles.values import Missing, Oid
 from powerguard.profiles.vocabulary import (
@@ -221,8 +222,14 @@ def _decode_number(
             found.append(told)  # One answer for each profile; the next profile may contradict it.
         if found and name not in _CONTESTED:
             break
+        if told is None and name == "runtime_s" and _is_at_its_ceiling(sources, answers):
+            break  # A coarser object repeats the ceiling in its own unit, as 1092 minutes for 65535 seconds.
     if found:
         draft.numbers[name], draft.provenance[name] = found[0]
+
+
+def _is_at_its_ceiling(sources: Sequence[NumberAt], answers: Answers) -> bool:
+    return any(answers.get(source.oid) in CEILINGS for source in sources)
 
 
 def _first_told(sources: Sequence[NumberAt], answers: Answers, rows: Rows, draft: Draft) -> tuple[float, str] | None:
@@ -321,6 +328,9 @@ def _decode_yes_or_no(device: Compiled, answers: Answers, rows: Rows, draft: Dra
         for oid in oids:
             raw = answers.get(oid)
             if raw is None or isinstance(raw, Missing):
+                continue
+            if source.defined is not None and not source.defined.fits(raw):
+                draft.reject(source.state.value, oid, raw, f"{source.object} has no such value")
                 continue
             if source.state is State.REPLACE_BATTERY:
                 draft.replace_told = True

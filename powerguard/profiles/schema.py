@@ -138,9 +138,13 @@ def _check_values(source: OutputSourceSource | BatteryStatusSource) -> None:
 
 
 class StateSource(_Place):
-    """An object that says yes when its value is in `is`: numbers, [low, high] ranges or OIDs. Of a table: any row."""
+    """An object that says yes when its value is in `is`: numbers, [low, high] ranges or OIDs. Of a table: any row.
+
+    of: every value that the MIB defines. Another one is rejected and answers nothing, neither yes nor no.
+    """
 
     is_: list[int | OidText | Span] = Field(alias="is", min_length=1)
+    of: list[int | OidText | Span] = Field(default_factory=list)
 
 
 class OutletTable(Part):

@@ -10,11 +10,12 @@ from typing import Final
 from powerguard.core.readings import OutputSource, Reading
 from powerguard.profiles.checks import cross_check
 from powerguard.profiles.draft import Draft
+from powerguard.profiles.lines import CEILINGS, CEILINGS_MIN
 from powerguard.profiles.vocabulary import INPUT_GONE_V, INPUT_THERE_V, NUMBERS, REPLACE, State
 
 _DECIMAL: Final = re.compile(r"[-+]?[0-9]{1,18}(?:\.[0-9]{1,9})?")
-_SATURATED_S: Final = frozenset((65534.0, 65535.0))
-"""A 16-bit RunTimeToEmpty that is full: USB UPSes at a small load, in seconds."""
+_SATURATED_S: Final = frozenset(float(each) for each in CEILINGS) | {60.0 * each for each in CEILINGS_MIN}
+"""A 16-bit RunTimeToEmpty that is full: USB UPSes at a small load, in seconds; and cards that count in minutes."""
 
 
 def enter(draft: Draft, field: str, text: str, told_by: str, *, times: float = 1.0) -> float | None:

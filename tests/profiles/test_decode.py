@@ -14,6 +14,7 @@ from powerguard.profiles.walk import parse_walk
 
 A = "1.3.6.1.4.1.318.1.1.1"
 U = "1.3.6.1.2.1.33.1"
+XUPS = "1.3.6.1.4.1.534.1"
 PROFILES = load_profiles(None).ranked()
 MINUS_ONE_UNSIGNED = 4294967295
 
@@ -127,10 +128,27 @@ def test_apc_sentinels_are_none_and_say_why(overlay: dict[str, Any], field: str)
     assert why(decoded, field)
 
 
-@pytest.mark.parametrize("minutes", [-1, 0, 9999, 65535, MINUS_ONE_UNSIGNED])
+@pytest.mark.parametrize("minutes", [-1, 0, 1092, 9999, 15300, 65532, 65535, MINUS_ONE_UNSIGNED])
 def test_rfc1628_runtime_sentinels(minutes: int) -> None:
-    """Huawei says 2^32-1 minutes, Marathon 0 at 100 %, Socomec and Vertiv 65535, XPPC 9999: none of it is a time."""
+    """Huawei says 2^32-1 minutes, Marathon 0 at 100 %, Socomec and Vertiv 65535, XPPC 9999: none of it is a time.
+
+    1092 minutes are the 65,535 seconds of a full 16-bit counter, 15300 the 255 hours of a full byte.
+    """
     assert told("rfc1628", {f"{U}.2.3.0": minutes}).runtime_s is None
+
+
+@pytest.mark.parametrize(("seconds", "runtime_s"), [(65535, None), (65532, None), (-1, 7200.0), (None, 7200.0)])
+def test_a_full_counter_in_seconds_rejects_the_minutes_too(seconds: int | None, runtime_s: float | None) -> None:
+    """xupsBatTimeRemaining at its ceiling: RFC 1628's minutes repeat it. Where it says nothing, the minutes count."""
+    answers = walk("rfc1628", {f"{U}.2.3.0": 120, f"{XUPS}.4.5.0": 3, f"{XUPS}.2.4.0": 100, f"{XUPS}.2.1.0": seconds})
+    assert decode(PROFILES, answers).runtime_s == runtime_s
+
+
+@pytest.mark.parametrize(("raw", "told_of", "replace"), [(1, True, False), (2, True, True), (0, False, False)])
+def test_a_value_that_the_mib_does_not_define_answers_nothing(raw: int, told_of: bool, replace: bool) -> None:
+    """upsAdvBatteryReplaceIndicator knows 1 and 2. XPPC cards answer 0 in its twin: that is no "battery is good"."""
+    decoded = told("apc", {f"{A}.2.2.4.0": raw})
+    assert (decoded.replace_told, decoded.replace_battery) == (told_of, replace)
 
 
 def test_rfc1628_zero_minutes_on_battery() -> None:
