@@ -179,14 +179,9 @@ def _cut(numbers: Numbers) -> str:
 
 
 def _why_commit(because: str, numbers: Numbers) -> str:
-    reff_s, stop_s = _seconds(numbers, "reff_now_s"), _seconds(numbers, "stop_s")
+    reff_s, stop_s = _seconds(numbers, "reff_s"), _seconds(numbers, "stop_s")
     stop = f"a {numbers.get('grade')} stop takes {duration(stop_s)}"
     match because:
-        case "budget" if reff_s is not None and stop_s is not None and reff_s > stop_s + 1.0:
-            return (
-                f"at this load the battery lasts {duration(reff_s)} more, too little for the stop as it was planned; "
-                f"{stop}"
-            )
         case "budget":
             return f"at this load the battery lasts only {duration(reff_s)} more, and {stop}"
         case "power_off_at":

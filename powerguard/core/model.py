@@ -135,7 +135,8 @@ class Trainer:
     durable: this outage's checkpoint is durable (for a trainer that pauses: at the step where it stands).
     durable_at_s: when the newest known checkpoint became durable.
     tries: checkpoints ordered in this outage.
-    failed: why the checkpoint of this outage failed for good; "" when it did not.
+    failed: why the checkpoint of this outage failed for good; "" when it did not. cut_short: it had less time than it
+        needs, so it is asked again in a hold that leaves enough.
     resume_at_s: when it is told (again) to go on, unless it has heard it by then; None: nothing is owed.
     stall_s: for how long a checkpoint beside training holds it up, as it says; None: not told.
     priority: as in `TrainerPolicy`.
@@ -159,6 +160,7 @@ class Trainer:
     durable_step: int | None = None
     tries: int = 0
     failed: str = ""
+    cut_short: bool = False
     resume_at_s: float | None = None
     stall_s: float | None = None
     priority: int = 0

@@ -39,20 +39,25 @@ _EMPTY_SOONER = "the battery ends sooner"
 
 
 def move(turn: Turn, cause: Cause, because: str) -> None:
+    """Change the phase. What is logged with it are the sums of the decision, before anything that follows from it."""
     old = turn.state.phase
     target = TABLE[type(old), cause]
     told = len(turn.notes)
+    decided_on = turn.numbers()
     _leave(turn, cause, because)
     turn.set_phase(_enter(turn, old, target, because))
     # The story is told in its own order: the move first, then what it brought about.
     consequences, turn.notes[told:] = turn.notes[told:], []
+    numbers = decided_on
     if isinstance(old, Online):
         turn.open_outage(because)
+        if cause is Cause.BATTERY:
+            numbers = turn.numbers()  # A witness decided, and no sums: these are the first ones of the outage.
     turn.note(
         "phase_changed",
         because,
         Level.INFO if target is Online else Level.WARNING,
-        **{"old": phase_name(old), "new": phase_name(target), "cause": cause.value, **turn.numbers()},
+        **{"old": phase_name(old), "new": phase_name(target), "cause": cause.value, **numbers},
     )
     turn.notes.extend(consequences)
     if target is Online:
@@ -103,8 +108,7 @@ def _enter(turn: Turn, old: Phase, target: type[Phase], because: str) -> Phase:
     load = account.load_of(turn.state.battery)
     predicted = sums.paused_load(turn.policy, turn.state.trainers, load, turn.state.learned)
     slowest_s = max((t.step_s for t in turn.state.trainers if t.alive), default=0.0)
-    limit_s = trainers.order_limit_s(turn, plan.outage_budget(turn.policy, turn.state, turn.now_s))
-    trainers.order_emergency(turn, by_s=turn.now_s + limit_s)
+    trainers.order_emergency(turn, by_s=turn.now_s + trainers.order_limit_s(turn))
     return EmergencyCheckpoint(
         outage=turn.outage or outage,
         began_s=began_s,

@@ -14,6 +14,7 @@ from powerguard.core.policy import Policy, TrainerPolicy
 from powerguard.core.turn import Turn
 
 MAX_TRIES = 3
+AGAIN_IN_HOLD_S = 30.0
 TRY_AGAIN_S = 1.0
 RESUME_AGAIN_S = 5.0
 START_TRIES = 3
@@ -200,7 +201,8 @@ def _take_in_failed(turn: Turn, failed: Failed) -> None:
         return
     give_up = failed.timed_out or trainer.tries >= MAX_TRIES or not _fits_again(turn, trainer)
     reason = failed.reason if _in_emergency(turn) and give_up else ""
-    _put(turn, replace(trainer, order=None, eta_at_s=None, failed=reason))
+    cut_short = bool(reason) and failed.timed_out and action.by_s - trainer.ordered_at_s < trainer.checkpoint_s
+    _put(turn, replace(trainer, order=None, eta_at_s=None, failed=reason, cut_short=cut_short))
 
 
 def _in_emergency(turn: Turn) -> bool:
@@ -215,14 +217,26 @@ def _fits_again(turn: Turn, trainer: Trainer) -> bool:
     return trainer.checkpoint_s + sums.stop_s(turn.policy, now.grade, reserve_s=20.0) <= now.reff_s
 
 
-def order_limit_s(turn: Turn, now: Budget) -> float:
-    """Seconds that an emergency checkpoint may take: until the host must stop, and never without end."""
+def order_limit_s(turn: Turn) -> float:
+    """Seconds that an emergency checkpoint may take: until the host must stop, and never without end.
+
+    Where the stop of this outage's grade leaves too little for it, the grade is lowered first: the limit is that of the
+    stop that will be.
+    """
+    now = plan.outage_budget(turn.policy, turn.state, turn.now_s)
+    if now.reff_paused_s is not None and now.checkpoint_s + _stop_s(turn, now) > now.reff_paused_s:
+        turn.regrade()
+        now = plan.outage_budget(turn.policy, turn.state, turn.now_s)
     slowest_s = max((t.checkpoint_s for t in turn.state.trainers if t.alive), default=0.0)
     patience_s = max(_PATIENCE * slowest_s, _LEAST_PATIENCE_S)
     if now.reff_paused_s is None:
         return min(patience_s, turn.policy.blind_s)
-    left_s = now.reff_paused_s - sums.stop_s(turn.policy, now.grade, reserve_s=20.0)
-    return max(_LEAST_LIMIT_S, min(left_s, patience_s))
+    return max(_LEAST_LIMIT_S, min(now.reff_paused_s - _stop_s(turn, now), patience_s))
+
+
+def _stop_s(turn: Turn, now: Budget) -> float:
+    """Seconds of the stop, with the reserve that is kept while a checkpoint is on its way."""
+    return sums.stop_s(turn.policy, now.grade, reserve_s=20.0)
 
 
 def order_all(turn: Turn, *, reason: str, by_s: float) -> None:
@@ -338,7 +352,8 @@ def _order(turn: Turn, trainer: Trainer, *, reason: str, after: Conduct, by_s: f
 
 def tend(turn: Turn, *, hold: bool, repeat_s: float) -> None:
     """In the emergency and in a hold: order what is still owed, tell newcomers to pause, repeat for those who go on."""
-    for trainer in turn.state.trainers:
+    for each in turn.state.trainers:
+        trainer = _given_another_chance(turn, each) if hold and each.cut_short else each
         if not trainer.alive or trainer.order is not None or trainer.failed:
             continue
         # Three tries within a moment would be one: whatever refused the last one has a second or two to mend.
@@ -354,8 +369,17 @@ def tend(turn: Turn, *, hold: bool, repeat_s: float) -> None:
             if owes and not _comes_now(turn, trainer, now):
                 _wait(turn, trainer)
                 continue
-            limit_s = order_limit_s(turn, now)
-            _order(turn, trainer, reason="on_battery", after=trainer.conduct, by_s=turn.now_s + limit_s)
+            by_s = turn.now_s + order_limit_s(turn)
+            _order(turn, trainer, reason="on_battery", after=trainer.conduct, by_s=by_s)
+
+
+def _given_another_chance(turn: Turn, trainer: Trainer) -> Trainer:
+    """Ask again in a hold if the time was too short and is there after all: what a gauge said may have been wrong."""
+    waited = turn.now_s - trainer.ordered_at_s >= AGAIN_IN_HOLD_S
+    if trainer.alive and waited and trainer.tries < MAX_TRIES and _fits_again(turn, trainer):
+        trainer = replace(trainer, failed="", cut_short=False)
+        _put(turn, trainer)
+    return trainer
 
 
 def all_settled(known: tuple[Trainer, ...]) -> bool:

@@ -93,7 +93,7 @@ class Turn:
             self.note("grade_lowered", "so that the checkpoint fits", Level.WARNING, old=outage.grade, new=grade)
 
     def numbers(self) -> dict[str, Scalar]:
-        """Return the sums behind a decision, rounded for people."""
+        """Return the sums of this moment, rounded for people."""
         now = plan.outage_budget(self.policy, self.state, self.now_s)
 
         def rounded(value: float | None) -> float | None:
@@ -101,6 +101,7 @@ class Turn:
 
         return {
             "reff_now_s": rounded(now.reff_now_s),
+            "reff_s": rounded(now.reff_s),
             "reff_paused_s": rounded(now.reff_paused_s),
             "checkpoint_s": rounded(now.checkpoint_s),
             "stop_s": rounded(now.stop_s),
@@ -146,6 +147,7 @@ class Turn:
             because,
             Level.WARNING,
             outage=self.outage_id,
+            grade=None if self.outage is None else self.outage.grade,
             source=None if reading is None else reading.source,
             charge_pct=None if reading is None else reading.charge_pct,
             load_pct=None if reading is None else reading.load_pct,

@@ -183,7 +183,7 @@ def _check_account(before: State, state: State) -> None:
         if before.battery.left is not None and battery.left is not None:
             if not _may_rise(before.battery, battery):
                 assert battery.left <= before.battery.left + 1e-9, "on battery the energy left never rises"
-            if not battery.composed:
+            if not battery.composed and battery.suspect is None:
                 own = max(0.0, battery.health - (battery.used or 0.0))
                 assert battery.left <= own + 1e-9, "our own account bounds it always"
         if before.battery.used is not None and not _is_begun_again(before.battery, battery):

@@ -30,6 +30,40 @@ def test_scenario(path: Path, request: pytest.FixtureRequest) -> None:
     assert told == expected.strip()
 
 
+_GRAIN = 0.01
+"""The logged numbers are rounded to a thousandth."""
+
+
+def _holds(because: str, numbers: dict[str, object]) -> bool:
+    """Say whether the logged numbers satisfy the condition that is named as the reason."""
+
+    def of(name: str) -> float:
+        value = numbers[name]
+        assert isinstance(value, int | float), f"{name} is not logged with {because!r}"
+        return float(value)
+
+    new = numbers["new"]
+    match because, new:
+        case "budget", "emergency_checkpoint":
+            return 0.75 * of("reff_paused_s") <= of("checkpoint_s") + of("stop_s") + _GRAIN
+        case "budget", "shutdown":
+            return of("reff_s") <= of("stop_s") + _GRAIN
+        case "runtime_short", _:
+            return of("reff_now_s") <= 45.0 + _GRAIN
+        case (("power_off_at" | "power_off_at permits no hold"), _):
+            return of("cut_in_s") >= 0.0
+    return True
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.txt")), ids=lambda path: path.stem)
+def test_the_logged_numbers_are_those_of_the_decision(path: Path) -> None:
+    """explain and report show them: sums computed again after the phase has changed would contradict the reason."""
+    told = Player().play(path.read_text(encoding="utf-8").partition(f"\n{RULE}\n")[0])
+    for note in told.notes:
+        if note.event == "phase_changed":
+            assert _holds(note.because, dict(note.numbers)), note
+
+
 def test_there_are_scenarios() -> None:
     """An empty folder would pass every test above."""
     assert len(list(FOLDER.glob("*.txt"))) >= 20

@@ -281,7 +281,28 @@ def test_the_limit_of_an_order(left: float | None, checkpoint_s: float, limit_s:
     at = turn(known, left=left)
     if left is None:
         at.policy = replace(POLICY, runtime_table=())
-    assert trainers.order_limit_s(at, plan.outage_budget(at.policy, at.state, 100.0)) == pytest.approx(limit_s)
+    assert trainers.order_limit_s(at) == pytest.approx(limit_s)
+
+
+def test_the_limit_is_that_of_the_stop_that_will_be() -> None:
+    """A gauge falls off a cliff: with a full stop 2 s would be left for a checkpoint of 20 s, so the stop is lowered."""
+    at = turn(replace(A, checkpoint_s=20.0, told_pause=True), left=0.2)
+    assert trainers.order_limit_s(at) >= 20.0
+    assert at.outage is not None
+    assert at.outage.grade is not Grade.FULL
+    assert notes(at) == ["grade_lowered"]
+
+
+@pytest.mark.parametrize(("limit_s", "again"), [(2.0, True), (60.0, False)])
+def test_a_checkpoint_that_had_too_little_time_is_asked_for_again_in_a_hold(limit_s: float, *, again: bool) -> None:
+    """The gauge was wrong, and there is time after all. One that had its time and hung is not asked again."""
+    at = turn(replace(FLYING, checkpoint_s=20.0, ordered_at_s=98.0))
+    late = replace(order(), by_s=98.0 + limit_s)
+    trainers.take_in(at, Failed(at_s=100.0, action=late, took_s=limit_s, reason="no answer", timed_out=True))
+    assert only(at).failed == "no answer"
+    at.now_s = 131.0
+    trainers.tend(at, hold=True, repeat_s=60.0)
+    assert (only(at).order is not None, only(at).failed == "") == (again, again)
 
 
 def test_all_are_ordered_by_their_own_conduct() -> None:
