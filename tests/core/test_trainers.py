@@ -9,7 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from play import make_policy
 
-from powerguard.core import plan, trainers
+from powerguard.core import trainers
 from powerguard.core.actions import (
     Conduct,
     Detail,
@@ -285,7 +285,7 @@ def test_the_limit_of_an_order(left: float | None, checkpoint_s: float, limit_s:
 
 
 def test_the_limit_is_that_of_the_stop_that_will_be() -> None:
-    """A gauge falls off a cliff: with a full stop 2 s would be left for a checkpoint of 20 s, so the stop is lowered."""
+    """After a cliff a full stop would leave 2 s for a checkpoint of 20 s: the stop is lowered first."""
     at = turn(replace(A, checkpoint_s=20.0, told_pause=True), left=0.2)
     assert trainers.order_limit_s(at) >= 20.0
     assert at.outage is not None
