@@ -212,7 +212,8 @@ def _needs(needs: list[dict[str, Any]]) -> list[tuple[str, str]]:
 def _measurement(measured: dict[str, Any]) -> str:
     error = f"+-{100 * measured['error']:.0f} points" if isinstance(measured["error"], int | float) else "+-?"
     share, depth = _percent(measured["share"]), _percent(measured["depth"])
-    return f"measured {_day(measured['at'])}: {share} {error}, {depth} deep, by the {clean(measured['how'])}"
+    told = f"at least {share}" if measured.get("at_least") is True else f"{share} {error}"
+    return f"measured {_day(measured['at'])}: {told}, {depth} deep, by the {clean(measured['how'])}"
 
 
 def _percent(share: Any) -> str:  # noqa: ANN401 - any value of a JSON object

@@ -72,7 +72,7 @@ def last_battery(path: str = JOURNAL) -> tuple[dict[str, Any] | None, str]:
 
 def _measured(health: dict[str, Any], shift_s: float) -> dict[str, Any]:
     kept = {name: health[name] for name in ("share", "error", "depth", "how")}
-    return {**kept, "at": shift_s + health["at_s"]}
+    return {**kept, "at_least": health.get("least") is True, "at": shift_s + health["at_s"]}
 
 
 def _snapshot(path: str) -> tuple[tuple[Any, ...] | None, str]:

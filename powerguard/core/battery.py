@@ -188,32 +188,50 @@ def charge_of(reading: Reading | None) -> float | None:
     return told / 100.0 if told is not None and 0.0 <= told <= 100.0 else None
 
 
+def ended_by_power_off(policy: Policy, model: BatteryModel, used: float | None, at_s: float) -> BatteryModel:
+    """Judge the discharge in which the host was powered off, by its last account. at_s: when that was.
+
+    The deepest discharges end so. What the battery gave after the last reading is not known, so it has given at least
+    this much.
+    """
+    if model.discharge is None or used is None:
+        return model
+    return replace(model, health=_ended(policy, model, used, at_s), discharge=None)
+
+
 def _ended(policy: Policy, model: BatteryModel, used: float, at_s: float) -> Health | None:
-    """Return the health after a discharge: measured anew, or what it was where this one says too little."""
+    """Return the health after a discharge: measured, or what it was where this one says too little."""
     discharge = model.discharge
     if discharge is None or not discharge.whole:
         return model.health
     depth = used - discharge.used
     if depth < DEPTH:
         return model.health
-    found = _by_knee(discharge, depth) or _by_charge(policy, model, discharge, depth, at_s)
+    known = max(policy.health, aged(model, at_s) or 0.0)
+    found = _by_knee(discharge, depth) or _by_charge(policy, discharge, depth, known)
+    if found is None and discharge.charge and depth / discharge.charge > known:
+        found = depth / discharge.charge, _TABLE_ERROR, "energy that it gave", True
     if found is None:
         return model.health
-    share, error, how = found
-    return Health(share=min(1.0, share), error=error, depth=depth, at_s=at_s, how=how)
+    share, error, how, least = found
+    return Health(share=min(1.0, share), error=error, depth=depth, at_s=at_s, how=how, least=least)
 
 
-def _by_knee(discharge: Discharge, depth: float) -> tuple[float, float, str] | None:
+_Found = tuple[float, float, str, bool]  # share, error, how, least
+
+
+def _by_knee(discharge: Discharge, depth: float) -> _Found | None:
     """The battery was near its end while its gauge said otherwise: what it really gave is what it holds."""
     if not discharge.knee or not discharge.charge:
         return None
-    return depth / discharge.charge, _KNEE_ERROR, "discharge to low battery"
+    return depth / discharge.charge, _KNEE_ERROR, "discharge to low battery", False
 
 
-def _by_charge(
-    policy: Policy, model: BatteryModel, discharge: Discharge, depth: float, at_s: float
-) -> tuple[float, float, str] | None:
-    """The charge fell by so much for so much energy. Believed upward only as far as the discharge has gone."""
+def _by_charge(policy: Policy, discharge: Discharge, depth: float, known: float) -> _Found | None:
+    """The charge fell by so much for so much energy. Believed upward only as far as the discharge has gone.
+
+    known: the health that counted until now.
+    """
     if not discharge.charge or discharge.charge_now is None:
         return None
     fallen = discharge.charge - discharge.charge_now
@@ -222,10 +240,9 @@ def _by_charge(
     share = depth / fallen
     error = _TABLE_ERROR + _GAUGE_GRAIN / fallen
     if discharge.low:
-        return share, error, "fall of the charge to low battery"
-    proven = depth / discharge.charge + policy.floor
-    most = max(policy.health, proven, aged(model, at_s) or 0.0)
-    return min(share, most), error, "fall of the charge"
+        return share, error, "fall of the charge to low battery", False
+    most = max(known, depth / discharge.charge + policy.floor)
+    return min(share, most), error, "fall of the charge", share > most
 
 
 def _recharged(model: BatteryModel, charge: float, at_s: float) -> float | None:

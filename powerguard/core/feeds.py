@@ -114,13 +114,20 @@ def with_battery(
     return compose(policy, state, tuple(changed), now_s, None)
 
 
-def rebooted(policy: Policy, state: State, upses: tuple[Supplied, ...], carried: Callable[[Battery], Battery]) -> State:
+def rebooted(
+    policy: Policy, state: State, upses: tuple[Supplied, ...], carried: Callable[[Policy, Battery], Battery]
+) -> State:
     """Return the state of the next boot with every UPS in it: no feed yet, and its battery as `carried` over."""
     if not policy.feeds:
         return state
     at_s = state.feed.since_s
-    again = tuple(_again(each, at_s, carried(each.battery)) for each in upses)
+    again = tuple(_again(each, at_s, carried(_own(policy, each.ups), each.battery)) for each in upses)
     return compose(policy, state, again, at_s, None)
+
+
+def _own(policy: Policy, ups: str) -> Policy:
+    mine = policy_of(policy, ups)
+    return policy if mine is None else mine.policy
 
 
 def _again(each: Supplied, at_s: float, battery: Battery) -> Supplied:

@@ -13,6 +13,7 @@ class Health:
 
     error: half the width of what the measurement allows, same unit. depth: energy taken in that discharge, as a share
     of a full new battery. at_s: when it ended, in the clock of this boot (negative for earlier boots). how: in words.
+    least: the share is a lower bound: the discharge has shown so much, and the battery may hold more.
     """
 
     share: float
@@ -20,6 +21,7 @@ class Health:
     depth: float
     at_s: float
     how: str
+    least: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

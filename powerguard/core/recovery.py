@@ -138,7 +138,7 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
         until_s = maintenance.until_s + shift_s
         maintenance = replace(maintenance, until_s=until_s) if until_s > now_s else None
 
-    def carried(battery: Battery) -> Battery:
+    def carried(policy: Policy, battery: Battery) -> Battery:
         charge = None
         if battery.charged is not None and battery.health > 0.0:  # A battery that is worn out holds nothing to compare.
             charge = min(1.0, battery.charged / battery.health)
@@ -150,14 +150,16 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
             presumed=battery.presumed,
             health=battery.health,
             tau_point=battery.tau_point,
-            model=learning.shifted(battery.model, shift_s),
+            model=learning.shifted(
+                learning.ended_by_power_off(policy, battery.model, battery.used, stored.at_s), shift_s
+            ),
         )
 
     state = State(
         phase=Online(),
         # Whoever has said utility is not stuck at battery: what it says now counts as in any boot.
         feed=Feed(since_s=now_s, utility_seen=old.feed.utility_seen),
-        battery=carried(old.battery),
+        battery=carried(policy, old.battery),
         trainers=trainers.at_start(policy, old.learned),
         maintenance=maintenance,
         serial=old.serial,

@@ -81,6 +81,7 @@ def _health(view: HealthView, measured: Health | None, times: Times, now: Budget
         told = {
             "share": rounded(measured.share),
             "error": rounded(measured.error),
+            "at_least": measured.least,
             "depth": rounded(measured.depth),
             "how": measured.how,
             "at": times.at(measured.at_s),

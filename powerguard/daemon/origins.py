@@ -76,10 +76,9 @@ def health_view(policy: Policy, state: State, now_s: float, at: Wall) -> HealthV
 
 def _measured(health: Health, aged: float, at: Wall) -> str:
     gone = f", {100.0 * (health.share - aged):.1f} points off since" if health.share - aged >= 0.0005 else ""
-    return (
-        f"measured {day(at(health.at_s))}: {percent(health.share)} +-{100.0 * health.error:.0f} points{gone}, "
-        f"{percent(health.depth)} deep, by the {health.how}"
-    )
+    error = f"+-{100.0 * health.error:.0f} points"
+    share = f"at least {percent(health.share)}" if health.least else f"{percent(health.share)} {error}"
+    return f"measured {day(at(health.at_s))}: {share}{gone}, {percent(health.depth)} deep, by the {health.how}"
 
 
 def tau_from(policy: Policy, state: State) -> str:

@@ -389,3 +389,35 @@ def test_times_move_into_the_clock_of_the_next_boot() -> None:
     assert moved.recharge == Recharge(since_s=-970.0, charge=0.5)
     assert moved.replaced_at_s == -960.0
     assert learning.shifted(BatteryModel(), 5.0) == BatteryModel()
+
+
+# --- Lower bounds, and discharges that end in a power-off -------------------------------------------------------------
+
+
+def test_what_a_discharge_does_not_reach_is_a_lower_bound() -> None:
+    """The charge says 90 %, and 30 % were discharged: 75 % is what that does not contradict, and no measurement."""
+    shallow = discharged((0.0, 100.0, 0.0), (60.0, 67.0, 0.30)).health
+    assert shallow is not None
+    assert (shallow.share, shallow.least) == (0.75, True)
+    worn = discharged((0.0, 100.0, 0.0), (60.0, 50.0, 0.30)).health
+    assert worn is not None
+    assert (worn.share, worn.least) == (pytest.approx(0.6), False)
+
+
+def test_a_battery_without_a_gauge_holds_what_it_has_given() -> None:
+    """81 % of a new battery were used: it holds at least that, whatever was presumed."""
+    deep = discharged((0.0, 100.0, 0.0), (300.0, 95.0, 0.81)).health
+    assert deep is not None
+    assert (deep.share, deep.least) == (pytest.approx(0.81), True)
+    assert discharged((0.0, 100.0, 0.0), (300.0, 95.0, 0.40)).health is None, "less than was presumed: it says nothing"
+
+
+def test_the_discharge_of_a_power_off_teaches_at_the_next_boot() -> None:
+    """The deepest discharges end in a power-off, and no reading on utility ends them under the same daemon."""
+    going = BatteryModel(discharge=Discharge(since_s=0.0, used=0.0, charge=1.0, charge_now=0.1))
+    judged = learning.ended_by_power_off(POLICY, going, 0.81, 500.0)
+    assert judged.discharge is None
+    assert judged.health is not None
+    assert (judged.health.share, judged.health.depth, judged.health.at_s) == (pytest.approx(0.9), 0.81, 500.0)
+    unseen = BatteryModel(discharge=replace(going.discharge, whole=False) if going.discharge else None)
+    assert learning.ended_by_power_off(POLICY, unseen, 0.81, 500.0).health is None

@@ -26,7 +26,7 @@ from powerguard.core.actions import (
 )
 from powerguard.core.armed import Armed, Bracket
 from powerguard.core.events import Tick
-from powerguard.core.learned import BatteryModel, Drop, Learned
+from powerguard.core.learned import BatteryModel, Discharge, Drop, Learned
 from powerguard.core.machine import step
 from powerguard.core.model import (
     Battery,
@@ -292,6 +292,18 @@ def test_another_boot_is_a_return(phase: Phase, because: str, *, clean: bool) ->
     assert (note.event, note.because) == ("host_returned", because)
     assert note.level is (Level.INFO if isinstance(phase, Shutdown) else Level.ERROR)
     assert dict(note.numbers)["away_s"] == 600.0
+
+
+def test_the_discharge_before_the_power_off_teaches_in_the_next_boot() -> None:
+    """81 % of a new battery were used when the host went off: it holds more than the 75 % that were presumed."""
+    going = Discharge(since_s=1000.0, used=0.0, charge=1.0, charge_now=0.1)
+    old = stored(replace(SHUTDOWN, force_at_s=2000.0), boot="boot-zero", gap_s=600.0)
+    battery = replace(old.state.battery, used=0.81, model=BatteryModel(discharge=going))
+    answer = restore(POLICY, replace(old, state=replace(old.state, battery=battery)), 30.0)
+    health = answer.state.battery.model.health
+    assert health is not None
+    assert (health.share, health.at_s) == (pytest.approx(0.9), 30.0 - 600.0)
+    assert answer.state.battery.model.discharge is None
 
 
 def test_what_was_learned_and_is_to_be_put_back_goes_with_it() -> None:
