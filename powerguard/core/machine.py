@@ -448,13 +448,13 @@ def _is_stable(turn: Turn) -> bool:
 
 
 def _may_return(turn: Turn) -> bool:
-    """Utility has been stable long enough, no countdown stands, and no write is torn off."""
+    """Utility has been stable long enough, no countdown runs, and no checkpoint that is worth it is torn."""
     state = turn.state
     if state.feed.supply is not Supply.UTILITY or sums.power_off_at_s(state.feed) is not None:
         return False
     if not _is_stable(turn):
         return _is_blind_for_long(turn)
-    return not trainers.is_writing(state.trainers, turn.now_s)
+    return not trainers.holds_return(state.trainers, turn.now_s)
 
 
 def _cause_commit(turn: Turn) -> tuple[Cause | None, str]:

@@ -131,6 +131,7 @@ class Trainer:
 
     checkpoint_s: seconds from order to durable, the best estimate there is; told_s: what it or the settings say.
     order: id of the checkpoint in flight; ordered_at_s: since when; eta_at_s: when it expects to be durable.
+    copied: its state has been copied: training may go on beside the write.
     told_pause: it has been told to pause or exit in this outage and has not been resumed.
     durable: this outage's checkpoint is durable (for a trainer that pauses: at the step where it stands).
     durable_at_s: when the newest known checkpoint became durable.
@@ -155,6 +156,7 @@ class Trainer:
     told_pause: bool = False
     ordered_at_s: float = 0.0
     eta_at_s: float | None = None
+    copied: bool = False
     durable: bool = False
     durable_at_s: float | None = None
     durable_step: int | None = None

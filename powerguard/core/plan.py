@@ -8,11 +8,12 @@ machine will do.
 import math
 from dataclasses import dataclass
 
-from powerguard.core import account
+from powerguard.core import account, odds
 from powerguard.core import budget as sums
 from powerguard.core.actions import Conduct, Grade
 from powerguard.core.budget import Budget
 from powerguard.core.feeds import contradicts_commit, told_again
+from powerguard.core.frozen import replace
 from powerguard.core.fusion import is_fresh
 from powerguard.core.model import Emergency, Holding, Online, Recovery, Shutdown, State, Supply
 from powerguard.core.policy import Policy
@@ -24,10 +25,14 @@ _PROGRESS_RESERVE_S = 20.0
 _FRESH_S = 2.0
 _BLIND_CHARGE_PCT = 40.0
 _CHARGED_PCT = 90.0
+COMEBACK_S = 180.0
+"""From the power's return to training that goes on, where the host was powered off: three minutes."""
 FLAPPING_S = 300.0
 FLAPPING_TRANSFERS = 3
 _BATTERY = Supply.BATTERY  # By a name of its own, as in `budget`.
 _NO_HOLD = "power_off_at permits no hold"
+_FORECAST_PARTS = 48
+"""How finely the moment is looked for at which a pause begins to pay."""
 _LATE = 1.5
 """A checkpoint that takes longer than this many times what it should has no say in the stop any more."""
 _NoCommit = Online | Shutdown  # Written into isinstance, a union is made anew each time.
@@ -91,10 +96,36 @@ def checkpoint_due(policy: Policy, state: State, plan: Budget, now_s: float) -> 
         because = "runtime_short"
     else:
         return ""
+    if because == "budget" and not pays_to_pause(policy, state, plan, now_s):
+        return ""
     if waited_s >= policy.pause_dwell_s:
         return because
     after_s = _reff_after(policy, plan, policy.pause_dwell_s - waited_s, plan.tau_paused_s)
     return because if after_s < plan.need_s else ""
+
+
+def pays_to_pause(policy: Policy, state: State, plan: Budget, now_s: float, *, in_s: float = 0.0) -> bool:
+    """Say whether to go on training would lose more than a pause, both to the end of the battery, on the mean.
+
+    A pause costs the time until utility is back. To go on costs the work since the last checkpoint, and what is trained
+    from now on, where the outage outlasts the battery. So a checkpoint that takes minutes does not stop training for an
+    outage of seconds, unless much would be lost with it. What is not known is taken for worth it. in_s: how far ahead
+    of now_s the sums of `plan` are.
+    """
+    on_s = (plan.reff_now_s or 0.0) - plan.stop_s
+    saved_s = [t.durable_at_s for t in state.trainers if t.alive]
+    if on_s <= 0.0 or plan.reff_paused_s is None or not pauses(state) or not saved_s or None in saved_s:
+        return True
+    at_risk_s = now_s + in_s - min(at_s for at_s in saved_s if at_s is not None)
+    lasted_s = _on_battery_s(state, now_s) + in_s if state.feed.supply is _BATTERY else in_s
+    grade = sums.grade_within(policy, plan.reff_paused_s - plan.checkpoint_s, at_most=plan.grade)
+    stop = sums.stop_s(policy, grade)
+    paused_s = max(0.0, plan.reff_paused_s - stop)
+    lost_s = 0.0 if plan.checkpoint_s + stop <= plan.reff_paused_s else at_risk_s
+    ends = odds.goes_on(lasted_s, paused_s)
+    pause_s = odds.expected_s(lasted_s, paused_s) + (1.0 - ends) * policy.utility_stable_s
+    pause_s += ends * (COMEBACK_S + lost_s)
+    return pause_s <= odds.goes_on(lasted_s, on_s) * (at_risk_s + on_s + COMEBACK_S)
 
 
 def _reff_after(policy: Policy, plan: Budget, wait_s: float, tau_s: float | None) -> float:
@@ -283,7 +314,7 @@ def _by_energy(policy: Policy, state: State, plan: Budget) -> list[Forecast]:
         need = sums.energy_for(policy, plan.need_s / 0.75 / plan.tau_paused_s)
         short_s = min(_SHORT_RUNTIME_S, _SHORT_RUNTIME_SHARE * plan.health * plan.tau_now_s)
         short = sums.energy_for(policy, short_s / plan.tau_now_s)
-        floor = max(need, short)
+        floor = _pause_at_left(policy, state, plan, max(need, short))
         at_s = now_s + max(0.0, left - floor) * plan.tau_now_s
         out.append(
             Forecast(action="emergency_checkpoint", at_s=at_s, because="budget" if need >= short else "runtime_short")
@@ -293,6 +324,22 @@ def _by_energy(policy: Policy, state: State, plan: Budget) -> list[Forecast]:
         out.append(Forecast(action="holding", at_s=at_s + plan.checkpoint_s, because="checkpoint durable"))
     stop = sums.energy_for(policy, plan.stop_s / plan.tau_paused_s)
     return [*out, Forecast(action="shutdown", at_s=at_s + max(0.0, left - stop) * plan.tau_paused_s, because="budget")]
+
+
+def _pause_at_left(policy: Policy, state: State, plan: Budget, floor: float) -> float:
+    """Return the energy at which training is paused: floor, or less where a pause does not pay by then."""
+    if plan.left is None or plan.tau_now_s is None or plan.tau_paused_s is None:
+        return floor
+    last = sums.energy_for(policy, plan.stop_s / plan.tau_now_s)
+    begin = min(plan.left, floor)
+    for part in range(_FORECAST_PARTS):
+        left = begin - (begin - last) * part / _FORECAST_PARTS
+        usable = sums.usable(policy, left)
+        then = replace(plan, reff_now_s=usable * plan.tau_now_s, reff_paused_s=usable * plan.tau_paused_s)
+        in_s = (plan.left - left) * plan.tau_now_s
+        if last >= begin or pays_to_pause(policy, state, then, plan.now_s, in_s=in_s):
+            return left
+    return last
 
 
 def _before_cut(state: State, plan: Budget) -> tuple[float, str]:

@@ -14,6 +14,8 @@ from powerguard.core.policy import Policy, TrainerPolicy
 from powerguard.core.turn import Turn
 
 MAX_TRIES = 3
+COPIED = ("writing", "committing")
+"""Stages of a checkpoint whose state has been copied, so that training can go on (docs/reference/trainer-endpoint.md)."""
 AGAIN_IN_HOLD_S = 30.0
 TRY_AGAIN_S = 1.0
 RESUME_AGAIN_S = 5.0
@@ -80,7 +82,8 @@ def take_in(turn: Turn, event: TrainerSeen | CheckpointProgress | Done | Failed)
                 told = event.eta_s is not None and event.eta_s >= 0
                 eta_at_s = turn.now_s + min(event.eta_s or 0.0, most_s) if told else None
                 step = trainer.step if event.step is None else event.step
-                _put(turn, replace(trainer, eta_at_s=eta_at_s, paused=event.paused or trainer.paused, step=step))
+                fresh = replace(trainer, eta_at_s=eta_at_s, paused=event.paused or trainer.paused, step=step)
+                _put(turn, replace(fresh, copied=event.stage in COPIED))
         case Done() | Failed() if isinstance(event.action, PauseTrainer):
             trainer = _find(turn, event.action.trainer)
             if trainer is not None and isinstance(event, Done):
@@ -343,6 +346,7 @@ def _order(turn: Turn, trainer: Trainer, *, reason: str, after: Conduct, by_s: f
             order=id_,
             ordered_at_s=turn.now_s,
             eta_at_s=None,
+            copied=False,
             told_pause=trainer.told_pause or after is not Conduct.CONTINUE,
             tries=trainer.tries + counts,
         ),
@@ -395,14 +399,22 @@ def settled_because(known: tuple[Trainer, ...]) -> str:
     return "every checkpoint is durable" if any(t.durable for t in known) else "no trainer is alive"
 
 
-def is_writing(known: tuple[Trainer, ...], now_s: float) -> bool:
-    """A checkpoint is being written and may still end: it is cheap now and valuable, so it is let finish."""
-    return any(
-        t.alive
-        and t.order is not None
-        and now_s < max(t.eta_at_s or 0.0, t.ordered_at_s + max(2 * t.checkpoint_s, 30.0))
-        for t in known
-    )
+def holds_return(known: tuple[Trainer, ...], now_s: float) -> bool:
+    """Say whether training must wait for a checkpoint although utility is back: it would tear the state being saved.
+
+    A state that has been copied is written beside training, as a periodic save is. One that has not is waited for as
+    long as it may still end, unless the rest of it takes longer than all the work that it saves.
+    """
+    return any(_holds_return(t, now_s) for t in known)
+
+
+def _holds_return(t: Trainer, now_s: float) -> bool:
+    if not t.alive or t.order is None or t.copied or not t.told_pause:
+        return False
+    if now_s >= max(t.eta_at_s or 0.0, t.ordered_at_s + max(2 * t.checkpoint_s, 30.0)):
+        return False
+    rest_s = max(t.eta_at_s or 0.0, t.ordered_at_s + t.checkpoint_s) - now_s
+    return t.durable_at_s is None or rest_s <= t.ordered_at_s - t.durable_at_s
 
 
 def resume_all(turn: Turn) -> None:

@@ -2,8 +2,8 @@
 
 import json
 
-from powerguard.core import account, ladder, plan
 from powerguard.core import budget as sums
+from powerguard.core import ladder, plan
 from powerguard.core.actions import (
     ArmWay,
     Conduct,
@@ -20,7 +20,6 @@ from powerguard.core.actions import (
 )
 from powerguard.core.events import Abort, Done, Event, Failed
 from powerguard.core.model import (
-    Battery,
     EmergencyCheckpoint,
     Holding,
     OnBattery,
@@ -35,6 +34,7 @@ from powerguard.core.plain import from_plain, to_plain
 from powerguard.core.policy import Policy
 from powerguard.core.readings import OutputSource, Reading
 from powerguard.core.table import TABLE, phase_name
+from powerguard.sim.world.invariants import is_begun_again, may_rise
 
 _ON_UTILITY = (OutputSource.UTILITY, OutputSource.BYPASS, OutputSource.ECO, OutputSource.BOOST, OutputSource.TRIM)
 
@@ -181,27 +181,14 @@ def _check_account(before: State, state: State) -> None:
     on_battery = before.feed.supply is Supply.BATTERY and state.feed.supply is Supply.BATTERY
     if on_battery:
         if before.battery.left is not None and battery.left is not None:
-            if not _may_rise(before.battery, battery):
+            if not may_rise(before.battery, battery):
                 assert battery.left <= before.battery.left + 1e-9, "on battery the energy left never rises"
             if not battery.composed and battery.suspect is None:
                 own = max(0.0, battery.health - (battery.used or 0.0))
                 assert battery.left <= own + 1e-9, "our own account bounds it always"
-        if before.battery.used is not None and not _is_begun_again(before.battery, battery):
+        if before.battery.used is not None and not is_begun_again(before.battery, battery):
             assert battery.used is not None
             assert battery.used >= before.battery.used - 1e-9, "what is used is never given back on battery"
-
-
-def _is_begun_again(before: Battery, battery: Battery) -> bool:
-    """Say whether the account began with this reading: with the first charge, or with the first true runtime."""
-    return (before.presumed and not battery.presumed) or before.model.denied != battery.model.denied
-
-
-def _may_rise(before: Battery, battery: Battery) -> bool:
-    """Say whether what is left may rise on battery: a flag was withdrawn or is doubted, or all terms say more."""
-    if battery.composed or _is_begun_again(before, battery) or before.low_left is not None:
-        return True
-    since_s = battery.higher_since_s
-    return since_s is not None and battery.at_s - since_s >= account.AGREED_S
 
 
 def kept(state: State) -> State:

@@ -299,7 +299,12 @@ class Player:
                 paused = "paused" in plain
                 self.send(
                     CheckpointProgress(
-                        at_s=at_s, trainer=plain[0], action_id=action.id, stage="writing", eta_s=eta_s, paused=paused
+                        at_s=at_s,
+                        trainer=plain[0],
+                        action_id=action.id,
+                        stage=given.get("stage", "writing"),
+                        eta_s=eta_s,
+                        paused=paused,
                     )
                 )
             case "durable":

@@ -6,7 +6,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 from play import Player, Told
 
-from powerguard.core.actions import EnsurePolicy, Level, Note, PauseTrainer
+from powerguard.core.actions import EnsurePolicy, Grade, Level, Note, PauseTrainer
 
 WORDS = "table=50:540,75:360,100:240 trainer=llm:pause:20"
 
@@ -26,6 +26,7 @@ def test_the_beginning_of_an_outage_tells_what_the_ups_said() -> None:
     assert (began.because, began.level) == ("second_reading", Level.WARNING)
     assert began.numbers == (
         ("outage", "boot-one-70"),
+        ("grade", Grade.FULL),
         ("source", "snmp"),
         ("charge_pct", 98.5),
         ("load_pct", 73.0),

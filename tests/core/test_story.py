@@ -41,6 +41,7 @@ def test_how_an_outage_begins() -> None:
     assert (note.because, note.level) == ("second_reading", Level.WARNING)
     assert numbers(note) == {
         "outage": "boot-one-70",
+        "grade": Grade.FULL,
         "source": "snmp",
         "charge_pct": pytest.approx(99.73),
         "load_pct": 75.0,
@@ -57,6 +58,7 @@ def test_every_move_is_told_with_its_sums() -> None:
         "new": "on_battery",
         "cause": "battery confirmed",
         "reff_now_s": pytest.approx(214.38, abs=0.5),
+        "reff_s": pytest.approx(214.38, abs=0.5),
         "reff_paused_s": pytest.approx(354.4, abs=0.1),
         "checkpoint_s": 20.0,
         "stop_s": 170.0,

@@ -152,7 +152,7 @@ def test_progress(eta_s: float | None, eta_at_s: float | None) -> None:
     )
     at = turn(flying)
     trainers.take_in(at, told)
-    assert only(at) == replace(flying, eta_at_s=eta_at_s, paused=True, step=9)
+    assert only(at) == replace(flying, eta_at_s=eta_at_s, copied=True, paused=True, step=9)
     trainers.take_in(at, replace(told, paused=False, step=None, eta_s=None))
     assert only(at) == replace(flying, paused=True, step=9)
     for other in (replace(told, action_id="o-0"), replace(told, trainer="who")):
@@ -429,9 +429,14 @@ def test_who_settles_the_emergency() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "writing"),
+    ("changes", "holds"),
     [
         ({}, True),
+        ({"copied": True}, False),  # the write goes on beside training
+        ({"told_pause": False}, False),  # it trains on anyway
+        ({"durable_at_s": 74.9}, True),
+        ({"durable_at_s": 80.1}, False),  # 15 s more, for less than 15 s of work
+        ({"durable_at_s": 10.0, "checkpoint_s": 120.0}, False),
         ({"order": None}, False),
         ({"alive": False}, False),
         ({"ordered_at_s": 60.1}, True),
@@ -442,10 +447,11 @@ def test_who_settles_the_emergency() -> None:
         ({"ordered_at_s": 70.0, "checkpoint_s": 1.0}, False),  # thirty seconds at least
     ],
 )
-def test_a_write_is_let_finish_but_not_for_ever(changes: dict[str, object], *, writing: bool) -> None:
-    flying = replace(A, **{"order": "o-1", "ordered_at_s": 95.0, **changes})  # type: ignore[arg-type]
-    assert trainers.is_writing((flying,), 100.0) is writing
-    assert not trainers.is_writing((), 100.0)
+def test_a_write_holds_a_return_where_it_saves_more_than_it_takes(changes: dict[str, object], *, holds: bool) -> None:
+    """And never for ever: what takes twice its time is not waited for."""
+    flying = replace(A, **{"order": "o-1", "ordered_at_s": 95.0, "told_pause": True, **changes})  # type: ignore[arg-type]
+    assert trainers.holds_return((flying,), 100.0) is holds
+    assert not trainers.holds_return((), 100.0)
 
 
 @pytest.mark.parametrize(
