@@ -243,6 +243,8 @@ def _checkpoint_ordered(because: str, numbers: Numbers) -> str:
 def _checkpoint_durable(because: str, numbers: Numbers) -> str:
     step = "" if numbers.get("step") is None else f" of step {numbers['step']}"
     took = "" if _seconds(numbers, "took_s") is None else f" after {_for(numbers, 'took_s')}"
+    if numbers.get("confirmed") is False:
+        return f"{numbers.get('trainer')} has begun a checkpoint{took}; that it ended is not confirmed"
     return f"the checkpoint{step} of {numbers.get('trainer')} is durable{took} ({because})"
 
 

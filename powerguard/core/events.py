@@ -62,7 +62,8 @@ class CheckpointProgress:
 class Done:
     """An action was carried out. detail: what it found or changed, for the journal and for people.
 
-    For TriggerCheckpoint the machine reads `step` (int), `at_paused_step` (bool), `verified` (bool), `paused` (bool).
+    For TriggerCheckpoint the machine reads `step` (int), `at_paused_step` (bool), `verified` (bool), `paused` (bool)
+    and `confirmed` (bool; False: the trainer has begun, and its time is over without a sign of the end).
     For EnsurePolicy it reads `policy` (str), `verified` (bool) and `restore` (str: what to put back after the outage).
     For ArmWay it reads `in_s` (float), as read back, and with way OUTPUT `returns` (as in `armed.Armed`).
     For DisarmWay it reads `disarmed` (bool; False: nothing of ours was armed) and `because` (str).

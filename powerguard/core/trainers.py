@@ -154,7 +154,7 @@ def _take_in_done(turn: Turn, done: Done) -> None:
     step = detail.get("step")
     step = step if isinstance(step, int) else trainer.step
     fresh = replace(trainer, step=step)
-    if detail.get("dry_run") is not True:
+    if detail.get("dry_run") is not True and detail.get("confirmed") is not False:
         fresh = replace(fresh, durable_at_s=turn.now_s, durable_step=step)
         if detail.get("at_paused_step") is not False:
             fresh = _measured(turn, fresh, done.took_s, str(detail.get("tier") or ""))
@@ -174,8 +174,10 @@ def _take_in_done(turn: Turn, done: Done) -> None:
                 because = "it does not pause: it is stopped" if stopped else "a second one does not fit"
                 turn.note("older_checkpoint_stands", because, Level.WARNING, steps_lost=lost)
     _put(turn, fresh)
-    told = {name: value for name, value in done.detail if name in ("bytes", "verified", "paused", "path")}
+    told = {name: value for name, value in done.detail if name in ("bytes", "verified", "confirmed", "paused", "path")}
     because = "told by the trainer" if told.get("verified") is True else "told by the trainer, unverified"
+    if detail.get("confirmed") is False:
+        because = "begun, not confirmed"
     if detail.get("dry_run") is True:
         because = "dry-run: nobody was asked, it is only recorded"
     turn.note(

@@ -24,7 +24,9 @@ MAX_SEAL_BYTES = 32 << 20
 MAX_STEP = 2**62
 
 _DIGESTS = re.compile(r"(?:[0-9a-f]{32})*")
-_STEP = re.compile(r"(?:^|[^a-z])(?:checkpoint|global_step|step|iter|batch)[-_=]*([0-9]{1,18})(?![0-9])")
+_STEP = re.compile(r"(?:^|[^a-z])(?:checkpoint|ckpt|global_step|step|iter|iteration|batch)[-_=]*([0-9]{1,18})(?![0-9])")
+_COUNT = re.compile(r"(?:^|[^a-z])(?:model|epoch|ep)[-_=]*([0-9]{1,18})(?![0-9a-z]|[-_]of[-_])|^([0-9]{1,18})$")
+"""What counts where no step is named. A model's size (7b) and a part of several (00001-of-00004) are no counts."""
 
 
 class SealError(Exception):
@@ -162,8 +164,8 @@ def read_seal(folder: Path | str) -> Seal | None:
 def step_in(name: str) -> int | None:
     """Return the training step in a folder's name as frameworks write it; None where there is none.
 
-    checkpoint-1200 (Transformers), global_step1200 (DeepSpeed), iter_0001200 (Megatron), step-1200, epoch=1-step=1200
-    (Lightning).
+    checkpoint-1200 (Transformers), global_step1200 (DeepSpeed), iter_0001200 (Megatron), step-1200, epoch=1-step=34
+    (Lightning), ckpt_1200. Where no step is named, the count that scripts use: epoch_242, model_68, 68.
     """
-    found = _STEP.findall(name.lower())
+    found = _STEP.findall(name.lower()) or ["".join(each) for each in _COUNT.findall(name.lower())]
     return int(found[-1]) if found else None

@@ -76,6 +76,19 @@ def test_at_start_the_configured_ones_are_presumed_alive() -> None:
     assert Trainer(name="b", conduct=Conduct.CONTINUE, checkpoint_s=10.0, disk="y") == B
 
 
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_a_checkpoint_that_has_only_begun_settles_the_order_and_is_no_durable_step(*, confirmed: bool) -> None:
+    """Its trainer has had its time, and nothing more is to be waited for; but nobody may count on it."""
+    at = turn(replace(A, step=40, order="o-1", durable_step=7, durable_at_s=5.0))
+    detail = (("step", None), ("at_paused_step", False), ("verified", False), ("confirmed", confirmed))
+    trainers.take_in(at, done(detail, order(after=Conduct.CONTINUE)))
+    assert (only(at).order, only(at).durable) == (None, True)
+    assert (only(at).durable_step, only(at).durable_at_s) == ((40, 100.0) if confirmed else (7, 5.0))
+    (note,) = [note for note in at.notes if note.event == "checkpoint_durable"]
+    assert note.because == ("told by the trainer, unverified" if confirmed else "begun, not confirmed")
+    assert dict(note.numbers)["confirmed"] is confirmed
+
+
 # --- What they say ------------------------------------------------------------------------------------------------
 
 

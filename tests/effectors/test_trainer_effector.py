@@ -158,11 +158,72 @@ async def test_a_location_on_another_host_is_not_followed() -> None:
 
 
 @pytest.mark.parametrize("status", [200, 201, 204])
-async def test_any_other_2xx_is_taken_as_done_but_unverified(status: int) -> None:
-    async with serve({TRIGGER: [{"status": status}]}) as peer, effector(llm(peer.url)) as (made, _):
+async def test_any_other_2xx_may_mean_begun_and_gets_the_time_of_a_checkpoint(status: int) -> None:
+    """The simplest script answers at once, and saves then."""
+    async with (
+        serve({TRIGGER: [{"status": status}]}) as peer,
+        effector(llm(peer.url, checkpoint_s=1.5)) as (made, told),
+    ):
+        began_s = time.perf_counter()
         detail = dict(await made.carry_out(order()))
+        assert time.perf_counter() - began_s >= 1.4
     assert (detail["native"], detail["verified"], detail["paused"], detail["at_paused_step"]) == (False,) * 4
+    assert detail["confirmed"] is False
     assert peer.asked == [TRIGGER]
+    assert told.stages == ["waiting"]
+
+
+async def test_one_that_took_its_time_before_it_answered_is_not_waited_for_again() -> None:
+    async def save(_: web.Request) -> web.Response:
+        await asyncio.sleep(1.5)
+        return web.Response(status=200)
+
+    async with (
+        serve({TRIGGER: [save]}) as peer,
+        effector(llm(peer.url, checkpoint_s=1.5)) as (made, _),
+        watched() as machine,
+    ):
+        detail = dict(await made.carry_out(order()))
+        assert float(str(detail["took_s"])) < 2.5 + machine.late_s
+    assert detail["verified"] is False
+
+
+async def test_one_that_answers_at_once_and_saves_then_is_done_when_its_file_is(tmp_path: Path) -> None:
+    """Its 200 means begun: a host that is powered off then has a torn file."""
+    parts, saved = 8, tmp_path / "ckpt_68.pt"
+    saving: list[asyncio.Task[None]] = []
+
+    async def save() -> None:
+        for _ in range(parts):
+            with saved.open("ab") as file:
+                file.write(bytes(range(256)) * 100)
+            await asyncio.sleep(0.5)
+
+    async def begin(_: web.Request) -> web.Response:
+        saving.append(asyncio.get_running_loop().create_task(save()))
+        return web.Response(status=200)
+
+    (tmp_path / "ckpt_50.pt").write_bytes(b"\0" * 100)
+    async with (
+        serve({TRIGGER: [begin]}) as peer,
+        effector(llm(peer.url, checkpoint_dir=str(tmp_path))) as (made, told),
+    ):
+        detail = dict(await made.carry_out(order(60.0)))
+        assert saving[0].done()
+    assert (detail["path"], detail["bytes"], detail["step"]) == (str(saved), parts * 25_600, 68)
+    assert (detail["verified"], detail["confirmed"], detail["flushed"]) == (False, True, True)
+    assert told.stages == ["waiting_folder", "flushing"]
+
+
+@pytest.mark.parametrize("status", [200, 202])
+async def test_a_2xx_after_which_nothing_appears_is_begun_and_not_confirmed(tmp_path: Path, status: int) -> None:
+    (tmp_path / "ckpt_50.pt").write_bytes(b"\0" * 100)  # just before the request, which it does not answer
+    options = {"checkpoint_dir": str(tmp_path), "max_checkpoint_s": 9.0, "checkpoint_s": 1.0}
+    async with serve({TRIGGER: [{"status": status}]}) as peer, effector(llm(peer.url, **options)) as (made, _):
+        with pytest.raises(
+            EffectorError, match=rf"answered {status}, and nothing newer .* within 9 s: begun, not conf"
+        ):
+            await made.carry_out(order(60.0))
 
 
 async def test_a_dumb_one_that_wrote_where_we_can_look_is_verified(tmp_path: Path) -> None:
@@ -183,11 +244,11 @@ async def test_a_dumb_one_that_saves_before_it_answers_is_asked_once() -> None:
         await asyncio.sleep(3.0)
         return web.Response(text="saved")
 
-    async with serve({TRIGGER: [save]}) as peer, effector(llm(peer.url)) as (made, told):
+    async with serve({TRIGGER: [save]}) as peer, effector(llm(peer.url, checkpoint_s=4.0)) as (made, told):
         detail = dict(await made.carry_out(order(60.0)))
     assert detail["verified"] is False
     assert peer.count(TRIGGER) == 1
-    assert told.stages == ["waiting_answer"]
+    assert told.stages == ["waiting_answer", "waiting"]
 
 
 async def test_dumb_and_asynchronous_is_watched_by_its_status() -> None:
@@ -201,7 +262,6 @@ async def test_dumb_and_asynchronous_is_watched_by_its_status() -> None:
 
 async def test_dumb_and_asynchronous_is_watched_by_its_folder(tmp_path: Path) -> None:
     save_native(tmp_path, 7)
-    await asyncio.sleep(1.1)  # what lies there a second before we ask is older
     async with (
         serve({TRIGGER: [{"status": 202}]}) as peer,
         effector(llm(peer.url, checkpoint_dir=str(tmp_path))) as (made, told),
@@ -508,7 +568,7 @@ async def test_cancelled_it_lets_go_at_once() -> None:
 
 async def test_the_actions_id_may_be_anything() -> None:
     """The core names its actions as it likes; on the wire it becomes an id that can stand in a URL."""
-    async with serve({TRIGGER: [{"status": 200}]}) as peer, effector(llm(peer.url)) as (made, _):
+    async with serve({TRIGGER: [{"status": 200}]}) as peer, effector(llm(peer.url, checkpoint_s=0.1)) as (made, _):
         await made.carry_out(order(name="boot 1/outage 2#3"))
         await made.carry_out(order(name="boot 1/outage 2#3"))
     assert peer.bodies[0]["id"] == peer.bodies[1]["id"]

@@ -132,6 +132,10 @@ async def test_a_mute_one_is_given_the_time_that_it_needs(tmp_path: Path) -> Non
 
     async def saves(_: web.Request) -> web.Response:
         await asyncio.sleep(HEADERS_S + 1.0)
+        await asyncio.to_thread(save, tmp_path, 5)
+        return web.Response(status=204)
+
+    async def says_so(_: web.Request) -> web.Response:
         return web.Response(status=204)
 
     helper = Helper(tmp_path)
@@ -141,6 +145,9 @@ async def test_a_mute_one_is_given_the_time_that_it_needs(tmp_path: Path) -> Non
     async with serve({TRIGGER: [slow]}) as peer:
         detail, _ = await asked(llm(peer.url, tmp_path, checkpoint_s=0.1), helper)
         assert helper.asked == 1
+    async with serve({TRIGGER: [says_so]}) as peer:
+        detail, _ = await asked(llm(peer.url, tmp_path, checkpoint_s=0.1), helper)
+        assert (helper.asked, detail["step"]) == (2, 88)
 
 
 async def test_a_program_may_be_the_fallback(tmp_path: Path) -> None:

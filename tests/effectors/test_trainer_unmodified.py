@@ -325,8 +325,10 @@ async def test_they_are_seen_as_what_they_do(tmp_path: Path, *, alive: bool | No
 # --- What appears -----------------------------------------------------------------------------------------------------
 
 
-def newest(folder: Path, since_ns: int, limit_s: float, capsys: pytest.CaptureFixture[str]) -> dict[str, Any] | None:
-    code = newest_child([str(folder), str(since_ns), str(limit_s)])
+def newest(
+    folder: Path, since_ns: int, limit_s: float, capsys: pytest.CaptureFixture[str], quiet_s: float = 1.0
+) -> dict[str, Any] | None:
+    code = newest_child([str(folder), str(since_ns), str(limit_s), str(quiet_s)])
     out = capsys.readouterr().out
     assert (code == 0) == bool(out)
     return dict(json.loads(out)) if out else None
@@ -391,10 +393,100 @@ def test_where_somebody_vouches_nothing_else_counts(tmp_path: Path, capsys: pyte
     assert newest(tmp_path, since_ns, 0.0, capsys) is not None
 
 
-def test_a_log_beside_the_checkpoints_is_none_and_holds_up_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+SAVES = """
+    import os, sys, time
+    folder, name, how = sys.argv[1:]
+    def grow(path, parts, pause_s):
+        with open(os.path.join(folder, path), "ab") as file:
+            for _ in range(parts):
+                file.write(bytes(range(256)) * 40)
+                file.flush()
+                time.sleep(pause_s)
+    if how == "grows":
+        grow(name, 15, 0.2)
+    elif how == "in turn":
+        os.mkdir(os.path.join(folder, name))
+        for part in ("model.bin", "optimizer.bin", "random.bin"):
+            grow(f"{name}/{part}", 5, 0.2)
+    elif how == "renamed":
+        grow(f"{name}.tmp", 15, 0.2)
+        os.rename(os.path.join(folder, f"{name}.tmp"), os.path.join(folder, name))
+    elif how == "preset":
+        with open(os.path.join(folder, name), "wb") as file:
+            file.truncate(1 << 20)
+            time.sleep(3.0)
+            file.write(b"x" * (1 << 20))
+    elif how == "zip":
+        import io, zipfile
+        made = io.BytesIO()
+        with zipfile.ZipFile(made, "w") as archive:
+            archive.writestr("data/0", bytes(range(256)) * 400)
+        whole = made.getvalue()
+        with open(os.path.join(folder, name), "wb") as file:
+            file.write(whole[:50_000])
+            file.flush()
+            time.sleep(3.0)
+            file.write(whole[50_000:])
+"""
+"""A training that saves for three seconds, and then ends."""
+
+
+@contextlib.contextmanager
+def saving(folder: Path, name: str, how: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(SAVES), str(folder), name, how])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+NAMES = [
+    *("ckpt_68.pt", "epoch_242.ckpt", "pytorch_model.bin", "model_68", "68", "ckpt-68", "checkpoint_step_68"),
+    "model",
+]
+
+
+def stamp(folder: Path, capsys: pytest.CaptureFixture[str]) -> int:
+    """The newest stamp before a request, as the daemon takes it."""
+    assert newest_child([str(folder)]) == 0
+    return int(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [*((name, "grows") for name in NAMES), *(("ckpt_68", how) for how in ("in turn", "renamed", "preset", "zip"))],
+)
+def test_a_log_line_is_no_checkpoint_while_the_real_one_grows(
+    tmp_path: Path, name: str, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is written all the time; where things are named by their step, it does not count at all."""
+    """The log is quiet at once, and the file is not: a torn file must never be told as the checkpoint."""
+    (tmp_path / "ckpt_50.pt").write_bytes(bytes(range(256)))
+    since_ns = stamp(tmp_path, capsys)
+    time.sleep(0.05)
+    (tmp_path / "train.log").write_text("POST\n")
+    (tmp_path / "heard").write_text("POST /api/v1/trigger_checkpoint\n" * 10)
+    if name in ("pytorch_model.bin", "model"):  # what has no number counts only where nothing has one
+        (tmp_path / "ckpt_50.pt").unlink()
+        (tmp_path / "figures.npy").write_bytes(bytes(range(256)))
+    with saving(tmp_path, name, how) as training:
+        told = newest(tmp_path, since_ns, 40.0, capsys)
+        assert training.poll() == 0, f"told while it was still being written: {told}"
+    assert told is not None
+    assert (told["path"], told["verified"]) == (str(tmp_path / name), False)
+    assert told["size_bytes"] == (
+        1 << 20 if how == "preset" else (tmp_path / name).stat().st_size if how != "in turn" else 153_600
+    )
+
+
+@pytest.mark.parametrize("name", ["train.log", "slurm-68.out", "events.out.tfevents.1.host", "step_68.json", "latest"])
+def test_a_log_or_a_small_text_alone_is_none(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / name).write_text("step 68\n")
+    assert newest(tmp_path, 0, 1.5, capsys, quiet_s=0.5) is None
+
+
+def test_a_log_that_is_written_holds_up_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is written all the time; where things are named by their step, only those count."""
     since_ns = time.time_ns() - 1_000_000_000
     (tmp_path / "train.log").write_text("quiet for now")
     (tmp_path / "model.pt").write_bytes(b"x" * 100)
@@ -402,8 +494,9 @@ def test_a_log_beside_the_checkpoints_is_none_and_holds_up_none(
 
     def chatter() -> None:
         while not ended.wait(0.05):
-            with (tmp_path / "train.log").open("a") as file:
-                file.write("step\n")
+            for name in ("train.log", "heard"):
+                with (tmp_path / name).open("a") as file:
+                    file.write("step\n")
 
     talking = threading.Thread(target=chatter)
     talking.start()
@@ -417,6 +510,52 @@ def test_a_log_beside_the_checkpoints_is_none_and_holds_up_none(
     finally:
         ended.set()
         talking.join()
+
+
+def test_the_folders_own_clock_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file server's clock may be behind or ahead of ours: what was there before the request is never the answer."""
+    for ahead_s in (-3600, 3600):
+        old, new = tmp_path / f"ckpt_{ahead_s + 4000}.pt", tmp_path / f"ckpt_{ahead_s + 4001}.pt"
+        old.write_bytes(b"\0old")
+        os.utime(old, (time.time() + ahead_s,) * 2)
+        since_ns = stamp(tmp_path, capsys)
+        assert newest(tmp_path, since_ns, 1.0, capsys, quiet_s=0.5) is None
+        new.write_bytes(b"\0new")
+        os.utime(new, (time.time() + ahead_s + 1,) * 2)
+        told = newest(tmp_path, since_ns, 40.0, capsys, quiet_s=0.5)
+        assert told is not None
+        assert told["path"] == str(new)
+
+
+def test_what_changes_while_it_is_watched_is_new_whatever_its_stamp(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A host that came up with a wrong date has left a file of next year: stamps then say nothing."""
+    (tmp_path / "ckpt_1.pt").write_bytes(b"\0old")
+    os.utime(tmp_path / "ckpt_1.pt", (time.time() + 1e7,) * 2)
+    since_ns = stamp(tmp_path, capsys)
+    timer = threading.Timer(0.7, (tmp_path / "ckpt_2.pt").write_bytes, [b"\0new"])
+    timer.start()
+    told = newest(tmp_path, since_ns, 40.0, capsys)
+    timer.join()
+    assert told is not None
+    assert told["step"] == 2
+
+
+@pytest.mark.root
+def test_a_folder_that_cannot_be_looked_at_is_told(tmp_path: Path) -> None:
+    """The daemon's user may have no right to it: that is for a person to mend."""
+    (tmp_path / "folder").mkdir(mode=0o700)
+    child = os.fork()
+    if child == 0:
+        code = 9
+        try:
+            os.setgroups([])
+            os.setuid(65534)
+            code = newest_child([str(tmp_path / "folder"), "0", "0", "0"])
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
 
 
 @pytest.mark.root
@@ -438,7 +577,7 @@ async def test_the_whole_way_through_the_real_helper() -> None:
             )
             detail = dict(await made.carry_out(order(40.0)))
         assert jobs.noted("t", "SIGUSR1")
-        assert (detail["path"], detail["verified"]) == (f"{jobs.path('t')}.rank0.SIGUSR1", False)
+        assert (detail["path"], detail["verified"]) == (f"{jobs.path('t')}.rank0.ckpt", False)
     finally:
         jobs.close()
 
@@ -455,7 +594,7 @@ def test_a_seal_that_does_not_hold_is_none(tmp_path: Path, capsys: pytest.Captur
 
 async def test_the_child_is_a_program(tmp_path: Path) -> None:
     save(tmp_path, 3)
-    argv = [sys.executable, "-m", "powerguard.effectors.trainer.newest_child", str(tmp_path), "0", "0"]
+    argv = [sys.executable, "-m", "powerguard.effectors.trainer.newest_child", str(tmp_path), "0", "0", "0"]
     async with asyncio.timeout(70.0):
         ended = await run_child(argv, limit_s=60.0)
     assert json.loads(ended.stdout)["step"] == 3

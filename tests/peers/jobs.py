@@ -35,8 +35,12 @@ def note(word):
     with open(f"{name}.{role}.{word}", "a") as file:
         file.write(f"{os.getpid()}\\n")
 if "catches" in rest:
+    def save(number, frame):
+        note(signal.Signals(number).name)
+        with open(f"{name}.{role}.ckpt", "wb") as file:
+            file.write(bytes(range(256)))
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, lambda number, frame: note(signal.Signals(number).name))
+        signal.signal(number, save)
     def end(number, frame):
         note("SIGTERM")
         sys.exit(0)

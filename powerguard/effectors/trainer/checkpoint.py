@@ -5,6 +5,7 @@ at every try, so a native trainer makes one checkpoint of them all.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -81,6 +82,10 @@ class CheckpointRun(Run):
             if detail is not None:
                 return detail
 
+    async def stamp(self) -> int:
+        """As of every run; a native trainer answers for itself, and is not kept waiting for its folder."""
+        return time.time_ns() if self.peer.native else await Run.stamp(self)
+
     # --- Asking ---------------------------------------------------------------------------------------------------
 
     async def _ask(self) -> Answer | PeerError:
@@ -146,10 +151,9 @@ class CheckpointRun(Run):
                 self.peer.native = True
                 return await self._follow(str(verdict.location))
             case Meaning.ADOPT | Meaning.DUMB_ASYNC:
-                return await self._adopt(verdict)
+                return await self._adopt(answer, verdict)
             case Meaning.DUMB_SYNC:
-                found = await self.newest(limit_s=0.0)
-                return await self.flushed(self.dumb() if found is None else found)
+                return await self._unheard(answer, self.common.seed_s)
             case Meaning.BUSY:
                 self.progress("busy")
                 await self.rest(max(_PACE_S, min(verdict.retry_after_s, 0.1 * self.left_s())))
@@ -256,7 +260,7 @@ class CheckpointRun(Run):
 
     # --- Peers that tell less ------------------------------------------------------------------------------------
 
-    async def _adopt(self, verdict: Verdict) -> Detail:
+    async def _adopt(self, answer: Answer, verdict: Verdict) -> Detail:
         """Find the checkpoint that runs, by what the trainer's status says, else by what appears in its folder."""
         if verdict.location is not None:
             return await self._follow(verdict.location)
@@ -275,13 +279,30 @@ class CheckpointRun(Run):
                 raise _AskAgain  # what was running has just ended, and began before us
             self.progress("waiting_status")
             await self.rest(_POLL_S)
-        most_s = self.peer.options.max_checkpoint_s
-        self.progress("waiting_folder" if self.peer.options.checkpoint_dir else "waiting")
-        found = await self.newest(limit_s=most_s - self.took_s())
-        if found is not None:
-            return await self.flushed(found)
-        await self.rest(most_s - self.took_s())
-        return await self.flushed(self.dumb())
+        return await self._unheard(answer, self.common.max_checkpoint_s)
+
+    async def _unheard(self, answer: Answer, mute_s: float) -> Detail:
+        """Wait for what appears in the folder; where there is none, until mute_s after we asked.
+
+        A 2xx may mean "begun" as well as "done": many scripts answer first, and save then.
+        """
+        folder, most_s = self.common.checkpoint_dir, self.common.max_checkpoint_s
+        if folder is None:
+            self.progress("waiting")
+            await self.rest(mute_s - self.took_s())
+            self.left_s()
+            return await self.flushed(self.dumb(confirmed=False))
+        self.progress("waiting_folder")
+        found = await self.appeared(most_s if self.fallback is None else mute_s)
+        if found is None and self.fallback is not None:
+            self.hung.set()  # it has had its time: the fallback begins beside it
+            found = await self.appeared(most_s)
+        if found is None:
+            told = (
+                f"answered {answer.status}, and nothing newer appeared in {folder} within {most_s:.0f} s{self.unseen}"
+            )
+            self.fail(f"{told}: begun, not confirmed (check `checkpoint_dir` of {self.action.trainer})")
+        return await self.flushed(found)
 
     async def _status(self) -> TrainerStatus | WireError | PeerError:
         answer = await self.peer.call("GET", STATUS_PATH)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import structlog
 
@@ -9,6 +10,7 @@ from powerguard.core.actions import Detail
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.trainer.run import Run
 
+_Result = TypeVar("_Result")
 _log = structlog.get_logger("powerguard.trainer")
 
 
@@ -21,7 +23,7 @@ async def instead(first: Callable[[], Awaitable[Detail]], second: Run, hung: asy
     brought: Detail | None = None
     faults: list[str] = []
     async with asyncio.TaskGroup() as group:
-        asked = group.create_task(_tried(first()))
+        asked = group.create_task(tried(first()))
         waiting = group.create_task(hung.wait())
         await asyncio.wait({asked, waiting}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -31,7 +33,7 @@ async def instead(first: Callable[[], Awaitable[Detail]], second: Run, hung: asy
             if not is_second and (not asked.done() or isinstance(asked.result(), EffectorError)):
                 because = str(asked.result()) if asked.done() else "does not answer"
                 _log.warning("trainer_fallback", trainer=trainer, by=second.where, because=because)
-                pending.add(group.create_task(_tried(second.run())))
+                pending.add(group.create_task(tried(second.run())))
                 is_second = True
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for task in sorted(done, key=lambda each: each is not asked):
@@ -49,7 +51,7 @@ async def instead(first: Callable[[], Awaitable[Detail]], second: Run, hung: asy
     return brought
 
 
-async def _tried(work: Awaitable[Detail]) -> Detail | EffectorError:
+async def tried(work: Awaitable[_Result]) -> _Result | EffectorError:
     """A failure as a value, so that one way's does not end the other."""
     try:
         return await work

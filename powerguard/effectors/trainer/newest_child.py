@@ -1,18 +1,28 @@
 """Child process: wait for a checkpoint newer than a moment, then print it as JSON.
 
-    python -m powerguard.effectors.trainer.newest_child DIR SINCE_NS LIMIT_S
+    python -m powerguard.effectors.trainer.newest_child DIR                              # prints the newest stamp there
+    python -m powerguard.effectors.trainer.newest_child DIR SINCE_NS LIMIT_S QUIET_S     # waits for what is newer
 
-A process of its own, because the folder may lie on a file system that hangs. Exit codes: 0 found, 1 none in time.
-What counts: a manifest or a seal whose names and sizes hold (verified: true). In a folder that has neither, whatever
-was written since and has then been left alone for two seconds (verified: false): its framework vouches for nothing.
+A process of its own, because the folder may lie on a file system that hangs. Exit codes: 0 found, 1 none in time,
+2 the folder cannot be looked at.
+SINCE_NS is a stamp of the same folder, taken before the request: the clock of a file server may differ from ours.
+
+What counts: a manifest or a seal whose names and sizes hold (verified: true). In a folder that has neither, a file or
+folder that changed since, once no such file in the folder has changed for QUIET_S (verified: false): its framework
+vouches for nothing. Logs and small text files never count, and their growth holds up no checkpoint.
 """
 
+import codecs
 import contextlib
+import errno
 import itertools
 import json
 import os
+import re
+import stat
 import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +34,20 @@ from powerguard.trainer.manifest import MANIFEST, step_of
 from powerguard.trainer.seal import glance
 from powerguard.trainer.seal_manifest import SEAL, SealError, step_in
 
-QUIET_S: Final = 2.0
 _EVERY_S: Final = 0.2
 _MOST: Final = 20_000
+_SMALL_BYTES: Final = 1 << 20
+_HEAD_BYTES: Final = 4096
+_CONTROL: Final = bytes(set(range(32)) - set(b"\t\n\r\f\b\x1b"))
+_SAVED: Final = (
+    *(".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".distcp", ".npz", ".npy", ".h5", ".hdf5", ".keras", ".pkl"),
+    *(".msgpack", ".tar"),
+)
+_LOG: Final = re.compile(
+    r"(?:^|[^a-z])(?:logs?|out|err|stdout|stderr|csv|tsv|jsonl|tfevents|wandb|lock|db)(?:[^a-z]|$)"
+)
+_UNBORN: Final = re.compile(r"(?:^|[^a-z])(?:tmp|incomplete)(?:[^a-z]|$)|\.(?:temp|part|partial|dirty)$|~$")
+_USUAL: Final = re.compile(r"(?:^|[^a-z])(?:checkpoint|ckpt|model|last|latest|emergency|interrupt(?:ed)?)(?:[^a-z]|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,58 +66,103 @@ class Newest:
         return json.dumps(told)
 
 
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """One file as it was at one look. blocks: what is allocated, which grows in a file of preset size.
+
+    top: the name in the watched folder that it has, or lies below.
+    """
+
+    top: str
+    path: str
+    size: int
+    blocks: int
+    changed_ns: int
+
+
 def main(argv: list[str]) -> int:
-    """Look until found or out of time."""
-    folder, since_ns, limit_s = Path(argv[0]), int(argv[1]), float(argv[2])
-    began_s = time.perf_counter()
-    seen: dict[str, tuple[Newest, float]] = {}
-    """What was there when we looked last, and since when it has been so."""
+    """Look until found or out of time; or once, for the newest stamp."""
+    try:
+        return _stamp(Path(argv[0])) if len(argv) == 1 else _wait(Path(argv[0]), int(argv[1]), *map(float, argv[2:]))
+    except OSError as error:
+        sys.stderr.write(error.strerror or str(error))
+        return 2
+
+
+def _stamp(folder: Path) -> int:
+    sys.stdout.write(str(max((mark.changed_ns for mark in _marks(folder)), default=0)))
+    return 0
+
+
+def _wait(folder: Path, since_ns: int, limit_s: float, quiet_s: float) -> int:
+    watch = _Watch(folder, since_ns=since_ns, quiet_s=quiet_s)
+    ends_s = time.perf_counter() + limit_s
     while True:
         now_s = time.perf_counter()
-        there = _there(folder, since_ns)
-        seen = {each.path: (each, _since(seen.get(each.path), each, now_s)) for each in there}
-        for found, quiet_since_s in seen.values():
-            if found.verified or now_s - quiet_since_s >= QUIET_S:
-                sys.stdout.write(found.to_json())
-                return 0
-        if now_s - began_s >= limit_s:
+        found = watch.look(now_s)
+        if found is not None:
+            sys.stdout.write(found.to_json())
+            return 0
+        if now_s >= ends_s:
             return 1
         time.sleep(_EVERY_S)
 
 
-def _there(folder: Path, since_ns: int) -> list[Newest]:
-    """As `newest`; nothing while there is no such folder, or where something went as we looked: we look again."""
-    try:
-        return newest(folder, since_ns) if folder.is_dir() else []
-    except OSError as error:
-        if not is_gone(error):
-            raise
-        return []
+class _Watch:
+    """What was seen of a folder since the first look."""
+
+    def __init__(self, folder: Path, *, since_ns: int, quiet_s: float) -> None:
+        self._folder = folder
+        self._since_ns = since_ns
+        self._quiet_s = quiet_s
+        self._first: frozenset[_Mark] | None = None
+        self._fresh: frozenset[_Mark] = frozenset()
+        self._quiet_since_s = 0.0
+
+    def look(self, now_s: float) -> Newest | None:
+        """Return the checkpoint; None while there is none. What goes while we look is looked at again."""
+        try:
+            if not self._folder.is_dir():
+                return None
+            verified = _verified(self._folder, self._since_ns)
+            if verified is not None or _is_vouched_for(self._folder):
+                return verified
+            return self._plain(now_s)
+        except OSError as error:
+            if not is_gone(error):
+                raise
+            return None
+
+    def _plain(self, now_s: float) -> Newest | None:
+        marks = frozenset(_marks(self._folder))
+        if self._first is None:
+            self._first, self._quiet_since_s = marks, now_s
+        # What changes while we watch is new, whatever its stamp says: clocks are set back, too.
+        changed = (mark for mark in marks if mark.changed_ns > self._since_ns or mark not in self._first)
+        fresh = frozenset(mark for mark in changed if not _is_log(mark))
+        if fresh != self._fresh:
+            self._fresh, self._quiet_since_s = fresh, now_s
+        if now_s - self._quiet_since_s < self._quiet_s:
+            return None
+        found = _likeliest(self._folder, marks, fresh)
+        if found is None or any(_is_unfinished(mark) for mark in fresh if mark.top == Path(found.path).name):
+            return None
+        return found
 
 
-def _since(before: tuple[Newest, float] | None, now: Newest, now_s: float) -> float:
-    return before[1] if before is not None and before[0] == now else now_s
-
-
-def newest(folder: Path, since_ns: int) -> list[Newest]:
-    """Return what may be the checkpoint that was made since, the likeliest first. Raises OSError.
-
-    A verified one alone, where there is one. In a folder in which things are named by their step, only those count:
-    a log beside them is no checkpoint, however new it is.
-    """
-    saved = newest_in(folder, since_ns=since_ns)
+def _verified(folder: Path, since_ns: int) -> Newest | None:
+    """Return the newest checkpoint with a manifest or a seal that was written since and holds. Raises OSError."""
     verified = list(_sealed(folder, since_ns))
+    saved = newest_in(folder, since_ns=since_ns + 1)
     if saved is not None:
         changed_ns = (Path(saved.path) / MANIFEST).stat().st_mtime_ns
         verified.append(Newest(saved.step, saved.path, saved.size_bytes, True, changed_ns))
-    if verified:
-        return [max(verified, key=lambda each: each.changed_ns)]
-    if newest_in(folder) is not None or (folder / SEAL).exists() or any(folder.glob(f"*/{SEAL}")):
-        return []
-    plain = list(_plain(folder))
-    named = [each for each in plain if each.step is not None]
-    late = [each for each in named or plain if each.changed_ns >= since_ns]
-    return sorted(late, key=lambda each: each.changed_ns, reverse=True)
+    return max(verified, key=lambda each: each.changed_ns, default=None)
+
+
+def _is_vouched_for(folder: Path) -> bool:
+    """Whether checkpoints here get a manifest or a seal: then one without is not finished."""
+    return newest_in(folder) is not None or (folder / SEAL).exists() or any(folder.glob(f"*/{SEAL}"))
 
 
 def _sealed(folder: Path, since_ns: int) -> Iterator[Newest]:
@@ -104,27 +170,79 @@ def _sealed(folder: Path, since_ns: int) -> Iterator[Newest]:
     for path in (folder, *(each for each in folder.iterdir() if each.is_dir() and not each.is_symlink())):
         with contextlib.suppress(OSError, SealError):
             changed_ns = (path / SEAL).stat().st_mtime_ns
-            verdict = glance(path) if changed_ns >= since_ns else None
+            verdict = glance(path) if changed_ns > since_ns else None
             if verdict is not None and verdict.is_whole:
                 yield Newest(verdict.seal.step, str(path), verdict.seal.size_bytes, True, changed_ns)
 
 
-def _plain(folder: Path) -> Iterator[Newest]:
-    """Yield every file and folder in this one, with all that is in it."""
-    for path in folder.iterdir():
-        if path.name.startswith(".") or path.is_symlink() or step_of(path.name) is not None:
-            continue
-        size, changed_ns = 0, 0
-        for each in itertools.islice(_files(path), _MOST):
+def _likeliest(folder: Path, marks: frozenset[_Mark], fresh: frozenset[_Mark]) -> Newest | None:
+    """Return the newest of the files and folders here that changed since and hold data; None: there is none.
+
+    In a folder in which anything is named by a step, only such names count; else the usual names, if there are any.
+    """
+    tops = {mark.top for mark in marks if step_of(mark.top) is None and not _is_log(mark)}
+    highest = max(map(_rank, tops), default=0)
+    found = []
+    for top in tops:
+        mine = [mark for mark in fresh if mark.top == top and mark.size > 0]
+        if mine and _rank(top) == highest and not top.startswith(".") and not _UNBORN.search(top.lower()):
+            size = sum(mark.size for mark in marks if mark.top == top)
+            changed_ns = max(mark.changed_ns for mark in mine)
+            found.append(Newest(step_in(Path(top).stem), str(folder / top), size, False, changed_ns))
+    return max(found, key=lambda each: each.changed_ns, default=None)
+
+
+def _rank(name: str) -> int:
+    return 2 if step_in(Path(name).stem) is not None else 1 if _USUAL.search(name.lower()) else 0
+
+
+def _is_log(mark: _Mark) -> bool:
+    """Whether a file is a log, by its name; or a small text, by its first bytes. An empty file holds nothing yet."""
+    path = Path(mark.path)
+    name = path.name.lower()
+    if name.endswith(_SAVED):
+        return False
+    return _LOG.search(name) is not None or (mark.size < _SMALL_BYTES and _is_text(path))
+
+
+def _is_text(path: Path) -> bool:
+    with contextlib.suppress(OSError, UnicodeDecodeError), path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # the last character may be cut
+        return not any(byte in _CONTROL for byte in head)
+    return False
+
+
+def _is_unfinished(mark: _Mark) -> bool:
+    """Whether a quiet file is not whole all the same: a temporary name, a zip without its end, an end never written.
+
+    torch.save and numpy write zips, whose directory comes last; a file of preset size ends in a hole until then.
+    """
+    path = Path(mark.path)
+    if _UNBORN.search(path.name.lower()):
+        return True
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        if file.read(4) == b"PK\3\4" and not zipfile.is_zipfile(file):
+            return True
+        try:
+            os.lseek(file.fileno(), max(0, mark.size - 1), os.SEEK_DATA)
+        except OSError as error:
+            return error.errno == errno.ENXIO and mark.size > 0
+    return False
+
+
+def _marks(folder: Path) -> Iterator[_Mark]:
+    """Yield every regular file below a folder as it is now; nothing where there is no such folder."""
+    for top in folder.iterdir() if folder.is_dir() else ():
+        for path in itertools.islice(_files(top), _MOST):
             with contextlib.suppress(OSError):
-                found = each.stat(follow_symlinks=False)
-                size, changed_ns = size + found.st_size, max(changed_ns, found.st_mtime_ns)
-        if changed_ns:
-            yield Newest(step_in(path.stem), str(path), size, False, changed_ns)
+                found = path.lstat()
+                if stat.S_ISREG(found.st_mode):
+                    yield _Mark(top.name, str(path), found.st_size, found.st_blocks, found.st_mtime_ns)
 
 
 def _files(path: Path) -> Iterator[Path]:
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         for above, _, names in os.walk(path):
             yield from (Path(above) / name for name in names)
     else:

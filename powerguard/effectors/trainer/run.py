@@ -1,12 +1,13 @@
 """What every way to a checkpoint has in common: its time, its progress, the folder where it appears."""
 
 import asyncio
+import contextlib
 import json
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from powerguard.clock import Clock
 from powerguard.core.actions import Conduct, Detail, TriggerCheckpoint
@@ -15,7 +16,15 @@ from powerguard.effectors import syncfs_child
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn
 from powerguard.effectors.trainer.options import Common
+from powerguard.fields import clean_text
 
+STAMP_S: Final = 2.0
+QUIET_S: Final = 6.0
+"""For so long nothing in the folder may have changed: longer than a busy disk pauses within one write."""
+SETTLED_S: Final = 1.0
+"""The same, once the trainer's processes have ended: only the file system may still lag."""
+_TICK_NS: Final = 20_000_000  # the file system's stamps lag by up to a tick of the kernel
+_NEWEST: Final = (sys.executable, "-m", "powerguard.effectors.trainer.newest_child")
 LAST_WORDS_S = 0.25
 """We end so long before the deadline, to say why ourselves; the bulkhead would only say "timed out"."""
 
@@ -25,6 +34,7 @@ class Run:
     """Carries out one TriggerCheckpoint. publish: takes CheckpointProgress. where: what failures name, an address.
 
     ends_training: to save this way is to end training, so it is not done where training is to go on.
+    since_ns: newest stamp in the folder before the request. unseen: why the folder could not be looked at.
     """
 
     common: Common
@@ -35,7 +45,8 @@ class Run:
     spawn: Spawn
     ends_training: bool = False
     began_s: float = 0.0
-    began_ns: int = 0
+    since_ns: int = 0
+    unseen: str = ""
     stage: str = "asking"
 
     async def run(self) -> Detail:
@@ -43,9 +54,9 @@ class Run:
         if self.ends_training and self.action.after is Conduct.CONTINUE:
             self.fail("saves only when it ends, and training is to go on: not asked")
         self.began_s = self.clock()
-        self.began_ns = time.time_ns() - 1_000_000_000  # the file system's stamps lag by up to a tick of the kernel
         try:
             async with asyncio.timeout(self.left_s()):
+                self.since_ns = await self.stamp()
                 return await self.checkpoint()
         except TimeoutError:
             self.fail(self._late())
@@ -56,19 +67,48 @@ class Run:
 
     # --- What appears ----------------------------------------------------------------------------------------------
 
-    async def newest(self, *, limit_s: float) -> Detail | None:
+    async def stamp(self) -> int:
+        """Return the newest stamp in the configured folder, before we ask: its clock need not be ours.
+
+        A folder that does not answer soon must not hold up the request: then our clock counts.
+        """
+        folder = self.common.checkpoint_dir
+        if folder is not None:
+            with contextlib.suppress(OSError, ValueError):
+                ended = await self.spawn([*_NEWEST, folder], limit_s=min(STAMP_S, self.left_s()))
+                return int(ended.stdout)
+        return time.time_ns() - _TICK_NS
+
+    async def appeared(self, most_s: float) -> Detail | None:
+        """Return what appeared in the folder within most_s of the request; None: nothing did."""
+        while (left_s := most_s - self.took_s()) > 0:
+            found = await self.newest(limit_s=left_s)
+            if found is not None:
+                return found
+            await self.rest(min(1.0, most_s - self.took_s()))
+        return None
+
+    async def newest(self, *, limit_s: float, quiet_s: float = QUIET_S) -> Detail | None:
         """Return the checkpoint that appeared in the configured folder since we asked; None when there is none."""
         folder = self.common.checkpoint_dir
         if folder is None:
             return None
         left_s = self.left_s()
         look_s = max(0.0, min(limit_s, left_s - 1.0))
-        argv = [sys.executable, "-m", "powerguard.effectors.trainer.newest_child", folder, str(self.began_ns)]
+        argv = [*_NEWEST, folder, str(self.since_ns), f"{look_s:.3f}", f"{quiet_s:.3f}"]
         try:
-            ended = await self.spawn([*argv, f"{look_s:.3f}"], limit_s=min(look_s + 5.0, left_s))
-            found = json.loads(ended.stdout) if ended.returncode == 0 else None
-        except (OSError, ValueError):
+            ended = await self.spawn(argv, limit_s=min(look_s + 5.0, left_s))
+        except OSError as error:
+            self.unseen = f" (no child can be started to look: {error.strerror or error})"
             return None
+        self.unseen = ""
+        if ended.timed_out or ended.returncode > 1:
+            why = "does not answer" if ended.timed_out else clean_text(ended.stderr.decode("utf-8", "replace"), 200)
+            self.unseen = f" (the folder cannot be looked at: {why})"
+        try:
+            found = json.loads(ended.stdout) if ended.returncode == 0 else None
+        except ValueError:
+            found = None
         if found is None:
             return None
         return self.dumb(
@@ -103,13 +143,18 @@ class Run:
         paused: bool = False,
         path: str = "",
         size_bytes: int | None = None,
+        confirmed: bool = True,
     ) -> Detail:
-        """Return the result of a peer that cannot say at which step training stands."""
+        """Return the result of a peer that cannot say at which step training stands.
+
+        confirmed: it, or its folder, has shown that the checkpoint ended; else it has only begun, and had its time.
+        """
         return (
             ("native", False),
             ("step", step),
             ("at_paused_step", False),
             ("verified", verified),
+            ("confirmed", confirmed),
             ("paused", paused),
             ("bytes", size_bytes),
             ("path", path),

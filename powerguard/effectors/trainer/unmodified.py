@@ -4,6 +4,7 @@ Nobody answers, so what counts is what appears in `checkpoint_dir`: a manifest, 
 and is left alone. What no seal vouches for is unverified, and its file system is flushed before it is told as done.
 """
 
+import asyncio
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +15,9 @@ from typing import Any, Final, Literal, Protocol
 from powerguard.clock import Clock
 from powerguard.core.actions import Detail, TriggerCheckpoint
 from powerguard.core.events import CheckpointProgress
+from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, clean_environment
+from powerguard.effectors.trainer.fallback import tried
 from powerguard.effectors.trainer.options import (
     CommandOptions,
     CommandTrainerOptions,
@@ -22,12 +25,12 @@ from powerguard.effectors.trainer.options import (
     SignalOptions,
     SignalTrainerOptions,
 )
-from powerguard.effectors.trainer.run import Run
+from powerguard.effectors.trainer.run import SETTLED_S, Run
 from powerguard.fields import clean_text
 
 CGROUPS: Final = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/systemd"))
-_LOOK_S: Final = 4.0
-"""At a time in the folder: longer than what is written must have been left alone."""
+_LAST_LOOK_S: Final = 2.0
+"""In the folder of a trainer that has ended."""
 _PACE_S: Final = 1.0
 _DEPTH: Final = 5
 
@@ -94,20 +97,30 @@ class SignalRun(Run):
         most_s = self.common.max_checkpoint_s
         folder = self.common.checkpoint_dir
         self.progress("waiting" if folder is None else "waiting_folder")
-        while (left_s := most_s - self.took_s()) > 0:
-            ended = self.alive() is False  # before we look: what it wrote last is there then
-            found = await self.newest(limit_s=min(_LOOK_S, left_s))
-            if found is not None:
-                return await self.flushed(found)
-            if ended and folder is not None:
-                self.fail(f"ended at SIG{self.options.signal}, and left no newer checkpoint in {folder}")
-            if ended:
-                break
-            if folder is None:
-                await self.rest(min(_PACE_S, left_s))
         if folder is not None:
-            self.fail(f"nothing newer in {folder} within {most_s:.0f} s of SIG{self.options.signal}")
-        return await self.flushed(self.dumb())
+            return await self._appears(folder)
+        while (left_s := most_s - self.took_s()) > 0 and self.alive() is not False:
+            await self.rest(min(_PACE_S, left_s))
+        return await self.flushed(self.dumb(confirmed=False))
+
+    async def _appears(self, folder: str) -> Detail:
+        """Wait for what is left alone in the folder, or for what lies there when the processes have ended."""
+        most_s = self.common.max_checkpoint_s
+        async with asyncio.TaskGroup() as group:
+            looking = group.create_task(tried(self.appeared(most_s)))
+            while not looking.done() and self.alive() is not False:
+                await asyncio.wait({looking}, timeout=_PACE_S)
+            ended = not looking.done()
+            looking.cancel()
+        found = await self.newest(limit_s=_LAST_LOOK_S, quiet_s=SETTLED_S) if ended else looking.result()
+        if isinstance(found, EffectorError):
+            raise found
+        if found is None:
+            signal = f"SIG{self.options.signal}"
+            what = f"nothing newer in {folder} within {most_s:.0f} s of {signal}"
+            what = f"ended at {signal}, and left no newer checkpoint in {folder}" if ended else what
+            self.fail(f"{what}{self.unseen}")
+        return await self.flushed(found)
 
 
 @dataclass(kw_only=True, slots=True)
