@@ -46,8 +46,11 @@ from powerguard.wire import (
 
 SOCKETS = Path("/run/powerguard-trainers")
 MAX_WAIT_S = 30.0
+MAX_STRANGERS = 8
+"""Connections to the TCP port that have not shown the token yet."""
 _REQUEST_S = 5.0
 _CONNECTIONS = 16
+_HELLO_S = 0.5
 _BACKLOG = 128  # a full one refuses whoever does not wait, without a word of ours
 _MAX_DISCARD = 1 << 20
 _LINGER_S = 1.0
@@ -244,25 +247,73 @@ class _UnixServer(_Bounded, socketserver.UnixStreamServer):
 
 
 class _TcpServer(_Bounded, socketserver.TCPServer):
+    """Every local user can connect here. So a request takes a slot when it has shown the token, and no earlier.
+
+    Of those that have not, the oldest makes room for the newest: no number of idle connections keeps anyone out.
+    """
+
     request_queue_size = _BACKLOG
     allow_reuse_address = True
 
+    def __init__(self, *args: Any) -> None:  # noqa: ANN401 - as above
+        self._strangers: dict[socket.socket, None] = {}
+        self._admitted: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        super().__init__(*args)
+
+    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as above
+        with self._lock:
+            if len(self._strangers) >= MAX_STRANGERS:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread wakes up, and closes it
+            self._strangers[request] = None
+        socketserver.ThreadingMixIn.process_request(self, request, client_address)
+
+    def admit(self, request: socket.socket) -> bool:
+        """Give a slot to a request that has shown the token; False: all are taken."""
+        with self._lock:
+            self._strangers.pop(request, None)
+            if self._slots.acquire(blocking=False):
+                self._admitted.add(request)
+            return request in self._admitted
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as above
+        try:
+            socketserver.ThreadingMixIn.process_request_thread(self, request, client_address)
+        finally:
+            with self._lock:
+                self._strangers.pop(request, None)
+                if request in self._admitted:
+                    self._admitted.remove(request)
+                    self._slots.release()
+
 
 class _Deadlined(io.RawIOBase):
-    """Reads a socket until a moment, however slowly the bytes trickle in."""
+    """Reads a socket until a moment, however slowly the bytes trickle in.
 
-    def __init__(self, connection: socket.socket, until_s: float) -> None:
+    What has come before the first read counts, even if a busy training let this thread run too late to wait for it.
+    """
+
+    def __init__(self, connection: socket.socket, limit_s: float) -> None:
         self._connection = connection
-        self._until_s = until_s
+        self._is_first = True
+        self.extend(limit_s)
+
+    def extend(self, limit_s: float) -> None:
+        """Read for so many seconds from now on."""
+        self._until_s = time.perf_counter() + limit_s
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - any writable buffer
         left_s = self._until_s - time.perf_counter()
-        if left_s <= 0:
+        if left_s <= 0 and not self._is_first:
             raise TimeoutError
-        self._connection.settimeout(left_s)
+        self._is_first = False
+        self._connection.settimeout(max(0.0, left_s))
         return self._connection.recv_into(buffer)
 
 
@@ -277,7 +328,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        self.rfile = io.BufferedReader(_Deadlined(self.connection, time.perf_counter() + _REQUEST_S))
+        self._deadlined = _Deadlined(self.connection, _REQUEST_S if self.server.token is None else _HELLO_S)
+        self.rfile = io.BufferedReader(self._deadlined)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's signature
         """Log nothing: the training's output is its own."""
@@ -351,13 +403,18 @@ class _Handler(BaseHTTPRequestHandler):
         return asker
 
     def _allowed(self) -> bool:
-        """Compare the bearer token in constant time, where one is needed."""
-        token = self.server.token
-        if token is None:
+        """Compare the bearer token in constant time, where one is needed, and take a slot then."""
+        server = self.server
+        if not isinstance(server, _TcpServer):
             return True
         given = self.headers.get("Authorization", "").encode("utf-8", "replace")
-        if hmac.compare_digest(given, b"Bearer " + token):
-            return True
+        if server.token is not None and hmac.compare_digest(given, b"Bearer " + server.token):
+            if server.admit(self.connection):
+                self._deadlined.extend(_REQUEST_S)
+                return True
+            self.close_connection = True
+            self.wfile.write(_BUSY)
+            return False
         self._discard(self._length() or 0)
         self._refuse(
             HTTPStatus.UNAUTHORIZED, "needs the header `Authorization: Bearer TOKEN` with this trainer's token"

@@ -356,6 +356,31 @@ async def test_busy_is_asked_again_soon() -> None:
     assert [body["id"] for body in peer.bodies] == ["a1"] * 3
 
 
+@pytest.mark.parametrize("busy", [{"status": 503, "headers": {"Retry-After": "1"}}, {"status": 429}, {"status": 503}])
+async def test_a_trainer_that_is_busy_while_it_saves_is_asked_again(busy: dict[str, object]) -> None:
+    """Its endpoint is crowded and its checkpoint is under way: that is no nonsense, however often it says so."""
+    script = {TRIGGER: [accepted()], FOLLOW: [*([busy] * 7), DURABLE]}
+    async with serve(script) as peer, effector(llm(peer.url)) as (made, _):
+        assert dict(await made.carry_out(order(30.0)))["verified"] is True
+    assert peer.count(FOLLOW) == 8
+    found = {"body": {"job": "llm", "checkpoint": "earlier"}}
+    script = {
+        TRIGGER: [{"status": 409}],
+        STATUS: [busy, found],
+        "GET /api/v1/checkpoints/earlier": [busy, DURABLE],
+    }
+    async with serve(script) as peer, effector(llm(peer.url)) as (made, _):
+        assert dict(await made.carry_out(order(30.0)))["verified"] is True
+
+
+async def test_one_that_stays_busy_ends_at_the_deadline() -> None:
+    busy = {"status": 503, "headers": {"Retry-After": "3600"}}
+    async with serve({TRIGGER: [accepted()], FOLLOW: [busy]}) as peer, effector(llm(peer.url)) as (made, _):
+        with pytest.raises(EffectorError, match="out of time"):
+            await made.carry_out(order(4.0))
+    assert 3 <= peer.count(FOLLOW) <= 20
+
+
 async def test_5xx_is_tried_four_times_with_the_same_id() -> None:
     async with serve({TRIGGER: [{"status": 500}]}) as peer, effector(llm(peer.url)) as (made, _), watched() as machine:
         began_s = time.perf_counter()

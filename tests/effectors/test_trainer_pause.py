@@ -67,6 +67,16 @@ async def test_it_waits_for_the_step_boundary() -> None:
     assert [seen.paused for seen in news.seen] == [False, False, False, True]
 
 
+async def test_a_busy_one_is_asked_again() -> None:
+    busy = {"status": 503, "headers": {"Retry-After": "0"}}
+    script: dict[str, list[Any]] = {
+        PAUSE: [busy, {"status": 429}, told(step=6)],
+        STATUS: [busy, told(step=7, paused=True)],
+    }
+    async with serve(script) as peer, effector(llm(peer.url)) as (made, _):
+        assert dict(await made.carry_out(pause()))["paused"] is True
+
+
 async def test_a_step_that_never_ends_is_cut_off_by_the_bulkhead() -> None:
     script: dict[str, list[Any]] = {PAUSE: [told(step=6)], STATUS: [told(step=6)]}
     async with serve(script) as peer, effector(llm(peer.url)) as (made, _), watched() as machine:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.trainer.endpoint import MAX_WAIT_S, Endpoint, EndpointError
+from powerguard.trainer.endpoint import MAX_STRANGERS, MAX_WAIT_S, Endpoint, EndpointError
 from powerguard.trainer.guard import Guard
 from powerguard.trainer.store import SavedCheckpoint
 from powerguard.wire import (
@@ -299,3 +299,87 @@ def test_a_port_needs_the_token(guard: Guard, folder: Path) -> None:
         assert guard.desk.status().checkpoint == ""
         assert ask(port, "POST", "/api/v1/trigger_checkpoint", b'{"id": "a"}', good)[0] == 202
         assert ask(folder / "t.sock", "GET", "/api/v1/status")[0] == 200, "the socket's mode is its guard"
+
+
+GOOD = {"Authorization": f"Bearer {TOKEN.decode()}"}
+
+
+def test_strangers_at_the_port_keep_nobody_out(guard: Guard, folder: Path) -> None:
+    """Any local user can connect, and come again at once: who has the token is answered all the same."""
+    ended, strangers = threading.Event(), 3 * MAX_STRANGERS
+
+    def crowd(port: int) -> None:
+        held: list[socket.socket] = []
+        while not ended.wait(0.01):
+            while len(held) < strangers:
+                peer = socket.create_connection(("127.0.0.1", port), timeout=60)
+                peer.sendall(b"G")
+                peer.setblocking(False)
+                held.append(peer)
+            held = [peer for peer in held if _is_open(peer)]
+        for peer in held:
+            peer.close()
+
+    with Endpoint(guard.desk, folder / "t.sock", port=0, token=TOKEN) as endpoint:
+        assert endpoint.port is not None
+        crowding = threading.Thread(target=crowd, args=[endpoint.port])
+        crowding.start()
+        try:
+            time.sleep(0.5)
+            answers = [ask(endpoint.port, "GET", "/api/v1/status", headers=GOOD)[0] for _ in range(20)]
+        finally:
+            ended.set()
+            crowding.join()
+        assert answers == [200] * 20
+
+
+def _is_open(peer: socket.socket) -> bool:
+    try:
+        is_open = peer.recv(100) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        is_open = False
+    if not is_open:
+        peer.close()
+    return is_open
+
+
+def test_a_stranger_has_half_a_second_and_the_token_gives_the_rest(guard: Guard, folder: Path) -> None:
+    with Endpoint(guard.desk, folder / "t.sock", port=0, token=TOKEN) as endpoint:
+        address = ("127.0.0.1", endpoint.port)
+        for head, least_s, most_s in [
+            ("", 0.3, 3.0),
+            ("Authorization: Bearer wrong\r\n", 0.0, 3.0),
+            (f"Authorization: Bearer {TOKEN.decode()}\r\n", 3.5, 60.0),
+        ]:
+            with socket.create_connection(address, timeout=60) as peer:
+                began_s = time.perf_counter()
+                end = "" if not head else f"{head}Content-Length: 9\r\n\r\n"
+                peer.sendall(f"POST /api/v1/pause HTTP/1.1\r\n{end}".encode())
+                while peer.recv(1000):
+                    pass
+                assert least_s <= time.perf_counter() - began_s < most_s
+
+
+def test_only_the_token_takes_a_slot(guard: Guard, folder: Path) -> None:
+    """Sixteen that hold it may wait at a time; one more is told to come back, and a stranger is only refused."""
+    with Endpoint(guard.desk, folder / "t.sock", port=0, token=TOKEN) as endpoint:
+        assert endpoint.port is not None
+        trigger(folder / "t.sock", "a")
+        waiting = [
+            threading.Thread(target=ask, args=[endpoint.port, "GET", "/api/v1/checkpoints/a?wait=4", None, GOOD])
+            for _ in range(16)
+        ]
+        for each in waiting:
+            each.start()
+        until_s = time.perf_counter() + 3.0
+        while (answer := ask(endpoint.port, "GET", "/api/v1/status", headers=GOOD))[0] != 503:
+            assert time.perf_counter() < until_s
+            time.sleep(0.05)
+        assert answer[1]["Retry-After"] == "1"
+        assert ask(endpoint.port, "GET", "/api/v1/status")[0] == 401
+        guard.step(1)
+        for each in waiting:
+            each.join(60)
+        assert ask(endpoint.port, "GET", "/api/v1/status", headers=GOOD)[0] == 200

@@ -369,6 +369,19 @@ def test_silent_strangers_are_few(served: tuple[SocketRanks, int, Path]) -> None
         assert rank.get("a", 0.0) == b"b"
 
 
+def test_a_rank_joins_past_any_number_of_silent_strangers(served: tuple[SocketRanks, int, Path]) -> None:
+    """They hold all the places for strangers: the oldest makes room for who comes last."""
+    _, port, secret = served
+    with ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), 60.0)).recv(32)
+        connection, sealer = stranger(port, secret.read_bytes())
+        stack.enter_context(connection)
+        connection.sendall(sealer.frame(packed(b"A", "n#", struct.pack(">q", 1))))
+        connection.settimeout(60)
+        assert list(sealer.bodies(connection.recv(1000))) != []
+
+
 def test_one_that_reads_no_answers_holds_nobody_up(served: tuple[SocketRanks, int, Path]) -> None:
     """It asks for megabytes and takes none: its connection is ended, the others are answered meanwhile."""
     rank, port, secret = served

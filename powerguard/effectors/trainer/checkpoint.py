@@ -23,6 +23,7 @@ from powerguard.effectors.trainer.peer import (
     Peer,
     PeerError,
     StrangerError,
+    busy_for_s,
 )
 from powerguard.effectors.trainer.run import Run
 from powerguard.wire import (
@@ -156,7 +157,7 @@ class CheckpointRun(Run):
                 return await self._unheard(answer, self.common.seed_s)
             case Meaning.BUSY:
                 self.progress("busy")
-                await self.rest(max(_PACE_S, min(verdict.retry_after_s, 0.1 * self.left_s())))
+                await self._yield_to(verdict.retry_after_s)
             case Meaning.NO_ROUTE if self.path == TRIGGER_PATH:
                 self.path = CHECKPOINTS_PATH
             case Meaning.FAILED:
@@ -171,6 +172,10 @@ class CheckpointRun(Run):
             case Meaning.REFUSED:
                 self.fail(f"refuses the request (HTTP {answer.status}; expected 202)")
         return None
+
+    async def _yield_to(self, retry_after_s: float) -> None:
+        """Rest for as long as a busy trainer wants, but for no more than a tenth of what is left."""
+        await self.rest(max(_PACE_S, min(retry_after_s, 0.1 * self.left_s())))
 
     async def _count_failure(self, what: str) -> None:
         if self.failures >= len(BACKOFF_S):
@@ -190,7 +195,11 @@ class CheckpointRun(Run):
             asked_s = self.clock()
             self.left_s()
             question = f"{path}?wait={_POLL_S:g}" + (f"&seen={phase}" if phase else "")
-            status = self._understood(await self.peer.call("GET", question, headers_s=_POLL_S + HEADERS_S))
+            answer = await self.peer.call("GET", question, headers_s=_POLL_S + HEADERS_S)
+            if (busy_s := busy_for_s(answer)) is not None:
+                await self._yield_to(busy_s)
+                continue
+            status = self._understood(answer)
             pace_s = _PACE_S
             if isinstance(status, CheckpointStatus):
                 nonsense = 0
@@ -266,6 +275,9 @@ class CheckpointRun(Run):
             return await self._follow(verdict.location)
         while True:
             status = await self._status()
+            if status is None or (self.peer.native and isinstance(status, HungError)):
+                await self.rest(_POLL_S)
+                continue
             if not isinstance(status, TrainerStatus):
                 break
             if status.checkpoint:
@@ -304,8 +316,11 @@ class CheckpointRun(Run):
             self.fail(f"{told}: begun, not confirmed (check `checkpoint_dir` of {self.action.trainer})")
         return await self.flushed(found)
 
-    async def _status(self) -> TrainerStatus | WireError | PeerError:
+    async def _status(self) -> TrainerStatus | WireError | PeerError | None:
+        """Ask for the trainer's status; None: it is busy."""
         answer = await self.peer.call("GET", STATUS_PATH)
+        if busy_for_s(answer) is not None:
+            return None
         if isinstance(answer, PeerError):
             return answer
         if answer.status != 200 or answer.fault:

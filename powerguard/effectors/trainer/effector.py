@@ -30,7 +30,7 @@ from powerguard.effectors.trainer.options import (
     SignalTrainerOptions,
     TrainerOptions,
 )
-from powerguard.effectors.trainer.peer import Answer, GoneError, Peer, PeerError, StrangerError
+from powerguard.effectors.trainer.peer import Answer, GoneError, Peer, PeerError, StrangerError, busy_for_s
 from powerguard.effectors.trainer.run import Run
 from powerguard.effectors.trainer.unmodified import Alive, Helper, is_there, unmodified_run
 from powerguard.effectors.trainer.uploads import Uploads
@@ -237,8 +237,14 @@ class TrainerEffector:
         Only a native trainer can. Whatever comes of it, it may still pause later: who asked has to let it go on.
         """
         peer = watched.peer
-        answer = await peer.call("POST", PAUSE_PATH, body=LeaseRequest(lease_s=lease_s).to_json())
+        body = LeaseRequest(lease_s=lease_s).to_json()
+        answer = await peer.call("POST", PAUSE_PATH, body=body)
         while True:
+            if (busy_s := busy_for_s(answer)) is not None:
+                # A busy trainer says when to ask again, and nothing else. The same wish twice is one wish.
+                await asyncio.sleep(max(PAUSE_LOOK_S, min(busy_s, 1.0)))  # noqa: TID251
+                answer = await peer.call("POST", PAUSE_PATH, body=body)
+                continue
             if isinstance(answer, GoneError):
                 self._tell(watched, self._absent(watched))
             if isinstance(answer, PeerError):

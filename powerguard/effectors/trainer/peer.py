@@ -15,6 +15,7 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.tracing import Trace
 
+from powerguard.effectors.trainer.conduct import classify
 from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.fields import clean_text
 from powerguard.options import SecretError
@@ -55,6 +56,13 @@ class Answer:
     retry_after: str | None
     body: bytes
     fault: str = ""
+
+
+def busy_for_s(answer: Answer | PeerError) -> float | None:
+    """Return for how long a trainer calls itself busy (429, 503), 1 s where it does not say; None: it is not."""
+    if not isinstance(answer, Answer) or answer.status not in (429, 503):
+        return None
+    return classify(429, location=None, retry_after=answer.retry_after).retry_after_s
 
 
 class Peer:

@@ -33,7 +33,7 @@ MILLIS: Final = struct.Struct(">Q")
 AMOUNT: Final = struct.Struct(">q")
 _READ_BYTES: Final = 256 * 1024
 _MAX_UNSENT: Final = 8 * MAX_FRAME_BYTES  # a client that reads no answers is let go
-_GREETING_S: Final = 10.0
+_GREETING_S: Final = 2.0
 _STRANGERS: Final = 64  # connections that have not proved anything yet
 _MAX_STORE_BYTES: Final = 1 << 30
 
@@ -91,9 +91,9 @@ class Server:
         except OSError as error:  # out of file descriptors, or the peer has gone again
             _log.debug("accepting: %s", error)
             return
-        if sum(client.sealer is None for client in self._clients.values()) >= _STRANGERS:
-            connection.close()
-            return
+        strangers = [client for client in self._clients.values() if client.sealer is None]
+        if len(strangers) >= _STRANGERS:
+            self._drop(strangers[0])  # the oldest: no number of idle connections keeps a rank out
         connection.setblocking(False)
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
