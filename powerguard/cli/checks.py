@@ -273,7 +273,13 @@ async def _trainers(ward: Ward) -> list[Finding]:
 
     folder = ward.settings.trainer_sockets
     known = None if folder is None else Path(folder)
-    effector = TrainerEffector(ward.settings.trainers, clock=boottime_s, publish=publish, discover_dir=known)
+    effector = TrainerEffector(
+        ward.settings.trainers,
+        clock=boottime_s,
+        publish=publish,
+        discover_dir=known,
+        discover_uids=ward.settings.trainer_uids,
+    )
     try:
         await effector.look()
     finally:
@@ -281,6 +287,8 @@ async def _trainers(ward: Ward) -> list[Finding]:
     ward.trainers.extend(seen.values())
     urls = {each.name: each.url for each in ward.settings.trainers if each.kind == "http"}
     found = [_trainer(event, urls.get(event.trainer, "")) for event in seen.values()]
+    allow = "allow its user (trainer_uids, uids), or remove the socket"
+    found += [Finding("trainers", "WARN", text, allow) for text in effector.strangers]
     alive = [event.trainer for event in seen.values() if event.alive]
     found += await ways(ward.settings.trainers, SignalHelper(ward.settings.signals.socket).ask)
     found += await checkpoint_findings(effector.saves_in, alive=alive)

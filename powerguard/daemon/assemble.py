@@ -162,8 +162,7 @@ def build(
     policy = replace(policy, powers_off=armed and settings.host.kind != "dry-run")
     # A host that is never powered off must not lose its UPS's output, nor be cycled by its BMC.
     ways = _ways(settings, hands, armed=policy.powers_off)
-    checks_host = CheckHost in hands.effectors or hands.sources is None
-    policy = with_ways(policy, settings, ways, checks_host=checks_host)
+    policy = with_ways(policy, settings, ways, checks_host=CheckHost in hands.effectors or hands.sources is None)
     trainers = TrainerEffector(
         settings.trainers,
         clock=hands.clock,
@@ -211,6 +210,7 @@ def build(
         resume=settings.resume,
         check=check,
         why_on=None if settings.bmc.kind == "none" else bmc_effector.why_on,
+        strangers=lambda: trainers.strangers,
     )
 
 

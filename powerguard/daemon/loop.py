@@ -137,6 +137,11 @@ class Loop:
         return ReturnView(target=resume.target, command=tuple(resume.command), seen=seen)
 
     @property
+    def strangers(self) -> Sequence[str]:
+        """Sockets where trainers ought to be and others are, and why."""
+        return self.parts.strangers()
+
+    @property
     def journal_ok(self) -> bool:
         """The journal is on disk."""
         return self.journal.health.durable

@@ -31,7 +31,8 @@ class Parts:
     sources: (ups, source name, poller). watchers: tasks that publish events by themselves, such as the trainers'.
     effectors: who carries out which kind of action. close: gives back what they hold. traps: what came to the trap
     port; None where there is none. resume: what starts training. check: who looks at the host after a return.
-    why_on: asks the BMC, within so many seconds, what powered the host on; None without a BMC.
+    why_on: asks the BMC, within so many seconds, what powered the host on; None without a BMC. strangers: sockets where
+    trainers ought to be and others are, and why.
     """
 
     policy: Policy
@@ -46,6 +47,7 @@ class Parts:
     resume: ResumeOptions = field(default_factory=ResumeOptions)
     check: HostCheckEffector | None = None
     why_on: Callable[[float], Awaitable[Probe]] | None = None
+    strangers: Callable[[], Sequence[str]] = tuple
 
 
 async def close(parts: Parts) -> None:

@@ -218,6 +218,11 @@ class Daemon(Protocol):
         ...
 
     @property
+    def strangers(self) -> Sequence[str]:
+        """Sockets where trainers ought to be and others are, and why."""
+        ...
+
+    @property
     def journal_ok(self) -> bool:
         """False while the journal cannot be written and memory stands in for it."""
         ...

@@ -18,6 +18,8 @@ from powerguard.daemon.port import Daemon
 HUNG_AFTER_S: Final = 5.0
 """The loop gets an event every second; this long without progress, it hangs."""
 
+_MOST_TOLD: Final = 3
+
 ERRORS: Final = {
     "no_reading": "no UPS has been read yet",
     "blind": "no source of the UPS answers",
@@ -55,6 +57,7 @@ WARNINGS: Final = {
     "fsd_at_first": "a forced shutdown stood at the UPS when it was first read",
     "low_charge": "the battery would not survive a second outage yet",
     "training_paused": "training stands still, and there is no outage",
+    "trainer_stranger": "a socket of a trainer is another user's, or cannot be asked: its training may be unguarded",
     "other": "another standing alarm",
 }
 """What makes protection less than it could be."""
@@ -83,6 +86,7 @@ FIXES: Final = {
     "load_not_fallen": "see its trainers in `powerguard status`; signals.kind: helper would stop who draws on",
     "signal_failed": "see signals in `powerguard doctor`",
     "trainer_left_stopped": "as root: powerguard-signal continue",
+    "trainer_stranger": "allow its user (trainer_uids, uids), or remove the socket",
     "training_paused": "POST /api/v1/resume to its socket, if nobody paused it on purpose",
 }
 
@@ -269,6 +273,9 @@ def _of_daemon(daemon: Daemon) -> list[Reason]:
         found.append(_reason("journal_in_memory"))
     if daemon.history_lost:
         found.append(_reason("history_lost", daemon.history_lost))
+    if strangers := daemon.strangers:
+        more = f"; and {len(strangers) - _MOST_TOLD} more" if len(strangers) > _MOST_TOLD else ""
+        found.append(_reason("trainer_stranger", "; ".join(strangers[:_MOST_TOLD]) + more, count=len(strangers)))
     if not daemon.settings_ok:
         found.append(_reason("settings_rejected", daemon.config_path))
     return found

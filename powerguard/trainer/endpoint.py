@@ -57,6 +57,7 @@ _LINGER_S = 1.0
 _POLL_S = 0.2  # how soon the server's thread notices that it is to end
 _MAX_SOCKET_PATH = 107  # sun_path, less its final zero byte
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
+_MAX_STEM = 40  # of a job's name, with room for a user id and eight digits in the daemon's 64 characters
 _MAX_PORT = 65535
 _MAX_TOKEN = 512
 _TOKEN = re.compile(rb"[\x21-\x7e]{16,512}")
@@ -67,6 +68,10 @@ _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 
 
 class EndpointError(Exception):
     """The endpoint cannot be opened: what, where, what would be right."""
+
+
+class TakenError(EndpointError):
+    """The name of the socket is another user's, who need not be asked to give it back."""
 
 
 class Endpoint:
@@ -142,6 +147,12 @@ def socket_for(job: str, folder: Path = SOCKETS) -> Path | None:
     return folder / f"{name}.sock"
 
 
+def own_names(path: Path) -> tuple[Path, ...]:
+    """Return the names that the daemon accepts where `path` is another user's; nobody can foresee the last one."""
+    own = f"{path.stem[:_MAX_STEM]}.{os.geteuid()}"
+    return path.with_name(f"{own}.sock"), path.with_name(f"{own}.{secrets.token_hex(4)}.sock")
+
+
 def no_folder(folder: Path) -> str:
     """Say that the folder for sockets is missing, and how it comes into being."""
     if folder == SOCKETS:
@@ -174,21 +185,26 @@ def _open_unix(path: Path) -> "_UnixServer":
         msg = f"{path}: a unix socket's path has at most {_MAX_SOCKET_PATH} bytes, not {longest} (use a shorter folder)"
         raise EndpointError(msg)
     with contextlib.suppress(FileNotFoundError):  # the trainer before us may just be removing it
-        if not stat.S_ISSOCK(path.stat().st_mode):
+        found = path.lstat()
+        error = EndpointError if found.st_uid == os.geteuid() else TakenError
+        if not stat.S_ISSOCK(found.st_mode):
             msg = f"{path}: exists and is not a socket (choose another name)"
-            raise EndpointError(msg)
+            raise error(msg)
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(1.0)
             if probe.connect_ex(str(path)) == 0:
                 msg = f"{path}: another trainer answers here (give each training its own socket)"
-                raise EndpointError(msg)
+                raise error(msg)
     server = _UnixServer(str(unborn), _Handler)
     try:
         unborn.chmod(0o660)
         unborn.rename(path)
-    except OSError:
+    except OSError as error:
         server.server_close()
         unborn.unlink(missing_ok=True)
+        if isinstance(error, PermissionError) and os.path.lexists(path):  # in a sticky folder: not ours to replace
+            msg = f"{path}: belongs to another user (have it removed, or choose another name)"
+            raise TakenError(msg) from error
         raise
     return server
 

@@ -14,7 +14,16 @@ from typing import Protocol
 
 from powerguard.trainer.desk import Desk
 from powerguard.trainer.disk import Disk
-from powerguard.trainer.endpoint import SOCKETS, Endpoint, EndpointError, no_folder, read_token, socket_for
+from powerguard.trainer.endpoint import (
+    SOCKETS,
+    Endpoint,
+    EndpointError,
+    TakenError,
+    no_folder,
+    own_names,
+    read_token,
+    socket_for,
+)
 from powerguard.trainer.items import State
 from powerguard.trainer.keeper import Keeper, Save, Saving
 from powerguard.trainer.ranks import Ranks, RanksError
@@ -91,25 +100,40 @@ def _leads(root: Path, ranks: Ranks) -> bool:
 
 
 def endpoint_of(
-    desk: Desk, socket: Path | str | None, port: int | None, token_file: Path | str | None
+    desk: Desk,
+    socket: Path | str | None,
+    port: int | None,
+    token_file: Path | str | None,
+    *,
+    folder: Path = SOCKETS,
 ) -> Endpoint | None:
-    path = socket_for(desk.job) if socket == AUTO else socket
+    """Open the endpoint; None: there is none. folder: where the daemon finds sockets by itself."""
+    path = socket_for(desk.job, folder) if socket == AUTO else socket
     if path is None:
         if port is not None:
             msg = f"port {port}: needs a socket too (its folder may be any)"
             raise EndpointError(msg)
         if socket == AUTO:
-            why = f"{SOCKETS}: may not be written to" if SOCKETS.is_dir() else no_folder(SOCKETS)
+            why = f"{folder}: may not be written to" if folder.is_dir() else no_folder(folder)
             _log.warning("nobody can ask this training for a checkpoint: %s; socket=None if that is meant", why)
         return None
     token = None if token_file is None else read_token(Path(token_file))
-    try:
+    if socket != AUTO:
         return Endpoint(desk, path, port=port, token=token)
-    except EndpointError as error:
-        if socket != AUTO:
-            raise
-        _log.warning("nobody can ask this training for a checkpoint: %s", error)
-        return None
+    trouble = None
+    for each in (Path(path), *own_names(Path(path))):
+        try:
+            endpoint = Endpoint(desk, each, port=port, token=token)
+        except EndpointError as error:
+            trouble = trouble or error
+            if isinstance(error, TakenError):
+                continue
+            break
+        if trouble is not None:
+            _log.warning("this training is asked at %s, because its own name is taken: %s", each, trouble)
+        return endpoint
+    _log.warning("nobody can ask this training for a checkpoint: %s", trouble)
+    return None
 
 
 class Signals:

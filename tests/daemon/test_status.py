@@ -158,6 +158,7 @@ BROKEN = [
     ("journal_in_memory", lambda d: replace(d, journal_ok=False)),
     ("history_lost", lambda d: replace(d, history_lost="what was learned of the battery")),
     ("settings_rejected", lambda d: replace(d, settings_ok=False)),
+    ("trainer_stranger", lambda d: replace(d, strangers=("unix:/run/x.sock: served by uid 65534",))),
     ("unproven_battery", lambda d: replace(d, state=replace(d.state, told=("unproven_battery",)))),
     ("other", lambda d: replace(d, state=replace(d.state, told=("a_name_of_tomorrow",)))),
     (

@@ -47,6 +47,7 @@ class Watched:
     config_path: str = "/etc/powerguard/powerguard.yaml"
     settings_ok: bool = True
     settings_at_s: float = 1000.0
+    strangers: Sequence[str] = ()
     journal_ok: bool = True
     history_lost: str = ""
     journal_counters: Mapping[str, float] = field(

@@ -284,6 +284,76 @@ async def test_a_strangers_socket_is_ignored_before_anything_is_sent(folder: Pat
     assert log.getvalue().count("trainer_ignored") == 1
 
 
+@pytest.mark.root
+async def test_a_strangers_socket_is_an_alarm_until_it_is_gone(folder: Path, log: io.StringIO) -> None:
+    """It may hide a training: whoever reads the alarm allows its user, or removes it."""
+    async with (
+        effector(discover=folder) as (made, _),
+        effector(llm(f"unix:{folder}/evil.sock", uids=[0])) as (named, _),
+    ):
+        with stranger(folder):
+            for each in (made, named):
+                await each.look()
+                (told,) = each.strangers
+                assert "served by uid 65534" in told
+        (folder / "evil.sock").unlink()
+        for each in (made, named):
+            await each.look()
+            assert each.strangers == ()
+    events = [line.split("event=")[1].split()[0] for line in log.getvalue().splitlines()]
+    assert events == ["'trainer_ignored'", "'trainer_stranger'", "'trainer_unreachable'"]
+
+
+@pytest.mark.root
+async def test_a_name_that_a_stranger_takes_from_a_known_one_ends_that_one(folder: Path) -> None:
+    """The core must not count on a trainer whose socket is somebody else's by now."""
+    async with effector(discover=folder) as (made, told):
+        async with serve({STATUS: [SAID]}, path=folder / "evil.sock"):
+            await made.look()
+            assert last(told).alive
+        (folder / "evil.sock").unlink(missing_ok=True)
+        with stranger(folder):
+            await made.look()
+            assert (last(told).trainer, last(told).alive) == ("evil", False)
+            assert len(made.strangers) == 1
+
+
+@pytest.mark.root
+async def test_a_trainer_whose_name_is_taken_is_asked_under_its_users_own(folder: Path) -> None:
+    """With settings, and without: its user's own name counts only if that user has made it."""
+    with stranger(folder):
+        async with serve({STATUS: [SAID]}, path=folder / "evil.0.sock"):
+            async with effector(llm(f"unix:{folder}/evil.sock", uids=[0]), discover=folder) as (made, told):
+                await made.look()
+                assert (made.names, last(told).alive, last(told).step) == (("llm",), True, 7)
+                assert made.strangers != (), "the other one is still told"
+            async with effector(discover=folder) as (made, told):
+                await made.look()
+                assert (made.names, last(told).alive) == (("evil.0",), True)
+            os.chown(folder / "evil.0.sock", 65534, -1)
+            async with effector(llm(f"unix:{folder}/evil.sock", uids=[0])) as (made, told):
+                await made.look()
+                assert not last(told).alive
+
+
+async def test_no_number_of_names_hides_a_trainer(folder: Path, log: io.StringIO) -> None:
+    """Every user can make them, and make them anew: all are read, and the crowd is told once."""
+    async with serve({STATUS: [SAID]}, path=folder / "llm.sock"):
+        for number in range(7000):
+            (folder / f"a{number}.sock").touch()
+        async with effector(discover=folder) as (made, told):
+            await made.look()
+            await made.look()
+            assert (made.names, last(told).alive) == (("llm",), True)
+            (crowded,) = made.strangers
+            assert "crowded" in crowded
+            for number in range(7000):
+                (folder / f"a{number}.sock").unlink()
+            await made.look()
+            assert made.strangers == ()
+    assert log.getvalue().count("trainers_crowded") == 1
+
+
 # --- The real thing ---------------------------------------------------------------------------------------------------
 
 

@@ -11,10 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from powerguard.effectors.trainer.peer import places_of
+from powerguard.trainer.desk import Desk
 from powerguard.trainer.endpoint import MAX_STRANGERS, MAX_WAIT_S, Endpoint, EndpointError
 from powerguard.trainer.guard import Guard
+from powerguard.trainer.opening import AUTO, endpoint_of
 from powerguard.trainer.store import SavedCheckpoint
 from powerguard.wire import (
+    After,
     CheckpointStatus,
     Phase,
     TrainerStatus,
@@ -383,3 +387,54 @@ def test_only_the_token_takes_a_slot(guard: Guard, folder: Path) -> None:
         for each in waiting:
             each.join(60)
         assert ask(endpoint.port, "GET", "/api/v1/status", headers=GOOD)[0] == 200
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("squatted", [["llm.sock"], ["llm.sock", "llm.4321.sock"]])
+@pytest.mark.parametrize("kind", ["listens", "dead", "file"])
+def test_a_name_that_another_user_took_first_keeps_no_training_from_being_asked(
+    folder: Path, squatted: list[str], kind: str
+) -> None:
+    """In the sticky folder it can be neither replaced nor removed: the training takes a name of its user's own."""
+    folder.chmod(0o1777)
+    listening = []
+    for name in squatted:
+        if kind == "file":
+            (folder / name).touch()
+        else:
+            listening.append(socket.socket(socket.AF_UNIX))
+            listening[-1].bind(str(folder / name))
+            if kind == "listens":
+                listening[-1].listen()
+        os.chown(folder / name, 65534, -1)
+        (folder / name).chmod(0o666)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setgid(4321)
+            os.setuid(4321)
+            endpoint = endpoint_of(Desk(job="llm", conduct=After.PAUSE), AUTO, None, None, folder=folder)
+            (own,) = (path for path in folder.glob("llm.4321*.sock") if path.stat().st_uid == 4321)
+            assert endpoint is not None
+            asked = ask(own, "GET", "/api/v1/status")[0]
+            told = [path for path in places_of(str(folder / "llm.sock"), {4321}) if path == str(own)]
+            foreseen = own.name == "llm.4321.sock"
+            code = 0 if (asked, told, foreseen) == (200, [str(own)], len(squatted) == 1) else 2
+            endpoint.close()
+        finally:
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    for each in listening:
+        each.close()
+    assert code == 0
+
+
+def test_a_second_training_of_the_same_name_and_user_has_no_second_name(
+    guard: Guard, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That is a mistake of one person, who is told."""
+    with Endpoint(guard.desk, folder / "llm.sock"):
+        assert endpoint_of(Desk(job="llm", conduct=After.PAUSE), AUTO, None, None, folder=folder) is None
+    assert "another trainer answers here" in caplog.text

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import itertools
+import logging
 import os
 import re
 import stat
@@ -41,6 +41,8 @@ Unmodified = SignalTrainerOptions | CommandTrainerOptions
 Publish = Callable[[TrainerSeen | CheckpointProgress], None]
 
 MAX_DISCOVERED = 64
+CROWDED = 1000
+"""Names in the folder for sockets: more than this host's trainers have ever left there."""
 PAUSE_LOOK_S = 0.25
 """How often a trainer that is to stand still is asked whether it does."""
 _SOCKET_NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,63})\.sock")
@@ -52,6 +54,7 @@ _log = structlog.get_logger("powerguard.trainer")
 class _Watched:
     """One trainer and what was last told of it. fault, trouble: told once, when they change.
 
+    stranger: the fault is that a user serves its socket who may not, or that we may not ask.
     folder: where it says it saves.
     """
 
@@ -59,6 +62,7 @@ class _Watched:
     found: bool
     seen: TrainerSeen | None = None
     fault: str = ""
+    stranger: bool = False
     trouble: str = ""
     folder: str = ""
 
@@ -91,7 +95,9 @@ class TrainerEffector:
         self._discover_dir = None if discover_dir is None else discover_dir.absolute()
         self._discover_uids = frozenset({0, os.geteuid(), *discover_uids})
         self._spawn = spawn
-        self._strangers: set[str] = set()
+        self._ignored: set[str] = set()
+        self._strangers: dict[str, str] = {}
+        self._crowded = ""
         self._watched: dict[str, _Watched] = {}
         self._unmodified: dict[str, Unmodified] = {}
         self.uploads = Uploads(lambda: {name: watched.peer for name, watched in self._watched.items()}, clock)
@@ -106,6 +112,12 @@ class TrainerEffector:
     def names(self) -> tuple[str, ...]:
         """Names of all trainers known now, configured and found."""
         return (*self._watched, *self._unmodified)
+
+    @property
+    def strangers(self) -> tuple[str, ...]:
+        """Sockets that hide training from us, and why: not served by an allowed user, or one of too many names."""
+        known = (each.fault if each.stranger else each.peer.refused for each in self._watched.values())
+        return (*filter(None, known), *self._strangers.values(), *filter(None, (self._crowded,)))
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -273,13 +285,14 @@ class TrainerEffector:
         peer = watched.peer
         answer = await peer.call("GET", STATUS_PATH)
         if isinstance(answer, PeerError):
+            watched.stranger = isinstance(answer, StrangerError)
             self._fault(watched, str(answer))
-            stranger = isinstance(answer, StrangerError)
-            if isinstance(answer, GoneError) or (stranger and not watched.found):
+            if isinstance(answer, GoneError | StrangerError):
                 self._tell(watched, self._absent(watched))  # nobody there, or nobody whom we could ask
-            elif not stranger:
+            else:
                 self._tell(watched, self._silent(watched))
             return
+        watched.stranger = False
         status = TrainerStatus.parse(answer.body) if answer.status == 200 else None
         if isinstance(status, TrainerStatus):
             peer.native = True
@@ -335,7 +348,9 @@ class TrainerEffector:
             return
         watched.fault = fault
         name = watched.peer.options.name
-        if fault:
+        if fault and watched.stranger:
+            _log.error("trainer_stranger", trainer=name, because=fault)
+        elif fault:
             _log.warning("trainer_unreachable", trainer=name, because=fault)
         else:
             _log.info("trainer_reachable", trainer=name, url=watched.peer.options.url)
@@ -357,14 +372,20 @@ class TrainerEffector:
     async def _discover(self) -> None:
         if self._discover_dir is None:
             return
-        configured = {watched.peer.options.socket_path for watched in self._watched.values() if not watched.found}
-        found = _sockets(self._discover_dir, self._discover_uids, known=self._watched)
+        configured = {
+            place for watched in self._watched.values() if not watched.found for place in watched.peer.places()
+        }
+        found, names = _sockets(self._discover_dir, self._discover_uids, known=self._watched)
+        self._crowd(names)
         sockets = {name: path for name, path in found.items() if path not in configured}
+        self._strangers = {path: told for path, told in self._strangers.items() if path in sockets.values()}
         async with asyncio.TaskGroup() as group:
             for name, path in sockets.items():
                 if name not in self._watched:
                     options = TrainerOptions(name=name, url=f"unix:{path}")
-                    group.create_task(self._admit(_Watched(Peer(options, uids=self._discover_uids), found=True)))
+                    group.create_task(
+                        self._admit(_Watched(Peer(options, uids=self._discover_uids, found=True), found=True))
+                    )
                 elif not self._watched[name].found:
                     self._ignore(path, f"the settings have another trainer {name!r} (rename this socket)")
         for name, watched in list(self._watched.items()):
@@ -378,17 +399,32 @@ class TrainerEffector:
         answer = await watched.peer.call("GET", STATUS_PATH)
         path = str(watched.peer.options.socket_path)
         if isinstance(answer, Answer):
-            self._strangers.discard(path)
+            self._ignored.discard(path)
+            self._strangers.pop(path, None)
             self._watched[watched.peer.options.name] = watched
             return
-        if not isinstance(answer, GoneError):  # what a dead trainer left behind is no news
+        self._strangers.pop(path, None)
+        if isinstance(answer, StrangerError):
+            self._strangers[path] = str(answer)
+            self._ignore(path, str(answer), level=logging.ERROR)
+        elif not isinstance(answer, GoneError):  # what a dead trainer left behind is no news
             self._ignore(path, str(answer))
         await watched.peer.close()
 
-    def _ignore(self, path: str, reason: str) -> None:
-        if path not in self._strangers and len(self._strangers) < MAX_DISCOVERED:
-            self._strangers.add(path)
-            _log.warning("trainer_ignored", socket=path, because=reason)
+    def _ignore(self, path: str, reason: str, level: int = logging.WARNING) -> None:
+        if path not in self._ignored and len(self._ignored) < MAX_DISCOVERED:
+            self._ignored.add(path)
+            _log.log(level, "trainer_ignored", socket=path, because=reason)
+
+    def _crowd(self, names: int) -> None:
+        """Log once that somebody fills the folder, and keep it said until it is not so any more."""
+        before, self._crowded = self._crowded, ""
+        if names > CROWDED:
+            self._crowded = (
+                f"{self._discover_dir}: crowded, more than {CROWDED} names (find who makes them, and remove them)"
+            )
+            if not before:
+                _log.error("trainers_crowded", folder=str(self._discover_dir), names=names, because=self._crowded)
 
 
 def seen(options: TrainerOptions, status: TrainerStatus, at_s: float) -> TrainerSeen:
@@ -440,30 +476,33 @@ class _NoHelper:
         raise EffectorError(msg)
 
 
-def _sockets(folder: Path, uids: Collection[int], known: Collection[str]) -> dict[str, str]:
-    """Names and paths of the sockets in a folder: at most 64, symbolic links not followed.
+def _sockets(folder: Path, uids: Collection[int], known: Collection[str]) -> tuple[dict[str, str], int]:
+    """Names and paths of the sockets in a folder, at most 64, symbolic links not followed; and how many names it has.
 
-    The folder is open to all users, and one may have filled it. So those that are known already come first, and then
-    those that one of `uids` has made: nobody else can take their place.
+    The folder is open to all users, and one may have filled it. So all names are read, and those that are known
+    already come first, then those that one of `uids` has made, the newest first: nobody else can take their place.
     """
-    ranked: dict[str, tuple[tuple[bool, bool, str], str]] = {}
+    ranked: dict[str, tuple[tuple[bool, bool, int], str]] = {}
+    names = 0
 
     def take(name: str, path: str) -> None:
         found = os.lstat(path)
         if stat.S_ISSOCK(found.st_mode) and len(os.fsencode(path)) <= MAX_SOCKET_PATH:
-            ranked[name] = ((name not in known, found.st_uid not in uids, name), path)
+            ranked[name] = ((name not in known, found.st_uid not in uids, -found.st_ctime_ns), path)
 
     for name in known:
         with contextlib.suppress(OSError):
             take(name, f"{folder}/{name}.sock")
     try:
         with os.scandir(folder) as entries:
-            for entry in itertools.islice(entries, 100 * MAX_DISCOVERED):
+            for entry in entries:
+                names += 1
                 match = _SOCKET_NAME.fullmatch(entry.name)
-                if match and match[1] not in ranked:
+                # What is listed as a file costs no look at it.
+                if match and match[1] not in ranked and not entry.is_file(follow_symlinks=False):
                     with contextlib.suppress(FileNotFoundError):  # gone since it was listed
                         take(match[1], entry.path)
     except OSError as error:
         _log.debug("trainers_not_listed", folder=str(folder), because=clean_text(error.strerror or str(error)))
     first = sorted(ranked.values())[:MAX_DISCOVERED]
-    return {name: path for (_, _, name), path in first}
+    return {Path(path).stem: path for _, path in first}, names

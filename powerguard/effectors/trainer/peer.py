@@ -6,9 +6,14 @@ first byte (and so the token) is sent.
 """
 
 import asyncio
+import contextlib
 import errno
+import itertools
+import os
+import re
 import socket
 import struct
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import aiohttp
@@ -21,6 +26,8 @@ from powerguard.fields import clean_text
 from powerguard.options import SecretError
 from powerguard.wire import MAX_BODY_BYTES
 
+MAX_STEM = 40
+"""So much of a job's name is in the names that its user has for himself (trainer/endpoint.py)."""
 CONNECT_S = 1.0
 HEADERS_S = 2.0
 BODY_S = 2.0
@@ -66,13 +73,17 @@ def busy_for_s(answer: Answer | PeerError) -> float | None:
 
 
 class Peer:
-    """One trainer. native: it has spoken `powerguard.trainer/v1`; None until we know."""
+    """One trainer. native: it has spoken `powerguard.trainer/v1`; None until we know.
 
-    def __init__(self, options: TrainerOptions, *, uids: frozenset[int] | None) -> None:
+    found: by this very socket, so that another name is another trainer.
+    """
+
+    def __init__(self, options: TrainerOptions, *, uids: frozenset[int] | None, found: bool = False) -> None:
         self.options = options
         self.native: bool | None = None
         self.calls = 0
         self._uids = uids
+        self._found = found
         self._session: aiohttp.ClientSession | None = None
         self._token: bytes | None = None
         self._base = "http://trainer" if options.socket_path is not None else options.url
@@ -108,6 +119,17 @@ class Peer:
         finally:
             self.calls -= 1
 
+    def places(self) -> Iterator[str]:
+        """Yield where it may listen, of its sockets."""
+        path = self.options.socket_path
+        return iter(()) if path is None else places_of(path, None if self._found else self._uids)
+
+    @property
+    def refused(self) -> str:
+        """Why the socket of the settings is not believed, even if the trainer answers under its user's own name."""
+        connector = None if self._session is None else self._session.connector
+        return connector.refused if isinstance(connector, _CheckedUnixConnector) else ""
+
     async def close(self) -> None:
         """Let go of the session."""
         if self._session is not None:
@@ -133,7 +155,7 @@ class Peer:
             connector: aiohttp.BaseConnector = (
                 aiohttp.TCPConnector(force_close=True, limit=8, use_dns_cache=False)
                 if path is None
-                else _CheckedUnixConnector(path, self._uids)
+                else _CheckedUnixConnector(path, self._uids, self.places)
             )
             self._session = aiohttp.ClientSession(
                 connector=connector,
@@ -156,12 +178,34 @@ class Peer:
         return BrokenError(f"{self.options.url}: {method} {path} got no whole answer ({clean_text(kind, 80)})")
 
 
+def places_of(path: str, uids: Collection[int] | None) -> Iterator[str]:
+    """Yield where a trainer may listen: at its socket, and under its user's own names where that is another user's.
+
+    `JOB.UID.sock` and `JOB.UID.8 hex digits.sock` count only if that user has made them; the newest comes first.
+    """
+    yield path
+    folder, name = os.path.split(path)
+    stem = re.escape(name.removesuffix(".sock")[:MAX_STEM])
+    found: list[tuple[int, str]] = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder) if uids else ():
+            match = re.fullmatch(rf"{stem}\.(\d{{1,10}})(?:\.[0-9a-f]{{8}})?\.sock", entry.name)
+            if match and int(match[1]) in (uids or ()):
+                told = entry.stat(follow_symlinks=False)
+                if told.st_uid == int(match[1]):
+                    found.append((-told.st_ctime_ns, entry.path))
+    yield from (each for _, each in sorted(found))
+
+
 class _CheckedUnixConnector(aiohttp.UnixConnector):
     """Looks at who listens before anything is sent. aiohttp offers no public place between connecting and sending."""
 
-    def __init__(self, path: str, uids: frozenset[int] | None) -> None:
+    def __init__(self, path: str, uids: frozenset[int] | None, places: Callable[[], Iterator[str]]) -> None:
         super().__init__(path, force_close=True, limit=8)
+        self.refused = ""
+        self._place = path
         self._uids = uids
+        self._places = places
 
     async def _create_connection(
         self,
@@ -169,17 +213,35 @@ class _CheckedUnixConnector(aiohttp.UnixConnector):
         traces: list[Trace],
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's signature
     ) -> ResponseHandler:
+        self.refused = ""
+        try:
+            return await self._connected(self._place, req, traces, timeout)
+        except (aiohttp.ClientConnectorError, PeerError) as error:
+            self.refused = str(error) if isinstance(error, StrangerError) else ""
+            for place in itertools.islice(self._places(), 1, None):
+                with contextlib.suppress(aiohttp.ClientConnectorError, PeerError):
+                    return await self._connected(place, req, traces, timeout)
+            raise
+
+    async def _connected(
+        self,
+        path: str,
+        req: aiohttp.ClientRequest,
+        traces: list[Trace],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's signature
+    ) -> ResponseHandler:
+        self._path = path
         connection = await super()._create_connection(req, traces, timeout)
         uid = _peer_uid(connection.transport)
         if uid is None:
             connection.close()
-            msg = f"unix:{self.path}: does not accept connections (its queue is full: a stopped trainer?)"
+            msg = f"unix:{path}: does not accept connections (its queue is full: a stopped trainer?)"
             raise HungError(msg)
         if self._uids is not None and uid not in self._uids:
             connection.close()
             allowed = ", ".join(map(str, sorted(self._uids)))
             right = f"allowed: {allowed}; see uids and trainer_uids in the settings"
-            msg = f"unix:{self.path}: served by uid {uid}, who is not allowed to ({right})"
+            msg = f"unix:{path}: served by uid {uid}, who is not allowed to ({right})"
             raise StrangerError(msg)
         return connection
 
