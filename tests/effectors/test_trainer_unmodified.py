@@ -485,6 +485,16 @@ def test_a_log_or_a_small_text_alone_is_none(tmp_path: Path, name: str, capsys: 
     assert newest(tmp_path, 0, 1.5, capsys, quiet_s=0.5) is None
 
 
+def test_a_large_text_counts_only_under_a_checkpoints_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Some models are text; so is a log whose name says nothing."""
+    (tmp_path / "heard").write_text("POST\n" * 300_000)
+    assert newest(tmp_path, 0, 1.5, capsys, quiet_s=0.5) is None
+    (tmp_path / "model_68.json").write_text("[1.5]\n" * 300_000)
+    told = newest(tmp_path, 0, 40.0, capsys, quiet_s=0.5)
+    assert told is not None
+    assert told["step"] == 68
+
+
 def test_a_log_that_is_written_holds_up_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is written all the time; where things are named by their step, only those count."""
     since_ns = time.time_ns() - 1_000_000_000

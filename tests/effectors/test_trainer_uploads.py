@@ -105,6 +105,16 @@ async def test_one_that_hangs_holds_up_nobody_and_is_told_later() -> None:
         assert [quick.count(HOLD), slow.count(HOLD)] == [2, 3]
 
 
+async def test_a_busy_one_is_told_at_the_next_look() -> None:
+    busy = {"status": 503, "headers": {"Retry-After": "1"}}
+    async with serve({STATUS: [NATIVE], HOLD: [busy, NATIVE, busy, NATIVE]}) as peer:
+        async with effector(llm(peer.url)) as (made, _):
+            await made.look()
+            for wanted in (True, True, False, False, False):
+                await made.uploads.turn(wanted=wanted)
+        assert [body["lease_s"] for body in peer.bodies] == [LEASE_S, LEASE_S, 0.0, 0.0]
+
+
 async def test_one_that_is_gone_is_forgotten() -> None:
     async with serve({STATUS: [NATIVE], HOLD: [NATIVE]}) as peer:
         made = TrainerEffector([llm(peer.url)], clock=Clock(), publish=lambda _: None)

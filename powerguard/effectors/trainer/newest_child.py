@@ -197,12 +197,17 @@ def _rank(name: str) -> int:
 
 
 def _is_log(mark: _Mark) -> bool:
-    """Whether a file is a log, by its name; or a small text, by its first bytes. An empty file holds nothing yet."""
+    """Whether a file is a log, by its name; or a text, by its first bytes, unless it is large and named as a model.
+
+    An empty file holds nothing yet, and passes for a text.
+    """
     path = Path(mark.path)
     name = path.name.lower()
     if name.endswith(_SAVED):
         return False
-    return _LOG.search(name) is not None or (mark.size < _SMALL_BYTES and _is_text(path))
+    if _LOG.search(name) is not None:
+        return True
+    return (mark.size < _SMALL_BYTES or _rank(mark.top) == 0) and _is_text(path)
 
 
 def _is_text(path: Path) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from powerguard.clock import Clock
-from powerguard.effectors.trainer.peer import Answer, GoneError, Peer
+from powerguard.effectors.trainer.peer import Answer, GoneError, Peer, busy_for_s
 from powerguard.wire import HOLD_UPLOADS_PATH, LeaseRequest
 
 LEASE_S: Final = 120.0
@@ -50,6 +50,8 @@ class Uploads:
     async def _tell(self, name: str, peer: Peer, *, hold: bool) -> None:
         body = LeaseRequest(lease_s=LEASE_S if hold else 0.0).to_json()
         answer = await peer.call("POST", HOLD_UPLOADS_PATH, body=body)
+        if busy_for_s(answer) is not None:
+            return  # asked again at the next look
         if not hold:
             if isinstance(answer, Answer | GoneError):
                 self._told.pop(name, None)
