@@ -71,7 +71,7 @@ class EndpointError(Exception):
 
 
 class TakenError(EndpointError):
-    """The name of the socket is another user's, who need not be asked to give it back."""
+    """The name of the socket is another user's."""
 
 
 class Endpoint:
@@ -148,7 +148,7 @@ def socket_for(job: str, folder: Path = SOCKETS) -> Path | None:
 
 
 def own_names(path: Path) -> tuple[Path, ...]:
-    """Return the names that the daemon accepts where `path` is another user's; nobody can foresee the last one."""
+    """Return the names that the daemon accepts if `path` is another user's; the last one cannot be foreseen."""
     own = f"{path.stem[:_MAX_STEM]}.{os.geteuid()}"
     return path.with_name(f"{own}.sock"), path.with_name(f"{own}.{secrets.token_hex(4)}.sock")
 
@@ -263,9 +263,9 @@ class _UnixServer(_Bounded, socketserver.UnixStreamServer):
 
 
 class _TcpServer(_Bounded, socketserver.TCPServer):
-    """Every local user can connect here. So a request takes a slot when it has shown the token, and no earlier.
+    """A port that every local user can connect to, so a request takes a slot only when it has shown the token.
 
-    Of those that have not, the oldest makes room for the newest: no number of idle connections keeps anyone out.
+    Of the connections that have not, the oldest is closed for the newest.
     """
 
     request_queue_size = _BACKLOG

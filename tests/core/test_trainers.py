@@ -78,7 +78,7 @@ def test_at_start_the_configured_ones_are_presumed_alive() -> None:
 
 @pytest.mark.parametrize("confirmed", [True, False])
 def test_a_checkpoint_that_has_only_begun_settles_the_order_and_is_no_durable_step(*, confirmed: bool) -> None:
-    """Its trainer has had its time, and nothing more is to be waited for; but nobody may count on it."""
+    """Its trainer has had its time, so the order ends; but the core must not count on such a checkpoint."""
     at = turn(replace(A, step=40, order="o-1", durable_step=7, durable_at_s=5.0))
     detail = (("step", None), ("at_paused_step", False), ("verified", False), ("confirmed", confirmed))
     trainers.take_in(at, done(detail, order(after=Conduct.CONTINUE)))

@@ -216,13 +216,11 @@ async def test_one_that_answers_at_once_and_saves_then_is_done_when_its_file_is(
 
 
 @pytest.mark.parametrize("status", [200, 202])
-async def test_a_2xx_after_which_nothing_appears_is_begun_and_not_confirmed(tmp_path: Path, status: int) -> None:
+async def test_a_2xx_after_which_no_file_appears_is_begun_and_not_confirmed(tmp_path: Path, status: int) -> None:
     (tmp_path / "ckpt_50.pt").write_bytes(b"\0" * 100)  # just before the request, which it does not answer
     options = {"checkpoint_dir": str(tmp_path), "max_checkpoint_s": 9.0, "checkpoint_s": 1.0}
     async with serve({TRIGGER: [{"status": status}]}) as peer, effector(llm(peer.url, **options)) as (made, _):
-        with pytest.raises(
-            EffectorError, match=rf"answered {status}, and nothing newer .* within 9 s: begun, not conf"
-        ):
+        with pytest.raises(EffectorError, match=rf"answered {status}, but no newer .* within 9 s: begun, not conf"):
             await made.carry_out(order(60.0))
 
 

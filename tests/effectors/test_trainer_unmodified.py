@@ -162,7 +162,10 @@ async def test_a_refused_signal_is_told_in_the_helpers_words(tmp_path: Path) -> 
 
 
 async def test_a_deaf_trainer_ends_at_its_time(tmp_path: Path) -> None:
-    with training(tmp_path, "deaf") as process, pytest.raises(EffectorError, match=r"nothing newer in .* within 1 s"):
+    with (
+        training(tmp_path, "deaf") as process,
+        pytest.raises(EffectorError, match=r"no newer checkpoint in .* within 1 s"),
+    ):
         await asked(by_signal(tmp_path, max_checkpoint_s=1.0, checkpoint_s=1.0), Helper(process))
 
 
@@ -460,18 +463,18 @@ def stamp(folder: Path, capsys: pytest.CaptureFixture[str]) -> int:
 def test_a_log_line_is_no_checkpoint_while_the_real_one_grows(
     tmp_path: Path, name: str, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The log is quiet at once, and the file is not: a torn file must never be told as the checkpoint."""
+    """The log is quiet at once, and the file is not: a torn file must never be taken for the checkpoint."""
     (tmp_path / "ckpt_50.pt").write_bytes(bytes(range(256)))
     since_ns = stamp(tmp_path, capsys)
     time.sleep(0.05)
     (tmp_path / "train.log").write_text("POST\n")
     (tmp_path / "heard").write_text("POST /api/v1/trigger_checkpoint\n" * 10)
-    if name in ("pytorch_model.bin", "model"):  # what has no number counts only where nothing has one
+    if name in ("pytorch_model.bin", "model"):  # a name without a number counts only if no name has one
         (tmp_path / "ckpt_50.pt").unlink()
         (tmp_path / "figures.npy").write_bytes(bytes(range(256)))
     with saving(tmp_path, name, how) as training:
         told = newest(tmp_path, since_ns, 40.0, capsys)
-        assert training.poll() == 0, f"told while it was still being written: {told}"
+        assert training.poll() == 0, f"reported while it was still being written: {told}"
     assert told is not None
     assert (told["path"], told["verified"]) == (str(tmp_path / name), False)
     assert told["size_bytes"] == (
@@ -486,7 +489,7 @@ def test_a_log_or_a_small_text_alone_is_none(tmp_path: Path, name: str, capsys: 
 
 
 def test_a_large_text_counts_only_under_a_checkpoints_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Some models are text; so is a log whose name says nothing."""
+    """Some models are text; so is a log without a known name."""
     (tmp_path / "heard").write_text("POST\n" * 300_000)
     assert newest(tmp_path, 0, 1.5, capsys, quiet_s=0.5) is None
     (tmp_path / "model_68.json").write_text("[1.5]\n" * 300_000)
@@ -540,7 +543,7 @@ def test_the_folders_own_clock_counts(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_what_changes_while_it_is_watched_is_new_whatever_its_stamp(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A host that came up with a wrong date has left a file of next year: stamps then say nothing."""
+    """A host that came up with a wrong date has left a file of next year: stamps are then of no use."""
     (tmp_path / "ckpt_1.pt").write_bytes(b"\0old")
     os.utime(tmp_path / "ckpt_1.pt", (time.time() + 1e7,) * 2)
     since_ns = stamp(tmp_path, capsys)

@@ -286,7 +286,7 @@ async def test_a_strangers_socket_is_ignored_before_anything_is_sent(folder: Pat
 
 @pytest.mark.root
 async def test_a_strangers_socket_is_an_alarm_until_it_is_gone(folder: Path, log: io.StringIO) -> None:
-    """It may hide a training: whoever reads the alarm allows its user, or removes it."""
+    """A training may be unguarded behind it: the operator allows its user, or removes the socket."""
     async with (
         effector(discover=folder) as (made, _),
         effector(llm(f"unix:{folder}/evil.sock", uids=[0])) as (named, _),
@@ -306,7 +306,7 @@ async def test_a_strangers_socket_is_an_alarm_until_it_is_gone(folder: Path, log
 
 @pytest.mark.root
 async def test_a_name_that_a_stranger_takes_from_a_known_one_ends_that_one(folder: Path) -> None:
-    """The core must not count on a trainer whose socket is somebody else's by now."""
+    """The core must not count on a trainer whose socket is another user's by now."""
     async with effector(discover=folder) as (made, told):
         async with serve({STATUS: [SAID]}, path=folder / "evil.sock"):
             await made.look()
@@ -326,7 +326,7 @@ async def test_a_trainer_whose_name_is_taken_is_asked_under_its_users_own(folder
             async with effector(llm(f"unix:{folder}/evil.sock", uids=[0]), discover=folder) as (made, told):
                 await made.look()
                 assert (made.names, last(told).alive, last(told).step) == (("llm",), True, 7)
-                assert made.strangers != (), "the other one is still told"
+                assert made.strangers != (), "the other one is still an alarm"
             async with effector(discover=folder) as (made, told):
                 await made.look()
                 assert (made.names, last(told).alive) == (("evil.0",), True)
@@ -337,7 +337,7 @@ async def test_a_trainer_whose_name_is_taken_is_asked_under_its_users_own(folder
 
 
 async def test_no_number_of_names_hides_a_trainer(folder: Path, log: io.StringIO) -> None:
-    """Every user can make them, and make them anew: all are read, and the crowd is told once."""
+    """Every user can make names: all are read, and the crowd is logged once."""
     async with serve({STATUS: [SAID]}, path=folder / "llm.sock"):
         for number in range(7000):
             (folder / f"a{number}.sock").touch()

@@ -308,8 +308,8 @@ def test_a_port_needs_the_token(guard: Guard, folder: Path) -> None:
 GOOD = {"Authorization": f"Bearer {TOKEN.decode()}"}
 
 
-def test_strangers_at_the_port_keep_nobody_out(guard: Guard, folder: Path) -> None:
-    """Any local user can connect, and come again at once: who has the token is answered all the same."""
+def test_strangers_at_the_port_keep_no_holder_of_the_token_out(guard: Guard, folder: Path) -> None:
+    """Any local user can connect, and reconnect at once: a request with the token is answered all the same."""
     ended, strangers = threading.Event(), 3 * MAX_STRANGERS
 
     def crowd(port: int) -> None:
@@ -367,7 +367,7 @@ def test_a_stranger_has_half_a_second_and_the_token_gives_the_rest(guard: Guard,
 
 
 def test_only_the_token_takes_a_slot(guard: Guard, folder: Path) -> None:
-    """Sixteen that hold it may wait at a time; one more is told to come back, and a stranger is only refused."""
+    """Sixteen requests with the token may wait at a time; one more gets 503, and one without the token 401."""
     with Endpoint(guard.desk, folder / "t.sock", port=0, token=TOKEN) as endpoint:
         assert endpoint.port is not None
         trigger(folder / "t.sock", "a")
@@ -434,7 +434,7 @@ def test_a_name_that_another_user_took_first_keeps_no_training_from_being_asked(
 def test_a_second_training_of_the_same_name_and_user_has_no_second_name(
     guard: Guard, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """That is a mistake of one person, who is told."""
+    """That is one person's mistake, and the log says so."""
     with Endpoint(guard.desk, folder / "llm.sock"):
         assert endpoint_of(Desk(job="llm", conduct=After.PAUSE), AUTO, None, None, folder=folder) is None
     assert "another trainer answers here" in caplog.text

@@ -370,7 +370,7 @@ def test_silent_strangers_are_few(served: tuple[SocketRanks, int, Path]) -> None
 
 
 def test_a_rank_joins_past_any_number_of_silent_strangers(served: tuple[SocketRanks, int, Path]) -> None:
-    """They hold all the places for strangers: the oldest makes room for who comes last."""
+    """They hold all the places for strangers: the oldest is closed for the newest."""
     _, port, secret = served
     with ExitStack() as stack:
         for _ in range(100):

@@ -307,13 +307,11 @@ class CheckpointRun(Run):
         self.progress("waiting_folder")
         found = await self.appeared(most_s if self.fallback is None else mute_s)
         if found is None and self.fallback is not None:
-            self.hung.set()  # it has had its time: the fallback begins beside it
+            self.hung.set()  # the trainer has had its time: start the fallback as well
             found = await self.appeared(most_s)
         if found is None:
-            told = (
-                f"answered {answer.status}, and nothing newer appeared in {folder} within {most_s:.0f} s{self.unseen}"
-            )
-            self.fail(f"{told}: begun, not confirmed (check `checkpoint_dir` of {self.action.trainer})")
+            told = f"answered {answer.status}, but no newer checkpoint appeared in {folder} within {most_s:.0f} s"
+            self.fail(f"{told}{self.unseen}: begun, not confirmed (check `checkpoint_dir` of {self.action.trainer})")
         return await self.flushed(found)
 
     async def _status(self) -> TrainerStatus | WireError | PeerError | None:

@@ -54,7 +54,7 @@ _log = structlog.get_logger("powerguard.trainer")
 class _Watched:
     """One trainer and what was last told of it. fault, trouble: told once, when they change.
 
-    stranger: the fault is that a user serves its socket who may not, or that we may not ask.
+    stranger: the fault is that its socket is served by a user who is not allowed, or that we may not open it.
     folder: where it says it saves.
     """
 
@@ -115,7 +115,7 @@ class TrainerEffector:
 
     @property
     def strangers(self) -> tuple[str, ...]:
-        """Sockets that hide training from us, and why: not served by an allowed user, or one of too many names."""
+        """Sockets behind which a training may be unguarded, and why: a user who is not allowed, or a crowded folder."""
         known = (each.fault if each.stranger else each.peer.refused for each in self._watched.values())
         return (*filter(None, known), *self._strangers.values(), *filter(None, (self._crowded,)))
 
@@ -253,7 +253,7 @@ class TrainerEffector:
         answer = await peer.call("POST", PAUSE_PATH, body=body)
         while True:
             if (busy_s := busy_for_s(answer)) is not None:
-                # A busy trainer says when to ask again, and nothing else. The same wish twice is one wish.
+                # A busy trainer says when to ask again. The same wish twice is one wish.
                 await asyncio.sleep(max(PAUSE_LOOK_S, min(busy_s, 1.0)))  # noqa: TID251
                 answer = await peer.call("POST", PAUSE_PATH, body=body)
                 continue
@@ -417,11 +417,11 @@ class TrainerEffector:
             _log.log(level, "trainer_ignored", socket=path, because=reason)
 
     def _crowd(self, names: int) -> None:
-        """Log once that somebody fills the folder, and keep it said until it is not so any more."""
+        """Log once that the folder is crowded, and keep the alarm until it is not any more."""
         before, self._crowded = self._crowded, ""
         if names > CROWDED:
             self._crowded = (
-                f"{self._discover_dir}: crowded, more than {CROWDED} names (find who makes them, and remove them)"
+                f"{self._discover_dir}: crowded, more than {CROWDED} names (remove them; `ls -l` shows whose they are)"
             )
             if not before:
                 _log.error("trainers_crowded", folder=str(self._discover_dir), names=names, because=self._crowded)
@@ -480,7 +480,7 @@ def _sockets(folder: Path, uids: Collection[int], known: Collection[str]) -> tup
     """Names and paths of the sockets in a folder, at most 64, symbolic links not followed; and how many names it has.
 
     The folder is open to all users, and one may have filled it. So all names are read, and those that are known
-    already come first, then those that one of `uids` has made, the newest first: nobody else can take their place.
+    already come first, then those that one of `uids` has made, the newest first: no other user can take their place.
     """
     ranked: dict[str, tuple[tuple[bool, bool, int], str]] = {}
     names = 0

@@ -8,8 +8,8 @@ A process of its own, because the folder may lie on a file system that hangs. Ex
 SINCE_NS is a stamp of the same folder, taken before the request: the clock of a file server may differ from ours.
 
 What counts: a manifest or a seal whose names and sizes hold (verified: true). In a folder that has neither, a file or
-folder that changed since, once no such file in the folder has changed for QUIET_S (verified: false): its framework
-vouches for nothing. Logs and small text files never count, and their growth holds up no checkpoint.
+folder that changed since, once no such file in the folder has changed for QUIET_S (verified: false). Logs and small
+text files do not count, and their growth does not delay a checkpoint.
 """
 
 import codecs
@@ -199,7 +199,7 @@ def _rank(name: str) -> int:
 def _is_log(mark: _Mark) -> bool:
     """Whether a file is a log, by its name; or a text, by its first bytes, unless it is large and named as a model.
 
-    An empty file holds nothing yet, and passes for a text.
+    An empty file passes for a text.
     """
     path = Path(mark.path)
     name = path.name.lower()
@@ -237,7 +237,7 @@ def _is_unfinished(mark: _Mark) -> bool:
 
 
 def _marks(folder: Path) -> Iterator[_Mark]:
-    """Yield every regular file below a folder as it is now; nothing where there is no such folder."""
+    """Yield every regular file below a folder as it is now; none if there is no such folder."""
     for top in folder.iterdir() if folder.is_dir() else ():
         for path in itertools.islice(_files(top), _MOST):
             with contextlib.suppress(OSError):

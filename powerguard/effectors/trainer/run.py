@@ -20,7 +20,7 @@ from powerguard.fields import clean_text
 
 STAMP_S: Final = 2.0
 QUIET_S: Final = 6.0
-"""For so long nothing in the folder may have changed: longer than a busy disk pauses within one write."""
+"""Time without a change in the folder: longer than a busy disk pauses within one write."""
 SETTLED_S: Final = 1.0
 """The same, once the trainer's processes have ended: only the file system may still lag."""
 _TICK_NS: Final = 20_000_000  # the file system's stamps lag by up to a tick of the kernel
@@ -80,7 +80,7 @@ class Run:
         return time.time_ns() - _TICK_NS
 
     async def appeared(self, most_s: float) -> Detail | None:
-        """Return what appeared in the folder within most_s of the request; None: nothing did."""
+        """Return what appeared in the folder within most_s of the request; None: no checkpoint did."""
         while (left_s := most_s - self.took_s()) > 0:
             found = await self.newest(limit_s=left_s)
             if found is not None:
@@ -147,7 +147,7 @@ class Run:
     ) -> Detail:
         """Return the result of a peer that cannot say at which step training stands.
 
-        confirmed: it, or its folder, has shown that the checkpoint ended; else it has only begun, and had its time.
+        confirmed: the trainer, or its folder, has shown that the checkpoint ended; else it has only begun.
         """
         return (
             ("native", False),

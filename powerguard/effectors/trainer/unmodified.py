@@ -117,7 +117,7 @@ class SignalRun(Run):
             raise found
         if found is None:
             signal = f"SIG{self.options.signal}"
-            what = f"nothing newer in {folder} within {most_s:.0f} s of {signal}"
+            what = f"no newer checkpoint in {folder} within {most_s:.0f} s of {signal}"
             what = f"ended at {signal}, and left no newer checkpoint in {folder}" if ended else what
             self.fail(f"{what}{self.unseen}")
         return await self.flushed(found)

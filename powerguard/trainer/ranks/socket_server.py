@@ -93,7 +93,7 @@ class Server:
             return
         strangers = [client for client in self._clients.values() if client.sealer is None]
         if len(strangers) >= _STRANGERS:
-            self._drop(strangers[0])  # the oldest: no number of idle connections keeps a rank out
+            self._drop(strangers[0])  # the oldest, so that idle connections cannot keep a rank out
         connection.setblocking(False)
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
