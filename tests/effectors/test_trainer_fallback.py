@@ -150,6 +150,29 @@ async def test_a_mute_one_is_given_the_time_that_it_needs(tmp_path: Path) -> Non
         assert (helper.asked, detail["step"]) == (2, 88)
 
 
+async def test_one_that_answered_and_still_writes_is_not_made_to_save_twice(tmp_path: Path) -> None:
+    """A second save would take the disk from the first, which is on its way."""
+    (tmp_path / "checkpoints").mkdir()
+    helper = Helper(tmp_path / "checkpoints")
+    saved = tmp_path / "checkpoints" / "ckpt_68.pt"
+
+    async def save_slowly() -> None:
+        for _ in range(12):
+            with saved.open("ab") as file:
+                file.write(bytes(range(256)))
+            await asyncio.sleep(0.5)
+
+    async with asyncio.TaskGroup() as group:
+
+        async def begins(_: web.Request) -> web.Response:
+            group.create_task(save_slowly())
+            return web.Response(status=200)
+
+        async with serve({TRIGGER: [begins]}) as peer:
+            detail, _ = await asked(llm(peer.url, saved.parent, checkpoint_s=3.0), helper, limit_s=60.0)
+    assert (helper.asked, detail["path"], detail["bytes"]) == (0, str(saved), 12 * 256)
+
+
 async def test_a_program_may_be_the_fallback(tmp_path: Path) -> None:
     options = llm("http://127.0.0.1:9", tmp_path, fallback={"kind": "command", "command": ["true"]})
     detail, _ = await asked(options, Helper(None))

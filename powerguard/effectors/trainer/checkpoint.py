@@ -25,7 +25,7 @@ from powerguard.effectors.trainer.peer import (
     StrangerError,
     busy_for_s,
 )
-from powerguard.effectors.trainer.run import Run
+from powerguard.effectors.trainer.run import QUIET_S, Run
 from powerguard.wire import (
     CHECKPOINTS_PATH,
     STATUS_PATH,
@@ -305,10 +305,15 @@ class CheckpointRun(Run):
             self.left_s()
             return await self.flushed(self.dumb(confirmed=False))
         self.progress("waiting_folder")
-        found = await self.appeared(most_s if self.fallback is None else mute_s)
-        if found is None and self.fallback is not None:
-            self.hung.set()  # the trainer has had its time: start the fallback as well
-            found = await self.appeared(most_s)
+        until_s = most_s if self.fallback is None else mute_s
+        found = await self.appeared(until_s)
+        while found is None and until_s < most_s:
+            if self.growing:  # a second save would take the disk from this one
+                until_s = min(most_s, self.took_s() + 2 * QUIET_S)
+            else:
+                self.hung.set()  # the trainer has had its time: start the fallback as well
+                until_s = most_s
+            found = await self.appeared(until_s)
         if found is None:
             told = f"answered {answer.status}, but no newer checkpoint appeared in {folder} within {most_s:.0f} s"
             self.fail(f"{told}{self.unseen}: begun, not confirmed (check `checkpoint_dir` of {self.action.trainer})")

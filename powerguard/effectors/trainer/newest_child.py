@@ -4,7 +4,7 @@
     python -m powerguard.effectors.trainer.newest_child DIR SINCE_NS LIMIT_S QUIET_S     # waits for what is newer
 
 A process of its own, because the folder may lie on a file system that hangs. Exit codes: 0 found, 1 none in time,
-2 the folder cannot be looked at.
+2 the folder cannot be looked at, 3 none in time, but new files are still changing.
 SINCE_NS is a stamp of the same folder, taken before the request: the clock of a file server may differ from ours.
 
 What counts: a manifest or a seal whose names and sizes hold (verified: true). In a folder that has neither, a file or
@@ -34,6 +34,7 @@ from powerguard.trainer.manifest import MANIFEST, step_of
 from powerguard.trainer.seal import glance
 from powerguard.trainer.seal_manifest import SEAL, SealError, step_in
 
+_GROWING: Final = 3
 _EVERY_S: Final = 0.2
 _MOST: Final = 20_000
 _SMALL_BYTES: Final = 1 << 20
@@ -104,7 +105,7 @@ def _wait(folder: Path, since_ns: int, limit_s: float, quiet_s: float) -> int:
             sys.stdout.write(found.to_json())
             return 0
         if now_s >= ends_s:
-            return 1
+            return _GROWING if watch.is_growing(now_s) else 1
         time.sleep(_EVERY_S)
 
 
@@ -132,6 +133,10 @@ class _Watch:
             if not is_gone(error):
                 raise
             return None
+
+    def is_growing(self, now_s: float) -> bool:
+        """Whether files that changed since have not been quiet for long enough."""
+        return bool(self._fresh) and now_s - self._quiet_since_s < self._quiet_s
 
     def _plain(self, now_s: float) -> Newest | None:
         marks = frozenset(_marks(self._folder))

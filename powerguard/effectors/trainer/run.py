@@ -23,6 +23,8 @@ QUIET_S: Final = 6.0
 """Time without a change in the folder: longer than a busy disk pauses within one write."""
 SETTLED_S: Final = 1.0
 """The same, once the trainer's processes have ended: only the file system may still lag."""
+_GROWING: Final = 3
+"""The exit code of newest_child that says so; its imports are none of the daemon's."""
 _TICK_NS: Final = 20_000_000  # the file system's stamps lag by up to a tick of the kernel
 _NEWEST: Final = (sys.executable, "-m", "powerguard.effectors.trainer.newest_child")
 LAST_WORDS_S = 0.25
@@ -35,6 +37,7 @@ class Run:
 
     ends_training: to save this way is to end training, so it is not done where training is to go on.
     since_ns: newest stamp in the folder before the request. unseen: why the folder could not be looked at.
+    growing: new files in it were still changing when the last look ended.
     """
 
     common: Common
@@ -47,6 +50,7 @@ class Run:
     began_s: float = 0.0
     since_ns: int = 0
     unseen: str = ""
+    growing: bool = False
     stage: str = "asking"
 
     async def run(self) -> Detail:
@@ -102,7 +106,8 @@ class Run:
             self.unseen = f" (no child can be started to look: {error.strerror or error})"
             return None
         self.unseen = ""
-        if ended.timed_out or ended.returncode > 1:
+        self.growing = ended.returncode == _GROWING
+        if ended.timed_out or ended.returncode not in (0, 1, _GROWING):
             why = "does not answer" if ended.timed_out else clean_text(ended.stderr.decode("utf-8", "replace"), 200)
             self.unseen = f" (the folder cannot be looked at: {why})"
         try:
