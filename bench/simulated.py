@@ -18,9 +18,10 @@ OUTAGES: Final = 2000
 QUICK: Final = 200
 OTHERS: Final = ("fixed", "nut", "apcupsd")
 _CAP: Final = DrillSite(done=True, cap=True)
+_DRILL: Final = DrillSite(done=True)
 ROWS: Final[Mapping[str, Site]] = {
     "with drill and GPU cap": Site(drill=_CAP),
-    "with drill": Site(drill=DrillSite(done=True)),
+    "with drill": Site(drill=_DRILL),
     "out of the box": Site(),
     "pause 15 s late": Site(drill=_CAP, trainer=TrainerSite(pause_late_s=15.0)),
     "pause 60 s late": Site(drill=_CAP, trainer=TrainerSite(pause_late_s=60.0)),
@@ -40,6 +41,24 @@ ROWS: Final[Mapping[str, Site]] = {
     "50 % load": Site(drill=_CAP, host=HostSite(load=0.5)),
     "100 % load": Site(drill=_CAP, host=HostSite(load=1.0)),
     "90 s checkpoint": Site(drill=_CAP, trainer=TrainerSite(checkpoint_median_s=90.0)),
+    "180 s checkpoint, saved every 300 s": Site(
+        drill=_CAP, trainer=TrainerSite(checkpoint_median_s=180.0, local_every_s=300.0)
+    ),
+    "300 s checkpoint, saved every 300 s": Site(
+        drill=_DRILL, trainer=TrainerSite(checkpoint_median_s=300.0, local_every_s=300.0)
+    ),
+    "600 s checkpoint, saved every 300 s": Site(
+        drill=_DRILL, trainer=TrainerSite(checkpoint_median_s=600.0, local_every_s=300.0)
+    ),
+    "180 s checkpoint, saved every 1,800 s": Site(
+        drill=_DRILL, trainer=TrainerSite(checkpoint_median_s=180.0, local_every_s=1800.0)
+    ),
+    "300 s checkpoint, saved every 1,800 s": Site(
+        drill=_DRILL, trainer=TrainerSite(checkpoint_median_s=300.0, local_every_s=1800.0)
+    ),
+    "600 s checkpoint, saved every 1,800 s": Site(
+        drill=_DRILL, trainer=TrainerSite(checkpoint_median_s=600.0, local_every_s=1800.0)
+    ),
     "weak load drop (80 %, 60 %)": Site(drill=_CAP, host=HostSite(capped_load=0.8, paused_load=0.6)),
 }
 GOALS: Final = {"with drill and GPU cap": 5.0, "with drill": 2.5, "out of the box": 1.0}

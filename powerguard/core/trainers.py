@@ -15,7 +15,7 @@ from powerguard.core.turn import Turn
 
 MAX_TRIES = 3
 COPIED = ("writing", "committing")
-"""Stages of a checkpoint whose state has been copied, so that training can go on (docs/reference/trainer-endpoint.md)."""
+"""Stages of a checkpoint whose state has been copied: training can go on (docs/reference/trainer-endpoint.md)."""
 AGAIN_IN_HOLD_S = 30.0
 TRY_AGAIN_S = 1.0
 RESUME_AGAIN_S = 5.0

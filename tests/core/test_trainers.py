@@ -167,7 +167,9 @@ def test_progress(eta_s: float | None, eta_at_s: float | None) -> None:
     trainers.take_in(at, told)
     assert only(at) == replace(flying, eta_at_s=eta_at_s, copied=True, paused=True, step=9)
     trainers.take_in(at, replace(told, paused=False, step=None, eta_s=None))
-    assert only(at) == replace(flying, paused=True, step=9)
+    assert only(at) == replace(flying, copied=True, paused=True, step=9)
+    trainers.take_in(at, replace(told, stage="snapshot"))
+    assert not only(at).copied, "its state is being copied: training must not go on"
     for other in (replace(told, action_id="o-0"), replace(told, trainer="who")):
         at = turn(flying)
         trainers.take_in(at, other)
