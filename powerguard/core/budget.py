@@ -147,6 +147,19 @@ def choose_grade(
     )
 
 
+def stops_within_s(policy: Policy, now: Budget, grade: Grade) -> float:
+    """Seconds after the commit at which the host is powered off hard, with what the power leaves at this moment.
+
+    Every stop begins in order. A bare one is forced early because time is short: it has what the power leaves, less
+    what a forced power-off needs. Before a cut in 16 s the units have 9 s to end in order, and not 3.
+    """
+    least_s = force_after_s(policy, grade)
+    if grade is not Grade.BARE or now.reff_now_s is None:
+        return least_s
+    after_s = max(0.0, policy.bare_stop_s - _BARE_FORCE_S)
+    return max(least_s, min(now.reff_now_s - after_s, policy.force_after_s))
+
+
 def grade_left(policy: Policy, now: Budget) -> Grade:
     """Return the most orderly grade that fits what is left now, never better than the one so far."""
     if now.left is None or now.tau_paused_s is None:

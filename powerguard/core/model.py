@@ -326,6 +326,7 @@ class Holding:
 class Shutdown:
     """Past the commit point, in the boot that is named. From here only "finish and come back".
 
+    stops_within_s: seconds from the latch to the forced power-off, as chosen at the latch.
     waiting: ids of the actions that the power-off waits for, until prepare_by_s.
     force_at_s: when powerguard-off powers off hard; again_at_s: when we order it again if still alive.
     """
@@ -334,6 +335,7 @@ class Shutdown:
     boot_id: str
     latched_s: float
     because: str
+    stops_within_s: float = 0.0
     waiting: tuple[str, ...] = ()
     prepare_by_s: float = 0.0
     ordered: bool = False

@@ -145,15 +145,18 @@ def _latch(turn: Turn, outage: Outage, because: str) -> Shutdown:
     outage = ways.backed_off(turn, replace(outage, grade=grade))
     bare = grade is Grade.BARE
     prepare_s = min(policy.bmc_limit_s, 2.0) if bare else policy.bmc_limit_s
+    turn.set_outage(grade=grade)  # The guard before a cut depends on it.
+    stops_s = sums.stops_within_s(policy, plan.outage_budget(policy, turn.state, turn.now_s), grade)
     ids = (
         turn.order(EnsurePolicy, limit_s=prepare_s, outage=outage.id),
         turn.order(SyncFilesystems, limit_s=prepare_s, outage=outage.id),
-        *ways.arm(turn, outage, policy.ways, off_in_s=prepare_s + sums.force_after_s(policy, grade), limit_s=prepare_s),
+        *ways.arm(turn, outage, policy.ways, off_in_s=prepare_s + stops_s, limit_s=prepare_s),
     )
     return Shutdown(
         outage=outage,
         boot_id=policy.boot_id,
         latched_s=turn.now_s,
+        stops_within_s=stops_s,
         because=because,
         waiting=ids,
         prepare_by_s=turn.now_s + prepare_s + 0.25,
@@ -290,8 +293,9 @@ def _finish(turn: Turn, phase: Shutdown) -> None:
         return
     deadline_s = phase.latched_s + sums.stop_s(policy, grade, reserve_s=0.0)
     least_s = sums.force_after_s(policy, Grade.BARE)
+    stops_s = phase.stops_within_s or sums.force_after_s(policy, grade)
     if first:
-        force_s = max(least_s, min(phase.latched_s + sums.force_after_s(policy, grade), latest_s) - turn.now_s)
+        force_s = max(least_s, min(phase.latched_s + stops_s, latest_s) - turn.now_s)
     else:
         force_s = max(0.0, min(phase.force_at_s, latest_s) - turn.now_s)
     if sooner and not again:

@@ -9,7 +9,7 @@ from powerguard.core import account, plan
 from powerguard.core import budget as sums
 from powerguard.core.actions import Action, Level, Note, Scalar
 from powerguard.core.frozen import replace
-from powerguard.core.model import Emergency, Online, Outage, Phase, Recovery, Shutdown, State, Step
+from powerguard.core.model import Emergency, Holding, Online, Outage, Phase, Recovery, Shutdown, State, Step
 from powerguard.core.policy import Policy
 
 
@@ -87,6 +87,8 @@ class Turn:
         if outage is None or isinstance(self.state.phase, Shutdown | Recovery):
             return
         now = plan.outage_budget(self.policy, self.state, self.now_s)
+        if isinstance(self.state.phase, Holding) and now.checkpoint_s <= 0.0:
+            return  # No checkpoint is owed: a lower grade would only put an orderly stop off until it does not fit.
         grade = sums.grade_before_cut(self.policy, self.state.feed, now, at_most=sums.grade_left(self.policy, now))
         if grade is not outage.grade:
             self.set_outage(grade=grade)

@@ -348,7 +348,8 @@ def after_restart(turn: Turn, given: Collection[str]) -> None:
         )
     if lost and isinstance(phase, Shutdown):
         policy, grade = turn.policy, phase.outage.grade
-        off_at_s = phase.force_at_s or phase.latched_s + sums.force_after_s(policy, grade)
+        stops_s = phase.stops_within_s or sums.force_after_s(policy, grade)
+        off_at_s = phase.force_at_s or phase.latched_s + stops_s
         off_in_s = max(off_at_s - turn.now_s, sums.force_after_s(policy, Grade.BARE))
         arm(turn, phase.outage, lost, off_in_s=off_in_s, limit_s=LIMIT_S)
 

@@ -326,6 +326,7 @@ def test_the_latch_field_by_field() -> None:
         outage=OUTAGE,
         boot_id=POLICY.boot_id,
         latched_s=100.0,
+        stops_within_s=110.0,
         because="budget",
         waiting=(arm.id, sync.id),
         prepare_by_s=105.25,
