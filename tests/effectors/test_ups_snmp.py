@@ -396,7 +396,7 @@ async def test_an_order_that_is_taken_and_not_obeyed(rig: Make, fault: str, beca
     there = rig(lacks=EATON)
     setattr(there.card, fault, True)
     with pytest.raises(EffectorError, match=because):
-        await there.arm(limit_s=3.0)
+        await there.arm()
     assert there.sets == [SHED]
 
 

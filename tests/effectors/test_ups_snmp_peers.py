@@ -1,5 +1,6 @@
 """Way B over real SNMP: our own agent with the faults of the wire, and net-snmp's snmpd with all that it refuses."""
 
+import asyncio
 import contextlib
 import shlex
 import sys
@@ -186,6 +187,44 @@ async def test_armed_and_called_off_over_every_version(tmp_path: Path, version: 
         assert dict(await effector.carry_out(arm()))["again"] is True
         assert dict(await effector.carry_out(disarm()))["disarmed"] is True
         assert sets(log)[4:] == ["2 -1", "3 -1"]
+
+
+@pytest.mark.parametrize("conduct", ["whole", "stuck", "obeys"])
+async def test_a_bare_stop_keeps_an_order_that_reads_back_as_it_was_set(tmp_path: Path, conduct: str) -> None:
+    """A bare stop gives the order 2 s: too short to see that a card that counts whole seconds counts at all."""
+    async with told_by_snmpd(tmp_path, conduct=conduct) as (effector, log):
+        told = dict(await effector.carry_out(arm(limit_s=2.0, in_s=35.0)))
+        assert told["again"] is False
+        assert isinstance(told["in_s"], float)
+        assert 34 <= told["in_s"] <= 37
+        assert sets(log) == ["5 1", "1 1", "3 65", "2 35"]
+        assert dict(await effector.carry_out(disarm()))["disarmed"] is True
+
+
+async def test_a_bare_stop_leaves_an_order_that_the_card_shows_late(tmp_path: Path) -> None:
+    """It is reported as not armed, may be armed all the same, and is called off when the host is back."""
+    async with told_by_snmpd(tmp_path, conduct="late") as (effector, log):
+        with pytest.raises(EffectorError, match="no countdown runs yet") as caught:
+            await effector.carry_out(arm(limit_s=2.0, in_s=35.0))
+        assert not caught.value.harmless
+        assert sets(log)[-1] == "2 35"
+        await asyncio.sleep(1.1)  # The card shows its countdown after a second.
+        assert dict(await effector.carry_out(disarm()))["disarmed"] is True
+        assert sets(log)[-2:] == ["2 -1", "3 -1"]
+
+
+@pytest.mark.parametrize(
+    ("conduct", "limit_s", "because"),
+    [("stuck", 5.0, "its countdown stands still at 35 s"), ("halves", 2.0, "too soon for the host")],
+)
+async def test_an_order_is_called_off_on_a_contradiction(
+    tmp_path: Path, conduct: str, limit_s: float, because: str
+) -> None:
+    """A countdown that keeps its value for longer than it may, or that shows another value than was set."""
+    async with told_by_snmpd(tmp_path, conduct=conduct) as (effector, log):
+        with pytest.raises(EffectorError, match=because):
+            await effector.carry_out(arm(limit_s=limit_s, in_s=35.0))
+        assert sets(log)[4:6] == ["2 -1", "3 -1"]
 
 
 @pytest.mark.parametrize(

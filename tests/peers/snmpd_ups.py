@@ -1,13 +1,16 @@
 """A UPS's control group behind net-snmp's snmpd: its pass_persist protocol (snmpd.conf(5)) on standard input.
 
-snmpd_ups.py LOG CONDUCT. LOG: each SET that was taken, as "OBJECT VALUE". CONDUCT: obeys; refuses (every SET),
-refuses-N, wrong-N and hangs-N (the SET of upsControl N: refused as not writable, as a wrong value, never answered).
+snmpd_ups.py LOG CONDUCT. LOG: each SET that was taken, as "OBJECT VALUE". CONDUCT: obeys; whole (a countdown drops by
+1 after each whole second), stuck (a countdown keeps its value), late (the countdown to off shows -1 in its first
+second), halves (the countdown to off runs with half of the value); refuses (every SET), refuses-N, wrong-N and hangs-N
+(the SET of upsControl N: refused as not writable, as a wrong value, never answered).
 The standard library alone: snmpd starts it with an environment of its own.
 """
 
 import sys
 import time
 from collections.abc import Iterator
+from math import ceil
 from pathlib import Path
 
 BASE = ".1.3.6.1.2.1.33.1.8"
@@ -20,12 +23,22 @@ class Card:
         self.log = log
         self.conduct = conduct
         self.fixed = {1: 1, 5: 1}
+        self.value: dict[int, int] = {}
         self.ends_s: dict[int, float] = {}
 
     def get(self, number: int) -> int:
         if number in self.fixed:
             return self.fixed[number]
-        left_s = self.ends_s.get(number, 0.0) - time.monotonic()
+        if number not in self.ends_s:
+            return -1
+        left_s = self.ends_s[number] - time.monotonic()
+        match self.conduct:
+            case "whole":
+                left_s = ceil(left_s)
+            case "stuck":
+                left_s = self.value[number]
+            case "late" if number == 2 and left_s > self.value[number] - 1.0:
+                return -1
         return int(left_s) if left_s > 0 else -1
 
     def set(self, number: int, value: int) -> str:
@@ -43,7 +56,8 @@ class Card:
         elif value < 0:
             self.ends_s.pop(number, None)
         else:
-            self.ends_s[number] = time.monotonic() + value
+            self.value[number] = value // 2 if self.conduct == "halves" and number == 2 else value
+            self.ends_s[number] = time.monotonic() + self.value[number]
         with self.log.open("a", encoding="ascii") as log:
             log.write(f"{number} {value}\n")
         return "DONE"

@@ -4,7 +4,8 @@ The rules are the same for every UPS; how one is told is its `Output` (`by_snmp`
 
 - A countdown that stands already is never touched, whoever ordered it. One of ours, of this outage, is armed already.
 - What prepares an order is set first, each value read back; the one SET or command that acts comes last, and once.
-- Armed is what was read back. A UPS that takes the order and does nothing is told from one that obeys.
+- Armed is what was read back: a countdown that runs, or, where a bare stop leaves no time to see it run, one that shows
+  what was set. Only a UPS that contradicts the order has it called off.
 - Sooner than asked is a failure, later is not: the host stops by its own deadline.
 """
 
@@ -28,6 +29,8 @@ _MARGIN_S: Final = 0.3
 """We leave this long before the action's deadline: whoever is cut off in the middle cannot say what it has done."""
 _LOOK_S: Final = 0.4
 """From one look at a countdown to the next; a card tells nobody when it has changed."""
+_STILL_S: Final = 2.0
+"""After this time, a countdown in whole seconds must have moved. A bare stop leaves less than that for looking."""
 _EARLY_S: Final = 5.0
 """A countdown that is shorter by more than this is another one than was ordered: the card has cut the delay down."""
 _LAG_S: Final = 10.0
@@ -232,23 +235,33 @@ class OutputEffector:
         return left_s
 
     async def _seen(self, output: Output, action: ArmWay, prepared_s: float, unanswered: str) -> float:
-        """Watch the countdown until it has been seen to run. Raises EffectorError where it never does."""
+        """Return the seconds that are left, once the countdown runs or, in a short stop, reads back as it was set.
+
+        Raises EffectorError if no countdown runs, and after calling the order off if the card contradicts it: the
+        countdown shows a shorter time, or has not moved for `_STILL_S`.
+        """
         first_s: float | None = None
         sent_s = self._clock()
         end_s = action.by_s - _MARGIN_S - 4 * _LOOK_S
         what = ""
         while not what:
             left_s = await output.standing_s()
-            if left_s is not None and left_s < prepared_s - (self._clock() - sent_s) - _EARLY_S:
+            looked_s = self._clock() - sent_s
+            if left_s is not None and left_s < prepared_s - looked_s - _EARLY_S:
                 what = f"{output.where} has taken the order, and would be off in {left_s:.0f} s: too soon for the host"
             elif left_s is not None and (left_s < prepared_s or (first_s is not None and left_s < first_s)):
                 return left_s
-            elif self._clock() + _LOOK_S > end_s:
-                stands = "no countdown runs" if left_s is None else f"its countdown stands still at {left_s:.0f} s"
-                what = f"{unanswered or f'{output.where} has taken the order'}, and {stands}"
-            else:
+            elif self._clock() + _LOOK_S <= end_s:
                 first_s = left_s if first_s is None else first_s
                 await asyncio.sleep(_LOOK_S)  # noqa: TID251 - a card tells nobody when it has changed
+            elif left_s is not None and looked_s < _STILL_S:
+                return left_s
+            else:
+                stands = "no countdown runs" if left_s is None else f"its countdown stands still at {left_s:.0f} s"
+                what = f"{unanswered or f'{output.where} has taken the order'}, and {stands}"
+                if looked_s < _STILL_S:  # The card may show it later: then it brings the host back.
+                    msg = f"{what} yet"
+                    raise EffectorError(msg)
         await self._give_up(output, action.ups)
         raise EffectorError(what)
 
