@@ -66,7 +66,7 @@ def explained(record: "OutageRecord", story: "Sequence[Line]", rows: "Sequence[R
     """Return the outage as one object: what is printed, and what --json shows."""
     elapsed = Elapsed(record, story, rows)
     steps = [
-        _ordered(elapsed, line) if line.kind == "action" else _step(elapsed, line)
+        _ordered(elapsed, line) if line.kind == "action" else _step(elapsed, line, _trains_on(story, line))
         for line in story
         if line.kind in ("note", "gap") or (line.kind == "action" and line.event not in _SILENT)
     ]
@@ -85,7 +85,17 @@ def explained(record: "OutageRecord", story: "Sequence[Line]", rows: "Sequence[R
     }
 
 
-def _step(elapsed: "Elapsed", line: "Line") -> dict[str, Any]:
+def _trains_on(story: "Sequence[Line]", until: "Line") -> str:
+    """Name the trainers that were asked last for a checkpoint after which they train on."""
+    after = {
+        str(line.payload.get("trainer")): line.payload.get("after")
+        for line in story
+        if line.kind == "action" and line.event == "TriggerCheckpoint" and line.seq < until.seq
+    }
+    return ", ".join(name for name, then in after.items() if then == "continue")
+
+
+def _step(elapsed: "Elapsed", line: "Line", trains_on: str) -> dict[str, Any]:
     numbers = _pairs(line.payload.get("numbers"))
     gap = line.kind == "gap"
     text = f"{line.payload.get('steps')} steps are missing: {line.because}" if gap else ""
@@ -97,7 +107,7 @@ def _step(elapsed: "Elapsed", line: "Line") -> dict[str, Any]:
         "event": line.event,
         "level": "warning" if gap else str(line.payload.get("level", "info")),
         "because": line.because,
-        "text": text or sentence(line.event, line.because, numbers),
+        "text": text or sentence(line.event, line.because, numbers | {"trains_on": trains_on}),
         "numbers": numbers,
     }
 
@@ -195,13 +205,13 @@ def what_if(
         came_s = _returned_s(readings, paused["after_s"])
         if came_s is not None:
             early = duration(came_s - paused["after_s"])
-            told.append(f"Utility {early} earlier, and training would not have been paused at all.")
+            told.append(f"Utility {early} earlier, and no emergency checkpoint would have been ordered.")
         last = held or paused
         reff_s, stop_s = (_number(last["numbers"].get(name)) for name in ("reff_paused_s", "stop_s"))
         if reff_s is not None and stop_s is not None and came_s is not None and held is not None and reff_s > stop_s:
             told.append(
                 f"When the hold began, at least {duration(reff_s - stop_s)} were left until the power-off, at the load "
-                f"that a pause should bring; utility came after {duration(came_s - held['after_s'])} of it."
+                f"that was expected; utility came after {duration(came_s - held['after_s'])} of it."
             )
     elif paused is None and record.outcome == "ridden_through":
         told += _spare(_moment_of(steps, "online"))
@@ -287,9 +297,9 @@ def _durations(
 # --- Telling ----------------------------------------------------------------------------------------------------------
 
 _DURATIONS: Final = {
-    "trained_on_s": "trained on, on battery",
+    "trained_on_s": "on battery until the checkpoint was ordered",
     "checkpoint_s": "until every checkpoint was durable",
-    "held_s": "held, paused",
+    "held_s": "held",
     "on_battery_s": "on battery in all",
     "away_s": "host off",
     "recovery_s": "from the start-up to training",

@@ -5,7 +5,7 @@ from math import ceil
 from typing import Any, Final, NamedTuple
 
 from powerguard.cli.render import clean, duration
-from powerguard.cli.report_facts import Told, measured, number, predicted_paused_load
+from powerguard.cli.report_facts import BY_HAND, LATE_REBOOT, Told, measured, number, predicted_paused_load
 from powerguard.core import needs
 from powerguard.core.actions import Grade
 from powerguard.core.budget import stop_s
@@ -39,7 +39,7 @@ def predictions(told: Told, budget: Sequence[Mapping[str, Any]]) -> list[dict[st
     began, paused, held, latched = (at.get(n) for n in ("on_battery", "emergency_checkpoint", "holding", "shutdown"))
     if began and paused:
         add(
-            "effective runtime when training was paused",
+            "effective runtime at the pause, at the load of that moment",
             _fallen(began, paused, "effective_now_s"),
             paused["effective_now_s"],
         )
@@ -70,16 +70,19 @@ def _fallen(then: Mapping[str, Any], now: Mapping[str, Any], name: str) -> float
 
 
 def _settled(told: Told, later: Mapping[str, Any], latched: Mapping[str, Any] | None) -> float | None:
-    """Return the load once the pause had settled: the last one on battery, before the host began to stop."""
+    """Return the load once the pause had settled: the last one read on battery before the host began to stop.
+
+    None if no UPS was read in that time.
+    """
     until_s = told.last_s if latched is None else latched["at_s"]
     loads = [
         reading.load_pct / 100.0
         for at_s, reading in told.readings
         if later["at_s"] <= at_s <= until_s and reading.load_pct and reading.output_source.value == "battery"
     ]
-    if told.policy is not None and told.policy.feeds:
+    if loads and told.policy is not None and told.policy.feeds:
         return number((later if latched is None else latched)["load"])  # Of all feeds together.
-    return loads[-1] if loads else number(later["load"])
+    return loads[-1] if loads else None
 
 
 def _add_return(told: Told, latched: Mapping[str, Any] | None, add: Any) -> None:  # noqa: ANN401 - a local function
@@ -207,6 +210,31 @@ def _older(case: _Case) -> Iterator[Advice]:
             "pause (a larger budget.reserve_s) would leave time for one at the step where training stands.",
             "budget.reserve_s",
         )
+
+
+def _trained_on(case: _Case) -> Iterator[Advice]:
+    on = [t for t in case.report["trainers"] if t["after"] == "continue" and t["at_risk_s"]]
+    if on:
+        worst = max(on, key=lambda t: t["at_risk_s"])
+        steps = "" if worst["steps_lost"] is None else f" ({worst['steps_lost']} steps)"
+        yield _say(
+            "trained_on",
+            "warning",
+            f"{_names(on)} trained on after its checkpoint: {duration(worst['at_risk_s'])}{steps} of work were lost. "
+            "Let it pause after the checkpoint: docs/reference/trainer-endpoint.md.",
+        )
+
+
+def _signalled(case: _Case) -> Iterator[Advice]:
+    for each in case.report["trainers"]:
+        if each["signals"]:
+            sent = ", ".join(f"{s['signal']} at +{duration(s['at_s'])}" for s in each["signals"])
+            yield _say(
+                "signalled",
+                "warning",
+                f"The processes of {clean(each['trainer'])} got {sent}: the load had not fallen after the pause. "
+                "Measure what the pause saves with `powerguard drill --scope pause`.",
+            )
 
 
 def _load(case: _Case) -> Iterator[Advice]:
@@ -366,7 +394,7 @@ def _return(case: _Case) -> Iterator[Advice]:
 def _powered_on(case: _Case) -> Iterator[Advice]:
     """What brought the host back is the proof of a way back, or of its absence."""
     back = case.report["recovery"]
-    if back["powered_on_by"] in _BY_HAND:
+    if back["powered_on_by"] in BY_HAND:
         yield _say(
             "switched_on_by_hand",
             "warning",
@@ -374,17 +402,23 @@ def _powered_on(case: _Case) -> Iterator[Advice]:
             "`powerguard doctor` says which of them are armed, and why others are not.",
             "bmc.policy",
         )
-    elif back["ac_failed"] is False and case.report["outcome"] == "clean_shutdown":
-        what = (back["powered_on_by"] or "something that it does not name").replace("-", " ")
+    elif case.report["outcome"] != "clean_shutdown" or back["powered_on_by"] == LATE_REBOOT:
+        return
+    elif back["ac_gone"] is False:
+        what = (back["powered_on_by"] or "unknown").replace("-", " ")
         yield _say(
             "ac_never_gone",
             "info",
             f"AC never went at this host: power returned before the UPS cut its output, and the BMC's policy alone "
             f"would have left it off. What brought it back: {what}.",
         )
-
-
-_BY_HAND: Final = frozenset(("power-button", "reset-button"))
+    elif back["ac_gone"] is None and back["powered_on_by"] is None:
+        yield _say(
+            "return_unknown",
+            "info",
+            "What brought the host back is unknown, and so is whether AC was gone: neither the BMC nor the UPS shows "
+            "it. Read the BMC's event log (`ipmitool sel list`) at the time of the return.",
+        )
 
 
 def _journal(case: _Case) -> Iterator[Advice]:
@@ -405,6 +439,6 @@ def _journal(case: _Case) -> Iterator[Advice]:
 
 
 _RULES: Final = (
-    _dirty, _never_answered, _bmc, _return, _checkpoint_slow, _older, _load, _sources, _late, _grade, _stop, _journal,
-    _health,
+    _dirty, _never_answered, _bmc, _return, _checkpoint_slow, _older, _trained_on, _signalled, _load, _sources, _late,
+    _grade, _stop, _journal, _health,
 )  # fmt: skip

@@ -18,6 +18,9 @@ from powerguard.daemon.journal import Line
 from powerguard.daemon.journal.recording import Start
 from powerguard.effectors.bmc.ipmi import RestartCause
 
+BY_HAND: Final = frozenset((RestartCause.POWER_BUTTON.value, RestartCause.RESET_BUTTON.value))
+LATE_REBOOT: Final = "late-reboot"
+"""What brought a host back whose power-off powerguard itself made a reboot."""
 POINTS: Final = 400
 """So many points of the runtime are kept: more than a picture shows."""
 
@@ -222,11 +225,49 @@ def _powered_on(told: Told, boot_id: str) -> Mapping[str, Any]:
     return next((step.numbers for step in told.notes("host_powered_on") if step.line.boot_id == boot_id), {})
 
 
-def _brought_by(cause: object, later: Sequence[Step]) -> str | None:
+def _rebooted(told: Told, back: Step) -> bool:
+    """Say whether our own power-off was made a reboot: the last order of the boot that went, and it did not fail."""
+    before = [step for step in told.steps if step.line.seq < back.line.seq and step.line.boot_id != back.line.boot_id]
+    gone = [step for step in before if step.line.boot_id == before[-1].line.boot_id] if before else []
+    orders = {s.line.action for s in gone if s.line.kind == "action" and s.line.event == "Reboot"}
+    return bool(orders) and not any(s.line.action in orders and s.line.event == "Failed" for s in gone)
+
+
+def _ac_gone(told: Told, back: Step, powered_on: Mapping[str, Any], *, rebooted: bool) -> bool | None:
+    """Return whether AC was gone at this host, by all evidence; None where that does not settle it.
+
+    The BMC's bit alone proves only a loss: boards that were off in order may leave it clear when AC goes.
+    """
+    causes = (RestartCause.POLICY_ALWAYS_ON.value, RestartCause.POLICY_LAST_STATE.value)
+    if powered_on.get("ac_failed") is True or powered_on.get("cause") in causes:
+        return True
+    if rebooted:
+        return False
+    kernel_s = back.after_s - back.line.at_s
+    before = {r.ups: r for at_s, r in told.readings if at_s < kernel_s}
+    after = {r.ups: r for at_s, r in reversed(told.readings) if at_s >= kernel_s}
+    ways = [s for s in told.notes("way_armed") if s.line.seq < back.line.seq and s.numbers.get("way") == "output"]
+    drained = any(
+        (was := before[ups].charge_pct) is not None and now.charge_pct is not None and now.charge_pct < was - _DRAINED
+        for ups, now in after.items()
+        if ups in before
+    )
+    on_utility = bool(before) and all(each.output_source.value == "utility" for each in before.values())
+    return False if powered_on.get("ac_failed") is False and on_utility and not ways and not drained else None
+
+
+_DRAINED: Final = 5.0
+"""A charge that is lower by more than these points after the return: the battery went on to discharge."""
+
+
+def _brought_by(cause: object, later: Sequence[Step], *, rebooted: bool) -> str | None:
     """Return what powered the host on: as its BMC names it, and whose order over the BMC that was, where it was ours.
 
-    later: what followed the return. A sentinel tells of its orders when the host takes its word back.
+    later: what followed the return. A sentinel tells of its orders when the host takes its word back. rebooted: our own
+    late reboot, of which a BMC knows nothing: it names what powered the host on before.
     """
+    if rebooted:
+        return LATE_REBOOT
     told = cause if isinstance(cause, str) and cause else None
     ordered = any(s.line.event == "Done" and number(s.numbers.get("orders")) for s in later)
     return "sentinel" if ordered and told in {None, RestartCause.CHASSIS_CONTROL.value} else told
@@ -251,6 +292,7 @@ _RECOVERY: Final = (
     "stop_s",
     "powered_on_by",
     "ac_failed",
+    "ac_gone",
     "firmware_s",
     "boot_s",
     "gate_s",
@@ -275,6 +317,8 @@ def recovery(told: Told) -> dict[str, Any]:
     check_s = _check_s(later, begun_s)
     gate_s = between(back.after_s, begun_s)
     powered_on = _powered_on(told, back.line.boot_id)
+    by_hand = powered_on.get("cause") in BY_HAND
+    rebooted = powered_on.get("ac_failed") is not True and not by_hand and _rebooted(told, back)
     answers = {s.line.action for s in later if s.line.kind == "action" and s.line.event == "ResumeTraining"}
     started = next((s for s in later if s.line.event == "Done" and s.line.action in answers), None)
     seen_s = None
@@ -286,8 +330,9 @@ def recovery(told: Told) -> dict[str, Any]:
     return {
         "away_s": None if told.elapsed.doubted else away_s,
         "stop_s": measured(told, "stop", back.line.boot_id),
-        "powered_on_by": _brought_by(powered_on.get("cause"), later),
+        "powered_on_by": _brought_by(powered_on.get("cause"), later, rebooted=rebooted),
         "ac_failed": powered_on.get("ac_failed"),
+        "ac_gone": _ac_gone(told, back, powered_on, rebooted=rebooted),
         "firmware_s": number(powered_on.get("firmware_s")),
         "boot_s": _r(back.line.at_s),
         "gate_s": gate_s if gate_s is None or check_s is None else _r(gate_s - check_s),
@@ -349,7 +394,49 @@ def trainers(told: Told) -> list[dict[str, Any]]:
             orders.setdefault(str(step.numbers.get("trainer")), []).append(step)
     expected = _expected(told, paused_s)
     lost = _steps_lost(told)
-    return [_trainer(name, asked, outcomes, expected.get(name), lost) for name, asked in orders.items()]
+    found = [_trainer(name, asked, outcomes, expected.get(name), lost) for name, asked in orders.items()]
+    for each in found:
+        _add_end(told, each, paused_s)
+    return found
+
+
+def _add_end(told: Told, trainer: dict[str, Any], paused_s: float) -> None:
+    """Enter the signals, and what training after the checkpoint is at risk: until the trainer's end, or the commit."""
+    mine = [s for s in told.steps if s.after_s >= paused_s and s.numbers.get("trainer") == trainer["trainer"]]
+    trainer["signals"] = [
+        {"signal": _SIGNALS[s.line.event], "at_s": s.after_s} for s in mine if s.line.event in _SIGNALS
+    ]
+    returned = told.first("host_returned")
+    stays = returned is None and told.outage.record.ended_wall is not None  # rehearsed, called off, or never ordered
+    off_s = None if stays else told.phase("shutdown")
+    off_s = returned.after_s if off_s is None and returned is not None else off_s
+    ends = [s.after_s for s in mine if s.line.event in _ENDS and (off_s is None or s.after_s <= off_s)]
+    trainer["ended_s"] = min(ends, default=None)
+    until_s = min([*ends, *([] if off_s is None else [off_s])], default=None)
+    durable_s = trainer["durable_s"]
+    if trainer["steps_lost"] is not None:
+        return
+    if until_s is None:
+        if durable_s is not None and told.outage.record.ended_wall is not None:
+            trainer["at_risk_s"], trainer["steps_lost"] = 0.0, 0
+    elif durable_s is None or trainer["after"] == "continue":
+        if durable_s is not None:
+            trainer["at_risk_s"] = _r(max(0.0, until_s - durable_s))
+        trainer["steps_lost"] = _behind(told, trainer, told.last_s if returned is None else returned.after_s)
+
+
+def _behind(told: Told, trainer: Mapping[str, Any], until_s: float) -> int | None:
+    """Return by how many steps a trainer was ahead of its newest checkpoint when it was last seen; None: not told."""
+    seen = [e for at_s, e in told.heard if isinstance(e, TrainerSeen) and at_s < until_s and e.alive]
+    mine = [e for e in seen if e.trainer == trainer["trainer"]]
+    steps = [e.step for e in mine if e.step is not None]
+    saved = [e.durable_step for e in mine if e.durable_step is not None]
+    saved += [] if trainer["step"] is None else [trainer["step"]]
+    return max(0, steps[-1] - max(saved)) if steps and saved else None
+
+
+_SIGNALS: Final = {"trainer_stopped": "SIGSTOP", "trainer_continued": "SIGCONT", "trainer_terminated": "SIGTERM"}
+_ENDS: Final = ("trainer_terminated", "trainer_gone")
 
 
 def _trainer(
@@ -376,6 +463,10 @@ def _trainer(
         "step": found.get("step") if isinstance(found.get("step"), int) else None,
         "verified": None if last is None else found.get("verified") is True,
         "steps_lost": lost.get(name, 0 if at_step else None),
+        "after": asked[-1].numbers.get("after"),
+        "at_risk_s": 0.0 if at_step else None,
+        "signals": [],
+        "ended_s": None,
         "failure": bad[-1].line.because if bad and last is None else None,
         "timed_out": any(step.line.payload.get("timed_out") is True for step in bad),
         "failed": len(bad),
@@ -412,12 +503,13 @@ def _steps_lost(told: Told) -> dict[str, int | None]:
 def steps_lost(told: Told, asked: Sequence[Mapping[str, Any]]) -> int | None:
     """Return the most steps that a trainer has lost; None where it is not told of one of them.
 
-    Nothing is lost where the host never went down. Where it did, and no checkpoint was asked for in time, what counts
-    is how far training was ahead of its newest one.
+    Nothing is lost where the host and its trainers never went down. Where the host did, and no checkpoint was asked for
+    in time, what counts is how far training was ahead of its newest one.
     """
     returned = told.first("host_returned")
     if returned is None and told.phase("shutdown") is None and told.outage.record.outcome != "lost":
-        return 0
+        ended = [trainer["steps_lost"] for trainer in asked if trainer["ended_s"] is not None]
+        return None if None in ended else max(ended, default=0)
     known: list[int] = [trainer["steps_lost"] for trainer in asked if trainer["steps_lost"] is not None]
     if asked and len(known) == len(asked):
         return max(known)

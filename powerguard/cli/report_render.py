@@ -7,6 +7,7 @@ from typing import Any, Final
 from powerguard.cli import picture
 from powerguard.cli.picture import Section
 from powerguard.cli.render import Paint, clean, duration, is_endless, moment, table
+from powerguard.cli.report_facts import LATE_REBOOT
 from powerguard.cli.report_picture import PHASE_WORDS, Mark, style, timeline
 from powerguard.cli.words import OUTCOMES, PHASES
 
@@ -16,9 +17,9 @@ _ROWS: Final = 12
 _GOOD: Final = frozenset(("ridden_through", "resumed_in_place", "clean_shutdown", "rehearsed"))
 _COLOURS: Final = {"warning": "yellow", "error": "red"}
 _DURATIONS: Final = {
-    "trained_on_s": "trained on, on battery",
+    "trained_on_s": "on battery until the checkpoint was ordered",
     "checkpoint_s": "until every checkpoint was durable",
-    "held_s": "held, paused",
+    "held_s": "held",
     "on_battery_s": "on battery in all",
     "away_s": "host away",
     "recovery_s": "from the daemon's start to training",
@@ -74,6 +75,8 @@ def headline(told: Mapping[str, Any]) -> tuple[str, str]:
     words = OUTCOMES.get(outcome, clean(outcome)) if outcome else "how it ended is not told"
     lost = told["steps_lost"]
     steps = "steps lost: not told" if lost is None else f"{lost} steps lost"
+    sent = ", ".join(dict.fromkeys(each["signal"] for t in told["trainers"] for each in t["signals"]))
+    steps += f"; signals were sent: {sent}" if sent else ""
     return f"{words}; {steps}", "good" if outcome in _GOOD and not lost else "bad" if outcome == "dirty" else "warn"
 
 
@@ -107,8 +110,9 @@ def _section_phases(told: Mapping[str, Any]) -> Section:
 
 
 def _powered_on(back: Mapping[str, Any]) -> str:
-    cause = clean(str(back["powered_on_by"] or "").replace("-", " ")) or NOT_TOLD
-    return cause if back["ac_failed"] is not False else f"{cause}, AC never gone"
+    cause = clean(str(back["powered_on_by"] or "unknown").replace("-", " "))
+    cause = "a late reboot, ordered by powerguard" if back["powered_on_by"] == LATE_REBOOT else cause
+    return f"{cause}, AC {({True: 'was gone', False: 'never gone', None: 'loss unknown'})[back['ac_gone']]}"
 
 
 def _section_recovery(told: Mapping[str, Any]) -> Section:
@@ -172,13 +176,24 @@ def _section_trainers(told: Mapping[str, Any], limit: int | None) -> Section:
             {True: "yes", False: "no", None: "-"}[t["verified"]],
             str(t["tries"]),
             NOT_TOLD if t["steps_lost"] is None else str(t["steps_lost"]),
+            _afterwards(t),
         )
         for t in shown
     ]
     more = len(told["trainers"]) - len(shown)
     title = f"Checkpoints (the slowest {len(shown)} of {len(told['trainers'])})" if more > 0 else "Checkpoints"
-    head = ("trainer", "asked", "planned", "took", "step", "verified", "tries", "steps lost")
+    head = ("trainer", "asked", "planned", "took", "step", "verified", "tries", "steps lost", "afterwards")
     return Section(title, head, rows, numbers=(1, 2, 3, 4, 6, 7))
+
+
+def _afterwards(trainer: Mapping[str, Any]) -> str:
+    """Return what a trainer did after its checkpoint, and the signals that it got."""
+    then = {"pause": "to pause", "exit": "to exit", "continue": "trained on"}.get(str(trainer["after"]), NOT_TOLD)
+    lost_s = trainer["at_risk_s"]
+    risk = [f"for {duration(lost_s)} more"] if lost_s else []
+    signals = [f"{each['signal']} {_plus(each['at_s'])}" for each in trainer["signals"]]
+    ended = [f"ended {_plus(trainer['ended_s'])}"] if trainer["ended_s"] is not None else []
+    return ", ".join([" ".join([then, *risk]), *signals, *ended])
 
 
 def _section_feeds(told: Mapping[str, Any]) -> Section:

@@ -123,11 +123,12 @@ def _phase_changed(because: str, numbers: Numbers) -> str:
         case "on_battery":
             return f"the shutdown was called off ({because}): training goes on, on battery"
         case "emergency_checkpoint":
-            return f"training was told to pause and checkpoint, because {_why_checkpoint(because, numbers)}"
+            return f"training was told to checkpoint, because {_why_checkpoint(because, numbers)}"
         case "holding":
             return (
-                f"{because}: nothing can be lost any more. Training waits; with it paused the battery lasts "
+                f"{because}. The host waits for utility; at the expected load the battery lasts "
                 f"{_for(numbers, 'reff_paused_s')} more, of which the stop needs {_for(numbers, 'stop_s')}"
+                f"{_at_risk(numbers)}"
             )
         case "shutdown":
             return f"the commit point: the host is powered off, because {_why_commit(because, numbers)}"
@@ -135,6 +136,12 @@ def _phase_changed(because: str, numbers: Numbers) -> str:
             return _why_online(because, numbers)
         case _:
             return f"{PHASES.get(str(new), str(new))}: {because}"
+
+
+def _at_risk(numbers: Numbers) -> str:
+    """Name the trainers that do not pause. trains_on: of the story before the note, where it is known."""
+    names = numbers.get("trains_on")
+    return f". {names}: trains on, and its work after its checkpoint is lost if the host goes off" if names else ""
 
 
 def _left(numbers: Numbers) -> str:
@@ -203,7 +210,7 @@ def _why_online(because: str, numbers: Numbers) -> str:
         case "utility back":
             return "utility is back before anything had to be done: training never noticed"
         case "utility stable":
-            return f"{because}: the outage is over, training goes on where it stood"
+            return f"{because}: the outage is over, and the host was not powered off"
         case "training resumed":
             return f"the outage is over: {because}"
         case _:
@@ -280,7 +287,9 @@ def _flag(told: object) -> bool | None:
 
 def _powered_on(because: str, numbers: Numbers) -> str:
     cause = str(numbers.get("cause") or "")
-    lost = {True: "AC had been gone", False: "AC was there all the time", None: ""}[_flag(numbers.get("ac_failed"))]
+    lost = {True: "AC had been gone", False: "its bit for a loss of AC is clear", None: ""}[
+        _flag(numbers.get("ac_failed"))
+    ]
     firmware = f"firmware took {_for(numbers, 'firmware_s')}" if numbers.get("firmware_s") is not None else ""
     told = "; ".join(filter(None, (lost, firmware)))
     what = f"powered on by {cause.replace('-', ' ')}" if cause else "what powered the host on is not told"
@@ -344,7 +353,7 @@ _GATE: Final[dict[str, str]] = {
     "bare stop fits": "a second outage would leave time for the checkpoint and a bare stop",
     "charge not told": "the UPS does not tell its charge, and nothing speaks against it",
 }
-_SIGNALS: Final = {"stop": "its processes are to be stopped", "terminate": "its processes are to be ended"}
+_SIGNALS: Final = {"stop": "to be stopped by SIGSTOP", "terminate": "to be ended by SIGTERM"}
 _SENTENCES: Final[dict[str, _Sentence]] = {
     "action_failed": lambda b, n: f"an order failed ({order(str(n.get('action')))}): {b}",
     "battery_low": lambda _, n: f"the UPS calls its battery low, twice; it reports {_for(n, 'runtime_s')}",
@@ -403,7 +412,7 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "trainer_appeared": _of("was seen for the first time"),
     "trainer_continued": _of("goes on: its processes got SIGCONT"),
     "trainer_gone": _of("is not there any more"),
-    "trainer_signalled": lambda b, n: f"{n.get('trainer')} draws on: {_SIGNALS.get(str(n.get('word')), '')} ({b})",
+    "trainer_signalled": lambda b, n: f"processes of {n.get('trainer')} are {_SIGNALS.get(str(n.get('word')))} ({b})",
     "trainer_stopped": _of("stands: its processes were stopped by SIGSTOP"),
     "trainer_terminated": _of("was ended: its processes got SIGTERM"),
     "way_armed": lambda _, n: f"armed, so that the host comes back: {_way(n)}, in {_for(n, 'in_s')}",

@@ -177,11 +177,11 @@ def test_a_hold_is_explained(journals: dict[str, Path], run: Run) -> None:
     code, out, err = run("explain", "last", "--journal", journals["held"])
     assert (code, err) == (0, "")
     assert "held and resumed in place: no reboot" in out.splitlines()[1]
-    step = r"^\d\d:\d\d:\d\d  \+1 m \d\d s +training was told to pause and checkpoint, because three quarters of the "
+    step = r"^\d\d:\d\d:\d\d  \+1 m \d\d s +training was told to checkpoint, because three quarters of the "
     assert re.search(step, out, re.MULTILINE)
     assert "(checkpoint 20 s + stop 2 m 50 s)" in out
     assert "an order failed (checkpoint)" in out
-    assert re.search(r"Utility \d.+ earlier, and training would not have been paused at all", out)
+    assert re.search(r"Utility \d.+ earlier, and no emergency checkpoint would have been ordered", out)
     assert re.search(r"at least \d.+ were left until the power-off.*utility came after 20 s of it", out)
     assert re.search(r"^  the whole outage +\d m \d\d s$", out, re.MULTILINE)
     assert "host off" not in out, "it never was"
@@ -198,7 +198,7 @@ def test_a_power_off_is_explained(journals: dict[str, Path], run: Run) -> None:
         r"commit back, and 10 s of it end the outage\. It came [345]\.\d s too late\.",
         out,
     )
-    for part in ("host off", "from the start-up to training", "held, paused", "trained on, on battery"):
+    for part in ("host off", "from the start-up to training", "held", "on battery until the checkpoint was ordered"):
         assert part in out
 
 
@@ -503,7 +503,7 @@ def test_an_export_of_an_older_journal(journals: dict[str, Path], run: Run, tmp_
     code, out, _ = run("replay", file, "--table", "50:540,75:360,100:240", "--trainer", "llm:pause:20")
     assert code == 0
     assert "did not keep every reading" in out
-    assert "training was told to pause and checkpoint" in out
+    assert "training was told to checkpoint" in out
 
 
 # --- replay's options -------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ import pytest
 
 from powerguard.cli.main import main
 from powerguard.cli.outages import Elapsed
-from powerguard.core.actions import CheckHost, Conduct
-from powerguard.core.events import Measured, PoweredOn, TrainerSeen
+from powerguard.core.actions import CheckHost, Conduct, ContinueTrainer, Reboot, StopTrainer, TerminateTrainer
+from powerguard.core.events import ForeignStop, Measured, PoweredOn, TrainerSeen
 from powerguard.core.model import Recovery
 from powerguard.core.policy import FeedPolicy, TrainerPolicy
 from powerguard.core.readings import Reading, SourceFailed
@@ -136,7 +136,121 @@ async def _twice(world: World) -> None:
         await rest(20.0)
 
 
-STORIES = {**TOLD, "twice": _twice, "many": _feeds_and_many, "bad": _everything_fails, "crashed": _crashed}
+async def _trains_on(world: World) -> None:
+    """The trainer does not pause: it is 30 steps past its only checkpoint when the host goes off."""
+    async with world.running(kill=True) as daemon:
+        seen = TrainerSeen(at_s=daemon.clock(), trainer="llm", alive=True, conduct=Conduct.CONTINUE, checkpoint_s=20.0)
+        daemon.submit(replace(seen, step=5))
+        await until(lambda: daemon.clock() > 1060.0)
+        world.ups.utility = False
+        await until(in_phase("Holding", daemon))
+        await until(in_phase("Shutdown", daemon))
+        daemon.submit(replace(seen, at_s=daemon.clock(), step=37))
+        await rest(6.0)
+    await rest(600.0)
+    world.ups.utility = True
+    world.next_boot()
+    async with world.running() as daemon:
+        daemon.submit(PoweredOn(at_s=daemon.clock(), because="the BMC tells it", ac_failed=False))
+        await until(in_phase("Online", daemon), 20_000)
+        await rest(20.0)
+
+
+async def _died(world: World) -> None:
+    """The trainer dies before its checkpoint is durable, 12 steps after an older one."""
+    world.trainer.takes_s = 60.0
+    async with world.running() as daemon:
+        seen = TrainerSeen(at_s=daemon.clock(), trainer="llm", alive=True, conduct=Conduct.PAUSE, checkpoint_s=20.0)
+        await until(lambda: daemon.clock() > 1060.0)
+        world.ups.utility = False
+        await until(in_phase("EmergencyCheckpoint", daemon))
+        daemon.submit(replace(seen, at_s=daemon.clock(), step=50, durable_step=38))
+        await rest(2.0)
+        world.trainer.error = "its process ended"
+        daemon.submit(replace(seen, at_s=daemon.clock(), alive=False, conduct=Conduct.PAUSE))
+        await rest(70.0)
+        world.ups.utility = True
+        await until(in_phase("Online", daemon))
+        await rest(20.0)
+
+
+async def _signalled(world: World) -> None:
+    """A load that does not fall: SIGSTOP, then SIGTERM, then utility."""
+    world.paused_load = world.load
+    world.policy = replace(world.policy, signals=True)
+    parts, signals = world.parts(), Doer(world.clock)
+    effectors = {**parts.effectors, StopTrainer: signals, TerminateTrainer: signals, ContinueTrainer: signals}
+    async with world.running(replace(parts, effectors=effectors)) as daemon:
+        await until(lambda: daemon.clock() > 1060.0)
+        world.ups.utility = False
+        await until(lambda: len(signals.done) == 2)
+        await rest(2.0)
+        world.ups.utility = True
+        await until(in_phase("Online", daemon))
+        await rest(20.0)
+
+
+async def _late_reboot(world: World) -> None:
+    """Utility is back while units still stop: powerguard makes its own power-off a reboot."""
+    world.policy = replace(world.policy, late_reboot=True)
+    parts = world.parts()
+    parts = replace(parts, effectors={**parts.effectors, Reboot: world.host})
+    async with world.running(parts, kill=True) as daemon:
+        await until(lambda: daemon.clock() > 1060.0)
+        world.ups.utility = False
+        await until(in_phase("Shutdown", daemon))
+        world.ups.utility = True
+        await rest(15.0)
+        daemon.submit(ForeignStop(at_s=daemon.clock(), host_stopping=True))
+        await rest(2.0)
+    await rest(60.0)
+    world.next_boot()
+    async with world.running() as daemon:
+        daemon.submit(PoweredOn(at_s=daemon.clock(), because="the BMC tells it", ac_failed=False))
+        await until(in_phase("Online", daemon), 20_000)
+        await rest(20.0)
+
+
+async def _utility_stayed(world: World) -> None:
+    """Utility is back while the host goes down, and stays: the BMC's bit and the UPS agree that AC never went."""
+    async with world.running(kill=True) as daemon:
+        await until(lambda: daemon.clock() > 1060.0)
+        world.ups.utility = False
+        await until(in_phase("Shutdown", daemon))
+        await rest(4.0)
+        world.ups.utility = True
+        await rest(6.0)
+    await rest(100.0)
+    world.next_boot()
+    async with world.running() as daemon:
+        daemon.submit(PoweredOn(at_s=daemon.clock(), because="told", cause="rtc-wake", ac_failed=False))
+        await until(in_phase("Online", daemon), 20_000)
+        await rest(20.0)
+
+
+async def _lost_before_the_pause(world: World) -> None:
+    """The UPS falls silent before the pause: nobody has measured the load of it."""
+    async with world.running(kill=True) as daemon:
+        await until(lambda: daemon.clock() > 1060.0)
+        world.ups.utility = False
+        await until(in_phase("OnBattery", daemon))
+        await rest(5.0)
+        world.cards[0].hangs = True
+        silent = SourceFailed(at_s=daemon.clock(), ups="rack-a", source="card", reason="no answer", lost=True)
+        daemon.submit(silent)
+        await until(in_phase("Shutdown", daemon))
+        await rest(3.0)
+
+
+ENDS = {
+    "trains-on": _trains_on,
+    "died": _died,
+    "signalled": _signalled,
+    "late-reboot": _late_reboot,
+    "utility-stayed": _utility_stayed,
+    "lost-before": _lost_before_the_pause,
+}
+STORIES = {**TOLD, **ENDS, "twice": _twice, "many": _feeds_and_many, "bad": _everything_fails, "crashed": _crashed}
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +352,7 @@ def test_a_power_off_and_back(journals: dict[str, Path], report: Report, run: Ru
     assert names == ["on_battery", "emergency_checkpoint", "holding", "shutdown", "off", "boot", "recovery"]
     assert sum(p["s"] for p in told["phases"]) == pytest.approx(told["durations"]["lasted_s"], abs=0.01)
     assert told["recovery"] == {
-        "away_s": 604.85, "stop_s": None, "powered_on_by": None, "ac_failed": None, "firmware_s": None,
+        "away_s": 604.85, "stop_s": None, "powered_on_by": None, "ac_failed": None, "ac_gone": None, "firmware_s": None,
         "boot_s": 20.0, "gate_s": 10.0, "check_s": None, "start_s": 0.0, "resumed_s": None, "ours_s": 10.0,
     }  # fmt: skip
     load = next(p for p in told["predictions"] if p["unit"] == "share")
@@ -246,7 +360,7 @@ def test_a_power_off_and_back(journals: dict[str, Path], report: Report, run: Ru
     checkpoint = next(p for p in told["predictions"] if p["what"].startswith("all checkpoints"))
     assert (checkpoint["predicted"], checkpoint["measured"]) == (20.0, 20.0)
     assert told["detection"]["confirmed_s"] - told["detection"]["power_lost_s"] <= 1.5
-    assert rules(told) == {"health_unknown"}, "all went as planned"
+    assert rules(told) == {"health_unknown", "return_unknown"}, "all went as planned"
     code, out, err = run("report", "--journal", journals["powered-off"])
     assert (code, err) == (0, "")
     assert re.search(r"commit to the host's last word +the host's +not told", out), "never 0"
@@ -291,8 +405,71 @@ def test_a_second_power_off_in_the_same_outage(journals: dict[str, Path], report
     assert told["boots"] == 3
     assert told["durations"]["away_s"] == pytest.approx(dark_s, abs=0.1)
     assert told["recovery"]["away_s"] < dark_s, "of the last return alone"
-    assert (told["recovery"]["powered_on_by"], "ac_never_gone" in rules(told)) == ("rtc-wake", True)
+    assert (told["recovery"]["powered_on_by"], told["recovery"]["ac_gone"]) == ("rtc-wake", None)
+    assert "ac_never_gone" not in rules(told), "the UPS was on battery when it was last heard"
     assert sum(p["s"] for p in told["phases"]) == pytest.approx(told["durations"]["lasted_s"], abs=0.1)
+
+
+def test_a_trainer_that_trains_on(journals: dict[str, Path], report: Report, run: Run) -> None:
+    """What it did after its checkpoint was lost with the host, in steps and seconds; nothing claims a pause."""
+    told = report(journals["trains-on"])
+    (llm,) = told["trainers"]
+    assert (llm["after"], llm["step"], llm["steps_lost"], told["steps_lost"]) == ("continue", 7, 30, 30)
+    commit_s = next(b["at_s"] for b in told["budget"] if b["phase"] == "shutdown")
+    assert llm["at_risk_s"] == pytest.approx(commit_s - llm["durable_s"])
+    assert llm["at_risk_s"] > 1.0
+    assert "trained_on" in rules(told)
+    for verb in ("report", "explain"):
+        out = run(verb, "--journal", journals["trains-on"])[1]
+        assert not re.search(r"nothing can be lost|[Tt]raining waits|held, paused|told to pause", out)
+    assert "llm: trains on, and its work after its checkpoint is lost if the host goes off" in " ".join(out.split())
+
+
+def test_a_trainer_that_died(journals: dict[str, Path], report: Report) -> None:
+    """The host stayed up, and 12 steps are lost all the same."""
+    told = report(journals["died"])
+    (llm,) = told["trainers"]
+    assert llm["ended_s"] is not None
+    assert (llm["durable_s"], llm["steps_lost"], told["steps_lost"]) == (None, 12, 12)
+
+
+def test_signals_are_reported(journals: dict[str, Path], report: Report, run: Run) -> None:
+    told = report(journals["signalled"])
+    (llm,) = told["trainers"]
+    assert [each["signal"] for each in llm["signals"]] == ["SIGSTOP", "SIGTERM"]
+    assert (told["outcome"], told["steps_lost"]) == ("resumed_in_place", 0), "its checkpoint is of the paused step"
+    assert llm["ended_s"] == llm["signals"][1]["at_s"]
+    assert "signalled" in rules(told)
+    assert "SIGSTOP, SIGTERM" in run("report", "--journal", journals["signalled"])[1].splitlines()[1]
+    out = run("explain", "--journal", journals["signalled"])[1]
+    assert "draws on" not in out
+    assert "goes on where it stood" not in out
+
+
+@pytest.mark.parametrize(
+    ("story", "by", "gone", "rule"),
+    [
+        ("late-reboot", "late-reboot", False, None),
+        ("utility-stayed", "rtc-wake", False, "ac_never_gone"),
+        ("trains-on", None, None, "return_unknown"),
+    ],
+)
+def test_what_brought_the_host_back(
+    story: str, by: str | None, gone: bool | None, rule: str | None, journals: dict[str, Path], report: Report
+) -> None:
+    """Our own order, the UPS's output and the BMC; unknown if they do not settle it: a clear bit proves nothing."""
+    told = report(journals[story])
+    back = told["recovery"]
+    assert (back["powered_on_by"], back["ac_failed"], back["ac_gone"]) == (by, False, gone)
+    found = rules(told) & {"ac_never_gone", "return_unknown", "switched_on_by_hand"}
+    assert found == ({rule} if rule else set())
+
+
+def test_a_load_that_nobody_read_is_not_measured(journals: dict[str, Path], report: Report) -> None:
+    told = report(journals["lost-before"])
+    assert any(b["phase"] == "emergency_checkpoint" for b in told["budget"])
+    assert [p for p in told["predictions"] if p["unit"] == "share"] == []
+    assert "load_high" not in rules(told)
 
 
 def test_feeds_and_trainers_by_the_dozen(journals: dict[str, Path], report: Report, run: Run) -> None:

@@ -99,7 +99,7 @@ SENTENCES = [
     (
         "budget",
         {},
-        "training was told to pause and checkpoint, because three quarters of the runtime with training paused",
+        "training was told to checkpoint, because three quarters of the runtime with training paused",
     ),
     ("budget", {}, "(4 m 13 s, so 3 m 09 s) had come down to what was still needed (checkpoint 20 s + stop 2 m 50 s)"),
     ("runtime_short", {}, "at this load the battery would have lasted only 2 m 32 s more"),
@@ -123,10 +123,14 @@ SENTENCES = [
     (
         "every checkpoint is durable",
         {"new": "holding"},
-        "with it paused the battery lasts 4 m 13 s more, of which the stop",
+        "at the expected load the battery lasts 4 m 13 s more, of which the stop needs 2 m 50 s",
     ),
     ("x", {"new": "online", "cause": "utility back"}, "training never noticed"),
-    ("utility stable for 10 s", {"new": "online", "cause": "utility stable"}, "training goes on where it stood"),
+    (
+        "utility stable for 10 s",
+        {"new": "online", "cause": "utility stable"},
+        "the outage is over, and the host was not powered off",
+    ),
     ("something new", {"new": "shutdown"}, "because something new"),
 ]
 
