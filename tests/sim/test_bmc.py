@@ -29,6 +29,42 @@ async def test_ipmitool_and_freeipmi_read_and_change_it(tmp_path: Path) -> None:
         await bmc.wait_until(lambda: bmc.policy == "always-off")
 
 
+STOCK_SERVER = """
+import sys
+from pyghmi.ipmi.bmc import Bmc
+from pyghmi.ipmi.private import session
+
+class Stock(Bmc):
+    def get_power_state(self):
+        return "on"
+
+session.myself = "127.0.0.1"
+bmc = Stock({"operator": sys.stdin.readline().strip()}, port=0, address="127.0.0.1")
+bmc.port = bmc.serversocket.getsockname()[1]
+print(bmc.port, flush=True)
+for _ in range(600):
+    session.Session.wait_for_rsp(0.05)
+"""
+"""pyghmi's own server, without our changes: it answers every proposal with cipher suite 3. It ends after 30 s."""
+
+
+async def test_a_bmc_that_answers_with_another_cipher_suite_is_read(tmp_path: Path) -> None:
+    """Suite 17 is asked for and suite 3 is answered: the login goes on with what the BMC names."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", STOCK_SERVER, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        child.stdin.write(f"{PASSWORD}\n".encode())
+        port = int(await child.stdout.readline())
+        seen = await BmcEffector(options(tmp_path, port, "operator", PASSWORD)).probe(10.0)
+        assert seen.status.power_on is True
+    finally:
+        child.kill()
+        await child.wait()
+
+
 async def test_its_memory_outlives_it(tmp_path: Path) -> None:
     """A BMC keeps its policy over a loss of AC; the file wins over the default."""
     kept = tmp_path / "bmc.json"
