@@ -129,7 +129,8 @@ class NumberAt:
         else:
             return None, "text where a number belongs"
         if number in self.none or number in SATURATED:
-            return None, "means: not measured"
+            # "No countdown runs", RFC 1628's own -1, is an answer and no value to reject.
+            return None, "" if self.field == "output_off_in_s" and number in (-1, 0) else "means: not measured"
         if self.none_spans and any(_within(number, span) for span in self.none_spans):
             return None, "means: not measured"
         if abs(number) > _BIGGEST_RAW:

@@ -80,7 +80,7 @@ class NisClient:
             raise NisError(msg) from error
         except TimeoutError as error:
             self.close()
-            msg = f"no answer from {where} in {limit_s:.1f} s: apcupsd hangs, or waits for its UPS"
+            msg = f"no answer from {where} in time: apcupsd hangs, or waits for its UPS"
             raise NisError(msg) from error
         except (OSError, EOFError, UnicodeError) as error:
             self.close()
@@ -275,7 +275,7 @@ class ApcupsdSource:
                 publish, f"{_where(self._options)}: its DATE tells no age (is its clock set?): waiting for the next"
             )
         elif now_s - at_s > self._news.patience_s():
-            self._miss(publish, f"{_where(self._options)}: apcupsd has not read its UPS for {now_s - at_s:.0f} s")
+            self._miss(publish, f"{_where(self._options)}: apcupsd does not read its UPS any more")
         elif is_new or self._reading is None:
             self._publish_reading(publish, status, at_s)
         elif self._misses:
@@ -288,9 +288,8 @@ class ApcupsdSource:
         if self._options.name is not None and name != self._options.name:
             return f"{where}: its UPSNAME is {name!r}, not {self._options.name!r}: another UPS, or another port"
         if status.flags & Flag.COMMLOST:
-            age = "" if status.age_s is None else f" for {max(0.0, status.age_s):.0f} s"
             last = ", and were those of an outage" if status.flags & Flag.ONBATT else ""
-            return f"{where}: apcupsd has lost its UPS{age} (COMMLOST): its values are frozen{last}"
+            return f"{where}: apcupsd has lost its UPS (COMMLOST): its values are frozen{last}"
         return ""
 
     def _publish_reading(self, publish: Publish, status: Status, at_s: float) -> None:

@@ -151,6 +151,15 @@ def test_a_value_that_the_mib_does_not_define_answers_nothing(raw: int, told_of:
     assert (decoded.replace_told, decoded.replace_battery) == (told_of, replace)
 
 
+@pytest.mark.parametrize("seconds", [-1, 0])
+def test_rfc1628_without_a_countdown(seconds: int) -> None:
+    """upsShutdownAfterDelay is -1 while no countdown runs: nothing is rejected."""
+    decoded = told("rfc1628", {f"{U}.8.2.0": seconds})
+    assert (decoded.output_off_in_s, why(decoded, "output_off_in_s")) == (None, "")
+    assert told("rfc1628", {f"{U}.8.2.0": 40}).output_off_in_s == 40
+    assert why(told("rfc1628", {f"{U}.8.2.0": -7}), "output_off_in_s")
+
+
 def test_rfc1628_zero_minutes_on_battery() -> None:
     """0 is real only at the end: beside a low battery, or a charge of 20 % and less."""
     battery = {f"{U}.4.1.0": 5, f"{U}.2.3.0": 0}
