@@ -397,7 +397,7 @@ def settled_because(known: tuple[Trainer, ...]) -> str:
     """Say it in words: who is durable and who is not."""
     failed = [t.name for t in known if t.failed]
     if failed:
-        return f"no checkpoint from {', '.join(failed)}; the older one stands"
+        return f"no checkpoint from {', '.join(failed)} is confirmed"
     return "every checkpoint is durable" if any(t.durable for t in known) else "no trainer is alive"
 
 

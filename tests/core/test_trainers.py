@@ -438,8 +438,8 @@ def test_who_settles_the_emergency() -> None:
     assert trainers.all_settled(())
     assert not trainers.all_settled((durable, B))
     assert trainers.settled_because((durable, dead)) == "every checkpoint is durable"
-    assert trainers.settled_because((durable, failed)) == "no checkpoint from b; the older one stands"
-    assert trainers.settled_because((replace(A, failed="f"), failed)) == "no checkpoint from a, b; the older one stands"
+    assert trainers.settled_because((durable, failed)) == "no checkpoint from b is confirmed"
+    assert trainers.settled_because((replace(A, failed="f"), failed)) == "no checkpoint from a, b is confirmed"
     assert trainers.settled_because((dead,)) == "no trainer is alive"
 
 
