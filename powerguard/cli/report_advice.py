@@ -52,7 +52,7 @@ def predictions(told: Told, budget: Sequence[Mapping[str, Any]]) -> list[dict[st
         later = held or latched
         if later:
             add(
-                "load with training paused",
+                "load after the checkpoint order",
                 predicted_paused_load(told, paused["load"]),
                 _settled(told, later, latched),
                 "share",
@@ -253,7 +253,7 @@ def _load(case: _Case) -> Iterator[Advice]:
             yield _say(
                 "load_high",
                 "warning",
-                f"With training paused the load was {100 * each['measured']:.0f} %, counted with were "
+                f"After the checkpoint order the load was {100 * each['measured']:.0f} %, counted with were "
                 f"{100 * each['predicted']:.0f} %. A drill measures it: `powerguard drill --scope pause`.",
             )
 

@@ -21,7 +21,7 @@ _MARK_ROWS: Final = 6
 
 PHASE_WORDS: Final = {
     "on_battery": "training, on battery",
-    "emergency_checkpoint": "pause and checkpoint",
+    "emergency_checkpoint": "emergency checkpoint",
     "holding": "hold",
     "shutdown": "power-off",
     "off": "down",

@@ -13,7 +13,7 @@ from powerguard.cli.render import Paint, clean, clock_of, duration, fold, is_end
 
 EX_DOWN: Final = 4
 _COLOURS: Final = {"online": "green", "on_battery": "yellow", "recovery": "yellow", "shutdown": "red"}
-_WORDS: Final = {"shutdown": "power-off", "emergency_checkpoint": "pause and checkpoint", "holding": "hold"}
+_WORDS: Final = {"shutdown": "power-off", "emergency_checkpoint": "emergency checkpoint", "holding": "hold"}
 BEGUN: Final = ("emergency_checkpoint", "holding")
 """These begin when three quarters of the runtime come down to what is needed: that less fits then is nothing wrong."""
 _ENDLESS: Final = "endless while a feed that has utility carries the host"

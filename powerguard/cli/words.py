@@ -26,7 +26,7 @@ WITNESSES: Final = {
 PHASES: Final = {
     "online": "online",
     "on_battery": "on battery",
-    "emergency_checkpoint": "pause and checkpoint",
+    "emergency_checkpoint": "emergency checkpoint",
     "holding": "hold",
     "shutdown": "power-off",
     "recovery": "return",

@@ -525,7 +525,7 @@ def test_what_another_setting_would_have_done(journals: dict[str, Path], run: Ru
     for words in (("replay", path, "--config", config), ("--config", config, "replay", path)):
         code, out, _ = run(*words, "--diff")
         assert code == 1
-        assert re.search(r"phase: pause and checkpoint +\+\d+\.\d s +\+\d+\.\d s +earlier by \d+\.\d s", out), out
+        assert re.search(r"phase: emergency checkpoint +\+\d+\.\d s +\+\d+\.\d s +earlier by \d+\.\d s", out), out
         assert f"settings: {config}" in out
     told = json.loads(run("replay", path, "--config", config, "--diff", "--json")[1])
     assert told["same"] is False

@@ -139,7 +139,7 @@ async def test_a_systemd_that_does_not_answer_tells_nothing() -> None:
         ),
         (
             {"cause": "power-button", "ac_failed": False, "firmware_s": None},
-            "powered on by power button (the BMC tells it; AC was there all the time)",
+            "powered on by power button (the BMC tells it; its bit for a loss of AC is clear)",
         ),
         (
             {"cause": "", "ac_failed": None, "firmware_s": None},
