@@ -179,20 +179,18 @@ def build(
     check = _host_check(settings, hands, told=lambda: trainers.folders)
     relief, watchers = _relief(settings, hands, armed=armed, state=state)
     effectors: dict[type[Action], Effector] = {
-        TriggerCheckpoint: hold,
-        PauseTrainer: hold,
-        ResumeTrainer: hold,
+        **dict.fromkeys((TriggerCheckpoint, PauseTrainer, ResumeTrainer), hold),
         EnsurePolicy: keeper,
         RestorePolicy: keeper if armed else Recorder(),
         SyncFilesystems: disks if armed else Recorder(),
-        PowerOff: host,
-        ResumeTraining: host,
+        **dict.fromkeys((PowerOff, ResumeTraining, Reboot), host),
         CheckHost: check,
-        Reboot: host,
         **dict.fromkeys((CheckWay, ArmWay, DisarmWay), WaysEffector(ways, turns)),
         **relief,
     }
-    watchers |= _watchers(settings, hands, trainers, check, policy=policy, armed=armed, publish=publish, state=state)
+    watchers |= _watchers(
+        settings, hands, trainers, check, host, policy=policy, armed=armed, publish=publish, state=state
+    )
     sources = (hands.sources or _sources)(settings, hands.clock)
     traps = trap_listener(settings, sources, clock=hands.clock, wall=hands.wall)
     if traps is not None:
@@ -211,6 +209,7 @@ def build(
         check=check,
         why_on=None if settings.bmc.kind == "none" else bmc_effector.why_on,
         strangers=lambda: trainers.strangers,
+        host=None if PowerOff in hands.effectors else host,
     )
 
 
@@ -219,13 +218,14 @@ def _watchers(
     hands: Hands,
     trainers: TrainerEffector,
     check: HostCheckEffector,
+    host: HostEffector,
     *,
     policy: Policy,
     armed: bool,
     publish: Callable[[Event], None],
     state: Callable[[], State],
 ) -> dict[str, Runnable]:
-    """Return the tasks that look at trainers, at the host and its network, by their names."""
+    """Return the tasks that look at trainers, at the host, its power-off and its network, by their names."""
     watchers: dict[str, Runnable] = {}
     if TriggerCheckpoint not in hands.effectors:
         watchers["trainers"] = trainers.watch
@@ -233,6 +233,8 @@ def _watchers(
             watchers["uploads"] = lambda: trainers.uploads.keep(
                 lambda: is_past_dwell(policy, state(), hands.clock()), rest
             )
+    if policy.powers_off and PowerOff not in hands.effectors:
+        watchers["power-off"] = lambda: host.keep(rest)
     if hands.sources is not None:
         return watchers
     if CheckHost not in hands.effectors:

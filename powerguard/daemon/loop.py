@@ -130,6 +130,11 @@ class Loop:
         return self.parts.host_kind
 
     @property
+    def power_off_trouble(self) -> str:
+        """Why a power-off would fail now."""
+        return "" if self.parts.host is None else self.parts.host.trouble
+
+    @property
     def returning(self) -> ReturnView:
         """How the host is, and what starts training."""
         resume, check = self.parts.resume, self.parts.check

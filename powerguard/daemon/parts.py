@@ -11,6 +11,7 @@ from powerguard.core.policy import Policy
 from powerguard.daemon.attempt import keep_running
 from powerguard.effectors.base import Effector
 from powerguard.effectors.bmc.engine import Probe
+from powerguard.effectors.host import HostEffector
 from powerguard.effectors.host_check import HostCheckEffector
 from powerguard.effectors.host_options import ResumeOptions
 from powerguard.sources.base import Source
@@ -32,7 +33,8 @@ class Parts:
     effectors: who carries out which kind of action. close: gives back what they hold. traps: what came to the trap
     port; None where there is none. resume: what starts training. check: who looks at the host after a return.
     why_on: asks the BMC, within so many seconds, what powered the host on; None without a BMC. strangers: sockets where
-    trainers ought to be and others are, and why.
+    trainers ought to be and others are, and why. host: the effector that powers the host off; None when another effector
+    stands in for it.
     """
 
     policy: Policy
@@ -48,6 +50,7 @@ class Parts:
     check: HostCheckEffector | None = None
     why_on: Callable[[float], Awaitable[Probe]] | None = None
     strangers: Callable[[], Sequence[str]] = tuple
+    host: HostEffector | None = None
 
 
 async def close(parts: Parts) -> None:

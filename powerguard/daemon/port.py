@@ -263,6 +263,11 @@ class Daemon(Protocol):
         ...
 
     @property
+    def power_off_trouble(self) -> str:
+        """Why a power-off would fail, by the check that an armed daemon makes every minute; "" when it would not."""
+        ...
+
+    @property
     def returning(self) -> ReturnView:
         """How the host is, and what starts training."""
         ...

@@ -26,6 +26,7 @@ ERRORS: Final = {
     "not_protected": "neither a runtime table nor a reported runtime: nobody knows how long the battery lasts",
     "undersized": "checkpoint and full stop do not fit a full battery",
     "dry_run": "mode is dry-run: nothing would be powered off",
+    "no_power_off": "the daemon cannot power this host off",
     "maintenance": "maintenance suspends the power-off",
     "aborted": "this outage's shutdown was called off: nothing here powers the host off before the battery is empty",
     "unproven_battery": "the UPS has said battery since first contact and nothing supports it: not believed",
@@ -73,6 +74,7 @@ FIXES: Final = {
     "supply_contradicted": "look at the UPS; its card or its profile maps the output source wrongly",
     "redundancy_lost": "see the feeds in `powerguard status`",
     "dry_run": "set mode: armed when `powerguard doctor` is content",
+    "no_power_off": "see host.power_off and host.helper in `powerguard doctor`",
     "maintenance": "powerguard maintenance off",
     "aborted": "if utility stays away, `systemctl poweroff` in time; with utility back this ends by itself",
     "policy_unverified": "see bmc in `powerguard status`, and `powerguard doctor`",
@@ -257,6 +259,8 @@ def _of_daemon(daemon: Daemon) -> list[Reason]:
     now_s = daemon.clock()
     if not daemon.armed:
         found.append(_reason("dry_run"))
+    if daemon.power_off_trouble:
+        found.append(_reason("no_power_off", daemon.power_off_trouble))
     maintenance = daemon.state.maintenance
     if maintenance is not None:
         found.append(_reason("maintenance", maintenance.reason, ends_in_s=maintenance.until_s - now_s))

@@ -4,11 +4,16 @@ The daemon has no right to power anything off. It writes one word to a FIFO that
 stands `powerguard-off`, a root program that needs neither this daemon nor D-Bus afterwards (docs/guides/power-off.md).
 """
 
+import contextlib
 import errno
 import os
+import pwd
+import shutil
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Literal
+
+import structlog
 
 from powerguard.clock import Clock, boot_id, boottime_s
 from powerguard.core.actions import Action, Detail, PowerOff, Reboot, ResumeTraining
@@ -16,11 +21,22 @@ from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.host_options import OFF_FIFO, HostOptions, ResumeOptions
 
+log = structlog.get_logger()
+
 COMMAND_LIMIT_S: Final = 5.0
 """For a site's own power-off command, which only gives an order and does not wait for its end."""
 
 RESUME_LIMIT_S: Final = 10.0
-NOT_LISTENING: Final = "powerguard-off.socket is not listening: systemctl enable --now powerguard-off.socket"
+RESTART_SOCKET: Final = "systemctl restart powerguard-off.socket"
+NOT_LISTENING: Final = f"powerguard-off.socket is not listening: {RESTART_SOCKET}"
+DAEMON_USER: Final = "powerguard"
+"""User= of powerguard.service and SocketUser= of powerguard-off.socket."""
+
+LOOK_EVERY_S: Final = 60.0
+"""Interval of the daemon's check that it can power this host off."""
+
+LOOK_AGAIN_S: Final = 5.0
+"""The same interval while it cannot: a repair shows soon."""
 
 
 class HostEffector:
@@ -43,6 +59,19 @@ class HostEffector:
         self._spawn = spawn
         self._clock = clock
         self._boot = boot
+        self.trouble = ""
+        """Why a power-off would fail, by the newest check; "" when it would not, and before the first check."""
+
+    async def keep(self, rest: Callable[[float], Awaitable[object]]) -> None:
+        """Check at once and then every minute that a power-off can be ordered; log each change; never returns."""
+        while True:
+            found = obstacle(self._options)
+            if found and found != self.trouble:
+                log.error("power_off_unavailable", because=found)
+            elif self.trouble and not found:
+                log.info("power_off_available")
+            self.trouble = found
+            await rest(LOOK_AGAIN_S if found else LOOK_EVERY_S)
 
     async def carry_out(self, action: Action) -> Detail:
         """Give the order and return at once; nothing here waits for the shutdown.
@@ -133,8 +162,30 @@ def refuse_under_test(fifo: str) -> None:
         raise EffectorError(msg)
 
 
+def obstacle(options: HostOptions) -> str:
+    """Return why a power-off could not be ordered now, "" when it could. Writes no word and runs no program."""
+    if options.kind == "command":
+        program = options.command[0]
+        return "" if shutil.which(program) else f"{program}: is not an executable file: correct host.command"
+    if options.kind == "systemd":
+        try:
+            os.close(open_word(options.fifo))
+        except EffectorError as error:
+            return str(error)
+    return ""
+
+
+def _owners() -> set[int]:
+    """Return the uids that the FIFO may belong to: root, this user, and for root the daemon's user."""
+    owners = {0, os.geteuid()}
+    if os.geteuid() == 0:
+        with contextlib.suppress(KeyError):
+            owners.add(pwd.getpwnam(DAEMON_USER).pw_uid)
+    return owners
+
+
 def open_word(path: str) -> int:
-    """Open the FIFO for writing, without ever waiting, and make sure that root or we made it.
+    """Open the FIFO for writing, without ever waiting, and make sure that it is root's or the daemon's.
 
     Raises EffectorError: nobody listens, no FIFO, somebody else's, or not ours to write to.
     """
@@ -146,7 +197,7 @@ def open_word(path: str) -> int:
         elif error.errno == errno.EACCES:
             msg = f"{path}: user {os.geteuid()} may not write here: only powerguard may (SocketUser=powerguard)"
         elif error.errno == errno.ELOOP:
-            msg = f"{path}: is a symbolic link, must be the FIFO of powerguard-off.socket itself"
+            msg = f"{path}: is a symbolic link, must be the FIFO of powerguard-off.socket itself: {RESTART_SOCKET}"
         else:
             msg = f"{path}: {error.strerror}; {NOT_LISTENING}"
         raise EffectorError(msg) from error
@@ -155,11 +206,11 @@ def open_word(path: str) -> int:
         os.close(fifo)
         msg = f"{path}: is not a FIFO; {NOT_LISTENING}"
         raise EffectorError(msg)
-    if found.st_uid not in {0, os.geteuid()} or found.st_mode & 0o022:
+    if found.st_uid not in _owners() or found.st_mode & 0o022:
         os.close(fifo)
         msg = (
             f"{path}: owner {found.st_uid} and mode {stat.S_IMODE(found.st_mode):04o}: others could write here;"
-            " must be owned by root or by this user, mode 0200 (systemctl restart powerguard-off.socket)"
+            f" must be owned by root or {DAEMON_USER}, mode 0200: {RESTART_SOCKET}"
         )
         raise EffectorError(msg)
     return fifo

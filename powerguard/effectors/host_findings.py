@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, run_child
-from powerguard.effectors.host import open_word
+from powerguard.effectors.host import RESTART_SOCKET, open_word
 from powerguard.effectors.host_options import HostOptions
 
 LOOK_LIMIT_S: Final = 2.0
@@ -101,7 +101,7 @@ def _way(options: HostOptions, *, armed: bool) -> Finding:
         if os.geteuid() != 0 and "may not write" in str(error):
             fix = "run doctor as root or as powerguard"
             return Finding(name, "WARN", f"{options.fifo}: only powerguard may look: not checked", fix)
-        return Finding(name, "FAIL", str(error), "systemctl enable --now powerguard-off.socket")
+        return Finding(name, "FAIL", str(error), RESTART_SOCKET)
     forced = f"forced {options.force_after_s:g} s after the order"
     return Finding(name, "PASS", f"powerguard-off listens on {options.fifo}; {forced}")
 

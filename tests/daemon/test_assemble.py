@@ -121,6 +121,7 @@ def test_armed_is_armed(folder: Path) -> None:
     host = parts.effectors[PowerOff]
     assert isinstance(host, HostEffector)
     assert host._armed
+    assert (parts.host, "power-off" in parts.watchers) == (host, True)
     assert set(parts.effectors) == {
         TriggerCheckpoint,
         PauseTrainer,
@@ -143,6 +144,7 @@ def test_armed_is_armed(folder: Path) -> None:
     }
     recorded = build(load(write(folder, mode="armed", host="dry-run")), Hands(), lambda _: None)
     assert recorded.armed
+    assert "power-off" not in recorded.watchers
     assert not recorded.policy.powers_off, "armed, but nobody dies: utility ends such an outage"
 
 

@@ -143,6 +143,7 @@ BROKEN = [
     ("no_reading", lambda d: replace(d, state=replace(d.state, feed=Feed(), battery=Battery()))),
     ("blind", lambda d: replace(d, state=replace(d.state, feed=replace(d.state.feed, lost_since_s=NOW_S - 9.0)))),
     ("dry_run", lambda d: replace(d, armed=False)),
+    ("no_power_off", lambda d: replace(d, power_off_trouble="/run/powerguard-off/word: nothing listens")),
     ("hung", lambda d: replace(d, progressed_at_s=NOW_S - 30.0)),
     (
         "maintenance",

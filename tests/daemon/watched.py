@@ -63,6 +63,7 @@ class Watched:
     bmc: BmcView | None = None
     ways: Sequence[WayView] = ()
     host_kind: str = "systemd"
+    power_off_trouble: str = ""
     returning: ReturnView = field(default_factory=lambda: ReturnView(target="powerguard-resume.target"))
     actions: ActionFigures = field(default_factory=ActionFigures)
     last_outage: LastOutage | None = None

@@ -3,6 +3,7 @@
 A container with systemd 252; the daemon is the real one, with this machine's interpreter and libraries behind it.
 """
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -145,6 +146,49 @@ def test_installed_started_used_and_taken_away() -> None:
         assert container.run("test", "-e", SETTINGS).returncode == 0
         assert container.run("test", "-d", "/var/lib/powerguard").returncode == 0
         assert is_active(container, "train.service"), "training is none of its business"
+
+
+def reasons(container: Container) -> set[str]:
+    told = container.run("/opt/powerguard/bin/powerguard", "status", "--json").stdout
+    return {reason["name"] for reason in json.loads(told).get("reasons", ())}
+
+
+def test_the_power_off_listens_again_after_restart_crash_and_reinstall() -> None:
+    """All within one boot. While nothing listens, the armed daemon is not ready; root's doctor agrees."""
+    socket, word = "powerguard-off.socket", "/run/powerguard-off/word"
+
+    def power_off_check() -> str:
+        told = json.loads(container.run("/opt/powerguard/bin/powerguard", "doctor", "--json").stdout)
+        return next(str(each["verdict"]) for each in told["checks"] if each["name"] == "host.power_off")
+
+    with host() as container:
+        write(container, GOOD.replace("dry-run", "armed"))
+        install(container)
+        until(lambda: is_active(container, "powerguard.service"), "not started")
+        until(lambda: "no_reading" in reasons(container), "no status")
+        assert "no_power_off" not in reasons(container)
+        assert power_off_check() == "PASS"
+
+        container.check("systemctl", "stop", socket)
+        assert container.run("test", "-e", word).returncode != 0
+        assert power_off_check() == "FAIL"
+        until(lambda: "no_power_off" in reasons(container), "ready without a power-off", limit_s=75.0)
+        container.check("systemctl", "restart", socket)
+        until(lambda: "no_power_off" not in reasons(container), "the repair does not show")
+        assert power_off_check() == "PASS"
+
+        container.check("systemctl", "stop", socket)
+        container.check("mkfifo", "--mode=0200", word)  # as an older version leaves it
+        container.check("chown", "powerguard:root", word)
+        container.check("systemctl", "start", socket)
+
+        say(container, "uninstall")
+        assert container.run("test", "-e", word).returncode != 0
+        install(container)
+        assert is_active(container, socket)
+        until(lambda: is_active(container, "powerguard.service"), "not started again")
+        until(lambda: "no_reading" in reasons(container), "no status")
+        assert "no_power_off" not in reasons(container)
 
 
 def test_the_daemon_sees_the_clock_and_no_other_device() -> None:

@@ -1,6 +1,8 @@
 """The effector `host`: what it writes, what it runs, and above all when it does nothing."""
 
+import asyncio
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +14,7 @@ from pydantic import ValidationError
 from powerguard.core.actions import Grade, PollNow, PowerOff, Reboot, ResumeTraining
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Ended, run_child
-from powerguard.effectors.host import HostEffector
+from powerguard.effectors.host import HostEffector, obstacle
 from powerguard.effectors.host_options import OFF_FIFO, HostOptions, ResumeOptions
 
 BOOT = "0d3a7d2c-6a3c-4f0e-9a51-2f1f3f1d9b10"
@@ -167,7 +169,7 @@ async def test_a_command_that_fails_says_how(ended: Ended | OSError, said: str) 
 
 async def test_nobody_listens(tmp_path: Path) -> None:
     """No socket unit, or a FIFO without a reader: the same one line that says what to do."""
-    right = "powerguard-off.socket is not listening: systemctl enable --now powerguard-off.socket"
+    right = "powerguard-off.socket is not listening: systemctl restart powerguard-off.socket"
     with pytest.raises(EffectorError, match=right):
         await effector(HostOptions(fifo=str(tmp_path / "word"))).carry_out(OFF)
     os.mkfifo(tmp_path / "word", 0o600)
@@ -197,6 +199,61 @@ async def test_a_fifo_of_another_user_is_refused(fifo: Fifo) -> None:
     with pytest.raises(EffectorError, match="owner 65534"):
         await effector(HostOptions(fifo=str(fifo.path))).carry_out(OFF)
     assert fifo.read() == b""
+
+
+@pytest.mark.root
+def test_root_accepts_the_daemons_fifo(fifo: Fifo, tmp_path: Path) -> None:
+    """`doctor` as root looks at a FIFO that systemd gave to the daemon's user. The users are the test's own."""
+    os.chown(fifo.path, 64999, 64999)
+    users = tmp_path / "passwd"
+    script = (
+        "import sys; from powerguard.effectors.host import obstacle; from powerguard.effectors.host_options import *;"
+        "print(obstacle(HostOptions(fifo=sys.argv[1])))"
+    )
+    mount = 'mount --bind "$1" /etc/passwd && exec "$2" -c "$3" "$4"'
+    said = []
+    for name in ("powerguard", "somebody"):
+        users.write_text(f"root:x:0:0::/root:/bin/sh\n{name}:x:64999:64999::/:/bin/sh\n", encoding="ascii")
+        argv = ["unshare", "--mount", "bash", "-c", mount, "bash", str(users), sys.executable, script, str(fifo.path)]
+        said.append(subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.strip())
+    assert said[0] == ""
+    assert "owner 64999" in said[1]
+    assert fifo.read() == b""
+
+
+async def test_the_daemon_checks_that_it_can_power_off(tmp_path: Path) -> None:
+    """At its start, and on: what breaks and what is repaired both show, and no word is written."""
+    path = tmp_path / "word"
+    host = effector(HostOptions(fifo=str(path)))
+    seen: list[tuple[str, float]] = []
+    made: list[Fifo] = []
+
+    async def rest(seconds: float) -> None:
+        seen.append((host.trouble, seconds))
+        if len(seen) == 1:
+            made.append(Fifo(path))
+        elif len(seen) == 2:
+            path.unlink()
+        else:
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await host.keep(rest)
+    assert [bool(trouble) for trouble, _ in seen] == [True, False, True]
+    assert [seconds for _, seconds in seen] == [5.0, 60.0, 5.0], "a repair shows soon"
+    assert made[0].read() == b""
+    os.close(made[0].end)
+
+
+def test_a_command_that_is_not_there_is_an_obstacle(tmp_path: Path) -> None:
+    """A program of the site's own: executable or not; and where nothing is powered off, nothing is in the way."""
+    program = tmp_path / "off"
+    options = HostOptions(kind="command", command=[str(program)])
+    assert "is not an executable file" in obstacle(options)
+    program.write_text("#!/bin/sh\n", encoding="ascii")
+    program.chmod(0o755)
+    assert obstacle(options) == ""
+    assert obstacle(HostOptions(kind="dry-run", fifo=str(tmp_path / "word"))) == ""
 
 
 async def test_a_full_fifo_never_blocks(fifo: Fifo) -> None:

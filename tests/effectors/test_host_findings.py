@@ -202,7 +202,7 @@ async def test_the_way_to_power_off_is_tried_without_a_word(tmp_path: Path) -> N
     path = tmp_path / "word"
     options = HostOptions(fifo=str(path))
     told = (await found(options))["host.power_off"]
-    assert (told.verdict, told.fix) == ("FAIL", "systemctl enable --now powerguard-off.socket")
+    assert (told.verdict, told.fix) == ("FAIL", "systemctl restart powerguard-off.socket")
     os.mkfifo(path, 0o600)
     end = os.open(path, os.O_RDWR | os.O_NONBLOCK)
     try:
