@@ -4,6 +4,7 @@ The daemon has no right to power anything off. It writes one word to a FIFO that
 stands `powerguard-off`, a root program that needs neither this daemon nor D-Bus afterwards (docs/guides/power-off.md).
 """
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -25,6 +26,9 @@ log = structlog.get_logger()
 
 COMMAND_LIMIT_S: Final = 5.0
 """For a site's own power-off command, which only gives an order and does not wait for its end."""
+
+FULL_LIMIT_S: Final = 4.0
+"""For room in the FIFO: other words may fill it, and powerguard-off empties it while they do."""
 
 RESUME_LIMIT_S: Final = 10.0
 RESTART_SOCKET: Final = "systemctl restart powerguard-off.socket"
@@ -83,7 +87,7 @@ class HostEffector:
             case PowerOff(force_after_s=force_after_s):
                 return await self._power_off(min(max(force_after_s, 0.0), self._options.force_after_s))
             case Reboot(force_after_s=force_after_s):
-                return self._reboot(force_after_s)
+                return await self._reboot(force_after_s)
             case ResumeTraining():
                 return await self._resume_training()
             case _:
@@ -98,10 +102,10 @@ class HostEffector:
             argv = [word.replace("{deadline_s}", str(int(deadline_s))) for word in self._options.command]
             await self._run(argv, limit_s=COMMAND_LIMIT_S, right="host.command must give the order and return")
             return (("dry_run", False), ("via", "command"), *told)
-        self._say("off", deadline_s)
+        await self._say("off", deadline_s)
         return (("dry_run", False), ("via", "fifo"), *told)
 
-    def _reboot(self, force_after_s: float) -> Detail:
+    async def _reboot(self, force_after_s: float) -> Detail:
         """Let the power-off that this host is in end in a reboot: utility came back after the commit.
 
         force_after_s: seconds until the reboot is forced; as all words it can only bring the deadline forward. Detail
@@ -115,13 +119,13 @@ class HostEffector:
         if self._options.kind == "command":
             msg = "host: a power-off by host.command cannot end in a reboot: only host.kind: systemd can do that"
             raise EffectorError(msg)
-        self._say("reboot", deadline_s)
+        await self._say("reboot", deadline_s)
         return (("dry_run", False), ("via", "fifo"), *told)
 
-    def _say(self, verb: Literal["off", "reboot"], deadline_s: float) -> None:
+    async def _say(self, verb: Literal["off", "reboot"], deadline_s: float) -> None:
         refuse_under_test(self._options.fifo)
         word = f"{verb} {self._boot()} {int(self._clock() + deadline_s)}\n"
-        write_word(self._options.fifo, word.encode("ascii"))
+        await write_word(self._options.fifo, word.encode("ascii"))
 
     async def _resume_training(self) -> Detail:
         if not self._armed or self._options.kind == "dry-run":
@@ -216,16 +220,37 @@ def open_word(path: str) -> int:
     return fifo
 
 
-def write_word(path: str, word: bytes) -> None:
-    """Write one word, whole or not at all (PIPE_BUF), without ever waiting. Raises EffectorError."""
+async def write_word(path: str, word: bytes, *, limit_s: float = FULL_LIMIT_S) -> None:
+    """Write one word, whole or not at all (PIPE_BUF), without blocking the loop. Raises EffectorError.
+
+    limit_s: how long to wait for room in a FIFO that is full.
+    """
     fifo = open_word(path)
     try:
-        os.write(fifo, word)
+        async with asyncio.timeout(limit_s):
+            while True:
+                try:
+                    os.write(fifo, word)
+                except BlockingIOError:
+                    await _writable(fifo)
+                else:
+                    return
+    except TimeoutError as error:
+        msg = f"{path}: full for {limit_s:g} s: powerguard-off does not read (systemctl status powerguard-off.service)"
+        raise EffectorError(msg) from error
     except OSError as error:
-        if error.errno == errno.EAGAIN:
-            msg = f"{path}: full: powerguard-off does not read (systemctl status powerguard-off.service)"
-        else:
-            msg = f"{path}: {error.strerror}; {NOT_LISTENING}"
+        msg = f"{path}: {error.strerror}; {NOT_LISTENING}"
         raise EffectorError(msg) from error
     finally:
         os.close(fifo)
+
+
+async def _writable(fifo: int) -> None:
+    """Wait until there may be room."""
+    loop = asyncio.get_running_loop()
+    room = asyncio.Event()
+    loop.add_writer(fifo, room.set)
+    try:
+        await room.wait()
+    finally:
+        loop.remove_writer(fifo)

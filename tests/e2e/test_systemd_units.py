@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from powerguard.clock import boot_id
 from powerguard.effectors.host_options import OFF_FIFO, ResumeOptions
 from powerguard.effectors.rtc_options import RtcOptions
 from tests.peers import require
@@ -155,3 +156,14 @@ def test_our_own_folder_of_trainers_is_sticky() -> None:
         "/etc/powerguard": ["0755", "root"],
         "/etc/powerguard/secrets": ["0700", "root"],
     }
+
+
+def test_orders_for_the_last_step_have_their_files_from_the_boot_on() -> None:
+    """As long as an order is, and none: powerguard-off writes in place."""
+    lines = (SYSTEMD / "powerguard.tmpfiles.conf").read_text(encoding="utf-8").splitlines()
+    made = [line.split(maxsplit=6)[1:] for line in lines if line.startswith("f ")]
+    assert [[path, mode, user, group] for path, mode, user, group, _, _ in made] == [
+        [f"/run/powerguard-off/{order}", "0600", "root", "root"] for order in ("off", "reboot")
+    ]
+    assert {len(content) for *_, content in made} == {len(f"{boot_id()}\n")}
+    assert boot_id() not in {content for *_, content in made}

@@ -1,6 +1,7 @@
 """The effector `host`: what it writes, what it runs, and above all when it does nothing."""
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -256,15 +257,39 @@ def test_a_command_that_is_not_there_is_an_obstacle(tmp_path: Path) -> None:
     assert obstacle(HostOptions(kind="dry-run", fifo=str(tmp_path / "word"))) == ""
 
 
-async def test_a_full_fifo_never_blocks(fifo: Fifo) -> None:
-    """powerguard-off does not read: an error at once, and not a daemon that hangs on battery."""
-    while True:
-        try:
+def fill(fifo: Fifo) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while True:
             os.write(fifo.end, b"x" * 4096)
-        except BlockingIOError:
-            break
-    with pytest.raises(EffectorError, match="full: powerguard-off does not read"):
+
+
+async def test_a_full_fifo_never_blocks(fifo: Fifo) -> None:
+    """powerguard-off does not read: an error after 4 s, in which the daemon does everything else."""
+    fill(fifo)
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0.1)
+
+    ticking = asyncio.create_task(tick())
+    with pytest.raises(EffectorError, match="full for 4 s: powerguard-off does not read"):
         await effector(HostOptions(fifo=str(fifo.path))).carry_out(OFF)
+    ticking.cancel()
+    assert ticks > 10
+
+
+async def test_a_word_waits_for_room_in_a_full_fifo(fifo: Fifo) -> None:
+    """Its deadline is that of the order, and not of the moment when there was room."""
+    fill(fifo)
+    waiting = asyncio.create_task(effector(HostOptions(fifo=str(fifo.path))).carry_out(OFF))
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+    assert set(fifo.read()) == {ord("x")}
+    assert dict(await waiting)["via"] == "fifo"
+    assert fifo.read() == f"off {BOOT} 1110\n".encode()
 
 
 async def test_under_test_the_machine_itself_is_out_of_reach(tmp_path: Path) -> None:

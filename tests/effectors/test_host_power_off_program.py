@@ -4,8 +4,10 @@ It reads from a FIFO in a temporary folder and finds our own small tools in plac
 so that nothing can happen to this machine; the real ones are out of its reach (POWERGUARD_UNDER_TEST).
 """
 
+import asyncio
 import contextlib
 import os
+import select
 import shlex
 import shutil
 import signal
@@ -19,6 +21,9 @@ from pathlib import Path
 import pytest
 
 from powerguard.clock import boot_id, boottime_s
+from powerguard.core.actions import Grade, PowerOff
+from powerguard.effectors.host import HostEffector
+from powerguard.effectors.host_options import HostOptions
 
 PROGRAM = Path(__file__).parents[2] / "systemd" / "powerguard-off"
 STARTED = "systemctl start --no-block --job-mode=replace-irreversibly poweroff.target"
@@ -82,6 +87,10 @@ class Helper:
     def order(self) -> Path:
         """What it leaves for the last step of the shutdown."""
         return self.tools / "reboot"
+
+    def has_ordered_reboot(self) -> bool:
+        """Say whether the order is this boot's; until then its file is there without one."""
+        return self.order.is_file() and self.order.read_text(encoding="ascii") == f"{boot_id()}\n"
 
     @property
     def calls(self) -> list[str]:
@@ -166,6 +175,12 @@ def test_a_word_starts_the_power_off_at_once_and_forces_it_at_the_deadline(helpe
         ("off {boot} {far}", "away; at most"),
         ("off {boot} {now}" + " " * 300, "not a word"),
         ("\x1b]0;owned\x07", "not a word"),
+        ("x" * 200 + "off {boot} {now}", "not a word"),
+        ("x" * 199 + "off {boot} {now}", "not a word"),
+        ("o\0ff {boot} {now}", "not a word"),
+        ("off {boot} {now}\0", "not a word"),
+        ("\0off {boot} {now}", "not a word"),
+        ("off {boot} {now}\r", "not a word"),
     ],
 )
 def test_anything_but_a_right_word_is_refused_and_logged(helper: Helper, word: str, because: str) -> None:
@@ -198,10 +213,9 @@ def test_a_reboot_is_left_to_the_last_step_and_forced_at_the_deadline(helper: He
     helper.start()
     helper.off(in_s=600)
     until(lambda: STARTED in helper.calls)
-    assert not helper.order.exists()
+    assert not helper.has_ordered_reboot()
     helper.reboot(in_s=600)
-    until(helper.order.exists)
-    until(lambda: helper.order.read_text(encoding="ascii") == f"{boot_id()}\n")
+    until(helper.has_ordered_reboot)
     assert stat.S_IMODE(helper.order.stat().st_mode) == 0o600
     assert helper.calls == [STARTED]
     helper.off(in_s=0)
@@ -224,7 +238,7 @@ def test_a_reboot_is_heard_after_the_deadline_until_the_power_is_cut(helper: Hel
     helper.start()
     helper.off(in_s=0)
     assert helper.ended_within(60) == 0
-    assert helper.order.exists()
+    assert helper.has_ordered_reboot()
     assert REBOOTED in helper.calls
     assert FORCED not in helper.calls
 
@@ -239,6 +253,51 @@ def test_an_order_that_cannot_be_left_is_told_and_the_deadline_reboots_all_the_s
     assert "cannot be written" in helper.log
     assert REBOOTED in helper.calls
     assert FORCED not in helper.calls
+
+
+FULL = """set -eu
+mount -t tmpfs -o size=256k,nr_inodes=32 tmpfs "$1"
+for tool in systemctl sync kill sysrq; do printf '#!/bin/bash\\n' >"$1/$tool"; chmod 755 "$1/$tool"; done
+[ -z "$5" ] || for order in off reboot; do (umask 077; printf %s "$5" >"$1/$order"); done
+POWERGUARD_OFF_TOOLS=$1 /bin/bash "$2" <>"$3" >"$4" 2>&1 & program=$!
+for _ in {1..100}; do [ -e "$1/reboot" ] && break; sleep 0.05; done
+head -c 1M /dev/zero >"$1/filler" 2>/dev/null || :
+for number in {1..40}; do { : >"$1/$number"; } 2>/dev/null || break; done
+{ ! : >"$1/one-more"; } 2>/dev/null
+at=$(($(cut -d. -f1 /proc/uptime) + 600)) boot=$(</proc/sys/kernel/random/boot_id)
+printf '%s\\n' "off $boot $at" "reboot $boot $at" >"$3"
+for _ in {1..100}; do [ "$(grep -c 'for the last step\\|last step of' "$4")" = 2 ] && break; sleep 0.05; done
+kill -KILL "$program"
+stat --format=%a:%s "$1/off" "$1/reboot"
+cat "$1/off" "$1/reboot"
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("beforehand", ["", "-" * 37, "short"])
+def test_memory_that_others_have_filled_does_not_keep_an_order_out(helper: Helper, beforehand: str) -> None:
+    """A tmpfs without a page or an inode left, as /run may be: the files are there beforehand and written in place."""
+    paths = (helper.tools, PROGRAM, helper.folder / "word", helper.log_file)
+    argv = ["unshare", "--mount", "bash", "-c", FULL, "bash", *map(str, paths), beforehand]
+    ended = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert "cannot be written" not in helper.log
+    assert ended.stdout.splitlines() == ["600:37", "600:37", boot_id(), boot_id()]
+
+
+def test_a_writer_that_keeps_the_fifo_full_does_not_keep_the_word_out(helper: Helper) -> None:
+    """The daemon waits for room, and powerguard-off makes room by refusing what is no word."""
+    host = HostEffector(HostOptions(fifo=str(helper.folder / "word")), armed=True)
+    off = PowerOff(id="a1", by_s=0.0, outage="o1", grade=Grade.FULL, force_after_s=60.0)
+    flood = subprocess.Popen(["/usr/bin/yes", "off with it"], stdout=helper.fifo)
+    try:
+        until(lambda: not select.select([], [helper.fifo], [], 0)[1])
+        helper.start()
+        asyncio.run(host.carry_out(off))
+        until(lambda: STARTED in helper.calls)
+    finally:
+        flood.kill()
+        flood.wait(timeout=30)
 
 
 def test_a_later_word_cannot_put_the_deadline_off(helper: Helper) -> None:
@@ -388,7 +447,7 @@ def test_recording_does_nothing(helper: Helper) -> None:
     helper.off(in_s=1)
     helper.reboot(in_s=1)
     assert helper.ended_within(60) == 0
-    assert not helper.order.exists()
+    assert not helper.order.exists(), "a rehearsal leaves no file behind"
     done = [line.split(" ", 1)[1] for line in record.read_text(encoding="ascii").splitlines()]
     assert done[0] == STARTED
     assert {"order off", "order reboot", "sync", REBOOTED, "sysrq b"} <= set(done)
