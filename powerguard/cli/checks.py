@@ -38,8 +38,8 @@ from powerguard.effectors.host_findings import Finding, findings
 from powerguard.effectors.signals.effector import SignalHelper
 from powerguard.effectors.signals.findings import findings as signal_findings
 from powerguard.effectors.trainer.effector import TrainerEffector
+from powerguard.effectors.trainer.findings import crowding, ways
 from powerguard.effectors.trainer.findings import findings as checkpoint_findings
-from powerguard.effectors.trainer.findings import ways
 from powerguard.options import Secret, SecretError
 from powerguard.settings.caution import warnings
 from powerguard.settings.load import Loaded, SettingsError, load_with_origins
@@ -292,12 +292,12 @@ async def _trainers(ward: Ward) -> list[Finding]:
     alive = [event.trainer for event in seen.values() if event.alive]
     found += await ways(ward.settings.trainers, SignalHelper(ward.settings.signals.socket).ask)
     found += await checkpoint_findings(effector.saves_in, alive=alive)
+    crowded = crowding(folder)
     if found:
-        return found
+        return [*found, *crowded]
     where = f" in {folder}" if folder is not None else ""
-    return [
-        Finding("trainers", "WARN", f"none found{where} and none in the settings", "start training, or name trainers")
-    ]
+    text = f"none found{where} and none in the settings"
+    return [Finding("trainers", "WARN", text, "start training, or name trainers"), *crowded]
 
 
 async def _resume(settings: Settings) -> list[Finding]:

@@ -123,6 +123,7 @@ def _install(args: argparse.Namespace, told: Told, prefix: str) -> None:
     if told.live:
         asyncio.run(host.carry_out(run_child, host.steps(parts, with_daemon=has_settings), told))
         told.doubts += asyncio.run(host.doubts(run_child, args.resume))
+        told.doubts += filter(None, [host.shares_run()])
         if not host.has_polkit(told.root):
             told.doubts.append("no polkit: the daemon cannot start training after a power-off (apt install polkitd)")
     elif told.root == Path("/"):

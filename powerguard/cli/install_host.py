@@ -2,13 +2,25 @@
 
 import os
 import re
+import shutil
 import stat
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import powerguard
-from powerguard.cli.install_pieces import ALWAYS, DAEMON, PARTS, RESUME, SENTINEL, SENTINEL_AT_BOOT, UNITS, Piece
+from powerguard.cli.install_pieces import (
+    ALWAYS,
+    DAEMON,
+    PARTS,
+    RESUME,
+    SENTINEL,
+    SENTINEL_AT_BOOT,
+    TRAINERS,
+    TRAINERS_MOUNT,
+    UNITS,
+    Piece,
+)
 from powerguard.cli.install_told import Told
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn
@@ -28,12 +40,29 @@ _SAFE: Final = re.compile(r"/[A-Za-z0-9_./+-]+")
 _HIDDEN: Final = ("/home", "/root", "/run", "/tmp")  # noqa: S108 - where our units cannot look
 
 
+RUN_FOLDERS: Final = (
+    "/run/powerguard",
+    "/run/powerguard-gpu",
+    "/run/powerguard-ipmi",
+    "/run/powerguard-off",
+    "/run/powerguard-signal",
+    TRAINERS,
+)
+"""What the daemon, the helpers and systemd-tmpfiles have made in memory."""
+_SYSTEMDS: Final = re.compile(
+    r"(systemd-.*|initrd-.*|user@.*|user-runtime-dir@.*|dbus(-broker|-org\..*)?|(console-|container-|serial-)?getty@?.*"
+    r"|autovt@.*|debug-shell|emergency|rescue)\.service"
+)
+"""Services of systemd and of the bus, whose limits are not the site's to lower."""
+
+
 class Step(NamedTuple):
-    """One program that is run. need: the file without which it is left out; "" for none."""
+    """One program that is run. need: the file without which it is left out; "" for none. may_fail: go on without it."""
 
     argv: tuple[str, ...]
     what: str
     need: str = ""
+    may_fail: bool = False
 
 
 class Offer(NamedTuple):
@@ -90,20 +119,36 @@ def steps(parts: Collection[str], *, with_daemon: bool) -> list[Step]:
     """Return what makes the files count, in order. Each is as good twice as once."""
     made = [
         Step(("systemd-sysusers", "powerguard.conf"), "make the user and groups"),
+        Step(("systemctl", "daemon-reload"), "read the units"),
+        Step(("systemctl", "start", TRAINERS_MOUNT), "mount the folder of trainers' sockets", may_fail=True),
         Step(("systemd-tmpfiles", "--create", "powerguard.conf"), "make the folders"),
         Step(("udevadm", "control", "--reload"), "read the rules of devices", "/run/udev/control"),
         Step(("udevadm", "trigger", "--action=change", "--subsystem-match=rtc"), "give the clock away", "/dev/rtc0"),
     ]
     if "ipmi" in parts:
         made.append(Step(("modprobe", "--all", "ipmi_si", "ipmi_devintf"), "load the way to the BMC"))
-    started = [*ALWAYS, *(unit for part in PARTS if part in parts for unit in PARTS[part] if ".service" not in unit)]
-    made += [
-        Step(("systemctl", "daemon-reload"), "read the units"),
-        Step(("systemctl", "start", *started), "listen"),
-    ]
+    started = [*ALWAYS, *(unit for part in PARTS if part in parts for unit in PARTS[part])]
+    listening = [unit for unit in started if unit.endswith((".socket", ".path"))]
+    made.append(Step(("systemctl", "start", *listening), "listen"))
     if with_daemon:
         made.append(Step(("systemctl", "start", DAEMON), "start the daemon"))
     return _there(made)
+
+
+def _has_sockets() -> bool:
+    folder = Path(TRAINERS)
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def shares_run() -> str:
+    """Say why trainers' sockets lie in the memory of /run, "" when they lie in their own."""
+    if os.path.ismount(TRAINERS):
+        return ""
+    if _has_sockets():
+        because = "trainers have sockets there, so it is mounted at the next boot"
+    else:
+        because = f"see systemctl status '{TRAINERS_MOUNT}'"
+    return f"{TRAINERS} is no file system of its own, and every user can fill /run: {because}"
 
 
 class Undo(NamedTuple):
@@ -155,11 +200,31 @@ def steps_to_end(paths: Iterable[str]) -> list[Step]:
     """Return what ends all that listens. paths: those that were put in place."""
     units = [Path(path).name for path in paths if str(Path(path).parent) == UNITS]
     listening = sorted(unit for unit in units if unit.endswith((".socket", ".path")))
+    if TRAINERS_MOUNT in units and os.path.ismount(TRAINERS) and not _has_sockets():
+        listening.append(TRAINERS_MOUNT)
     made = [
         Step(("systemctl", "stop", *listening), "listen no more"),
         Step(("systemctl", "disable", "--now", SENTINEL), "stop the sentinel", SENTINEL_AT_BOOT),
     ]
     return _there(made)
+
+
+def remove_folders(told: Told) -> None:
+    """Remove what lies in /run, all of it ours, and report each folder. What a helper has still to put back stays."""
+    kept = {str(Path(each.helper.socket).parent): f"kept: {each.file} is still to be put back" for each in undone()}
+    if _has_sockets():
+        kept[TRAINERS] = "kept: trainers have sockets there; gone at the next boot"
+    for folder in filter(os.path.exists, RUN_FOLDERS):
+        did = kept.get(folder) or told.did("removed")
+        if folder not in kept and not told.dry_run:
+            try:
+                if folder == TRAINERS:
+                    Path(folder).rmdir()
+                else:
+                    shutil.rmtree(folder)
+            except OSError as error:
+                did = f"left: {error.strerror or error}"
+        told.files.append((folder, "until the next boot", did))
 
 
 STOP_DAEMON: Final = Step(("systemctl", "stop", DAEMON), "stop the daemon")
@@ -187,7 +252,7 @@ async def carry_out(spawn: Spawn, steps: Iterable[Step], told: Told) -> None:
     """Run steps in order, each whatever became of the others, and tell of each."""
     for step in steps:
         why = "" if told.dry_run else await _run(spawn, step)
-        told.failed = told.failed or bool(why)
+        told.failed = told.failed or (bool(why) and not step.may_fail)
         told.steps.append((" ".join(step.argv), step.what, f"failed: {why}" if why else told.did("done")))
 
 
@@ -213,7 +278,7 @@ async def offers(spawn: Spawn, force_after_s: float) -> list[Offer]:
     slow = [unit["Id"] for unit in active if seconds(unit.get("TimeoutStopUSec", "")) > force_after_s]
     # Of user@1000.service and its like the template: the next one to log in is as slow.
     for name in dict.fromkeys(re.sub(r"@.*(?=\.service$)", "@", each) for each in slow):
-        if not name.startswith("powerguard"):
+        if not _is_left_alone(name):
             text = f"# By powerguard install --with drop-ins.\n[Service]\nTimeoutStopSec={stop_s}\n"
             why = f"{name} may take longer to stop than the host has ({force_after_s:g} s): {stop_s} s"
             path = f"{UNITS}/{name}.d/50-powerguard-stop.conf"
@@ -221,13 +286,17 @@ async def offers(spawn: Spawn, force_after_s: float) -> list[Offer]:
     told = await _show(spawn, HELPER, "Environment")
     named = named_to_kill(told.get("Environment", ""))
     loose = sorted(unit["Id"] for unit in active if unit.get("KillMode") in {"process", "none"})
-    if new := [name for name in loose if name not in named and not name.startswith("powerguard")]:
+    if new := [name for name in loose if name not in named and not _is_left_alone(name)]:
         kill = " ".join([*named, *new])
         text = f'# By powerguard install --with drop-ins.\n[Service]\nEnvironment="POWERGUARD_OFF_KILL={kill}"\n'
         why = f"kill at the deadline what these leave behind (KillMode=process): {', '.join(new)}"
         path = f"{UNITS}/{HELPER}.d/50-powerguard-kill.conf"
         made.append(Offer(Piece(path=path, what=why, content=text.encode(), is_choice=True), why))
     return made
+
+
+def _is_left_alone(name: str) -> bool:
+    return name.startswith("powerguard") or _SYSTEMDS.fullmatch(name) is not None
 
 
 async def doubts(spawn: Spawn, resume: Sequence[str]) -> list[str]:

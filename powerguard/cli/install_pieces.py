@@ -37,7 +37,13 @@ SENTINEL_SAMPLE: Final = "/usr/share/powerguard/sentinel.yaml"
 SENTINEL_AT_BOOT: Final = f"{UNITS}/multi-user.target.wants/{SENTINEL}"
 """Never made here: which host is the sentinel of others, a person says."""
 
-ALWAYS: Final = ("powerguard-off.socket",)
+TRAINERS: Final = "/run/powerguard-trainers"
+TRAINERS_MOUNT: Final = r"run-powerguard\x2dtrainers.mount"
+"""Unit name of the tmpfs on TRAINERS: systemd derives it from the path."""
+RENAMED: Final[Mapping[str, str]] = {"powerguard-trainers.mount": TRAINERS_MOUNT}
+"""Units whose file cannot be kept under the unit's name: some tools take a backslash for a separator."""
+
+ALWAYS: Final = ("powerguard-off.socket", TRAINERS_MOUNT)
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "ipmi": ("powerguard-ipmi.socket", "powerguard-disarm.service"),
     "gpu": ("powerguard-gpu.socket", "powerguard-gpu-watch.path"),
@@ -93,7 +99,7 @@ def pieces(root: Path, prefix: str, parts: Collection[str], *, with_daemon: bool
     made: list[Piece] = []
     units: dict[str, bytes] = {}
     for path in sorted(systemd.iterdir()):
-        name = path.name
+        name = RENAMED.get(path.name, path.name)
         if name in PROGRAMS:
             where, what = PROGRAMS[name]
             made.append(Piece(path=where, what=what, content=path.read_bytes(), mode=0o755))
@@ -102,7 +108,7 @@ def pieces(root: Path, prefix: str, parts: Collection[str], *, with_daemon: bool
             made.append(Piece(path=where, what=what, content=path.read_bytes()))
         elif name == MODULES[0] and "ipmi" in parts:
             made.append(Piece(path=MODULES[1], what=MODULES[2], content=path.read_bytes()))
-        elif path.suffix in {".service", ".socket", ".path", ".target"}:
+        elif path.suffix in {".service", ".socket", ".path", ".target", ".mount"}:
             text = path.read_bytes().replace(f"={SYSTEM_PYTHON} ".encode(), f"={python} ".encode())
             units[name] = text.replace(f"{PREFIX}/".encode(), f"{prefix}/".encode())
             made.append(Piece(path=f"{UNITS}/{name}", what=_description(units[name]), content=units[name]))

@@ -27,7 +27,9 @@ def register(subparsers: Subparsers) -> None:
         "virtual environment stay. Exit 0: done; 1: not, or not all of it.",
     )
     parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
-    parser.add_argument("--force", action="store_true", help="go on where something cannot be put back or stopped")
+    parser.add_argument(
+        "--force", action="store_true", help="go on in an outage, and where something cannot be put back or stopped"
+    )
     parser.add_argument("--root", metavar="DIR", default="/", help="an image in place of this system")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.set_defaults(run=run)
@@ -45,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         if not disk.load():
             msg = "powerguard install has put nothing in place here (or an uninstall has ended)"
             return fail(args, "uninstall", msg, EX_NOT_DONE)
-        if wrong := _uninstall(disk, told, force=args.force):
+        if wrong := _uninstall(args, disk, told):
             return fail(args, "uninstall", wrong, EX_NOT_DONE)
     except PlaceError as error:
         return fail(args, "uninstall", str(error), EX_NOT_DONE)
@@ -55,7 +57,23 @@ def run(args: argparse.Namespace) -> int:
     return told.tell(as_json=args.json)
 
 
-def _uninstall(disk: "Disk", told: Told, *, force: bool) -> str:
+def outage_under_way(args: argparse.Namespace) -> str:
+    """Return what an outage that is not over would lose, by the daemon's phase; "" without one, or without a daemon."""
+    from powerguard.cli.client import DownError, RefusedError, get
+
+    try:
+        phase = get(args, "/api/v1/status").get("phase", "")
+    except (DownError, RefusedError):
+        return ""
+    if phase in {"", "online"}:
+        return ""
+    return (
+        f"an outage is not over (phase {phase}): without powerguard this host is not powered off before its battery is "
+        "empty, and training is not started again"
+    )
+
+
+def _uninstall(args: argparse.Namespace, disk: "Disk", told: Told) -> str:
     """Stop what runs, then remove; return why not, "" where it was done."""
     import asyncio
 
@@ -65,12 +83,17 @@ def _uninstall(disk: "Disk", told: Told, *, force: bool) -> str:
     if told.live:
         if asyncio.run(host.is_powering_off(run_child)):
             return "a power-off is under way, and what ends it at its deadline is not taken away"
+        if outage := outage_under_way(args):
+            if not args.force:
+                return f"{outage}: wait for its end, or go on with --force"
+            told.doubts.append(outage)
         asyncio.run(host.carry_out(run_child, [host.STOP_DAEMON], told))
         asyncio.run(host.put_back(host.undone(), told))
-        if told.failed and not force:
+        if told.failed and not args.force:
             told.then.append("nothing was removed: mend what has failed, or go on with --force")
             return ""
         asyncio.run(host.carry_out(run_child, host.steps_to_end(disk.manifest.files), told))
+        host.remove_folders(told)
     _take_away(disk, told)
     if told.live:
         asyncio.run(host.carry_out(run_child, host.steps_afterwards(), told))

@@ -14,7 +14,16 @@ import pytest
 
 from powerguard.cli import install_host as host
 from powerguard.cli.install_disk import MANIFEST, Disk
-from powerguard.cli.install_pieces import AT_BOOT, PARTS, SENTINEL_AT_BOOT, SETTINGS, pieces, resume_pieces
+from powerguard.cli.install_pieces import (
+    ALWAYS,
+    AT_BOOT,
+    PARTS,
+    SENTINEL_AT_BOOT,
+    SETTINGS,
+    TRAINERS_MOUNT,
+    pieces,
+    resume_pieces,
+)
 from powerguard.cli.install_told import Told
 from powerguard.cli.main import main
 from powerguard.effectors.child import Ended
@@ -78,7 +87,7 @@ def test_units_are_enabled_as_systemctl_would(image: Path, run: Run) -> None:
     """What is asked for, and the daemon once there are settings; moved away for a moment, they do not take it out."""
     assert run()[1]["next"] != []
     wants = image / UNITS
-    assert [path.name for path in wants.glob("*.wants/*")] == ["powerguard-off.socket"]
+    assert {path.name for path in wants.glob("*.wants/*")} == set(ALWAYS)
     assert not (image / AT_BOOT[1:]).is_symlink()
     (image / SETTINGS[1:]).parent.mkdir()
     (image / SETTINGS[1:]).write_text("mode: dry-run\n", encoding="utf-8")
@@ -87,7 +96,7 @@ def test_units_are_enabled_as_systemctl_would(image: Path, run: Run) -> None:
     (image / SETTINGS[1:]).unlink()
     assert run()[0] == 0
     links = {path.name: path.readlink() for path in wants.glob("*.wants/*")}
-    enabled = {"powerguard-off.socket", "powerguard.service", *(unit for part in PARTS.values() for unit in part)}
+    enabled = {*ALWAYS, "powerguard.service", *(unit for part in PARTS.values() for unit in part)}
     assert set(links) == enabled
     assert all(str(target) == f"/{UNITS}/{name}" for name, target in links.items())
     assert (wants / "sysinit.target.wants/powerguard-disarm.service").is_symlink()
@@ -374,9 +383,25 @@ Id=user@1000.service
 TimeoutStopUSec=2min
 KillMode=mixed
 
-Id=user@1001.service
+Id=job@7.service
 TimeoutStopUSec=2min
 KillMode=mixed
+
+Id=job@8.service
+TimeoutStopUSec=2min
+KillMode=mixed
+
+Id=systemd-journald.service
+TimeoutStopUSec=2min
+KillMode=control-group
+
+Id=dbus.service
+TimeoutStopUSec=2min
+KillMode=process
+
+Id=getty@tty1.service
+TimeoutStopUSec=2min
+KillMode=process
 
 Id=powerguard-off.service
 TimeoutStopUSec=infinity
@@ -411,13 +436,14 @@ def says(text: str, code: int = 0, errors: str = "") -> Ended:
 
 
 async def test_drop_ins_are_offered_for_units_that_are_slow_or_leave_processes_behind() -> None:
+    """For those of the site: systemd's own and the bus are left alone."""
     told = says('Environment=LC_ALL=C "POWERGUARD_OFF_KILL=slurmd.service containerd.service"\n')
     systemd = Systemd({"systemctl show --type": says(ACTIVE), "systemctl show powerguard-off": told})
     offered = {offer.piece.path: offer.piece.content.decode() for offer in await host.offers(systemd, 110)}
     assert list(offered) == [
         f"/{UNITS}/slow.service.d/50-powerguard-stop.conf",
         f"/{UNITS}/agent.service.d/50-powerguard-stop.conf",
-        f"/{UNITS}/user@.service.d/50-powerguard-stop.conf",
+        f"/{UNITS}/job@.service.d/50-powerguard-stop.conf",
         f"/{UNITS}/powerguard-off.service.d/50-powerguard-kill.conf",
     ]
     assert "\nTimeoutStopSec=55\n" in offered[f"/{UNITS}/slow.service.d/50-powerguard-stop.conf"]
@@ -451,7 +477,23 @@ async def test_a_step_that_fails_is_told_and_the_others_are_taken() -> None:
     assert became["systemd-sysusers powerguard.conf"] == "failed: exit status 1: no room"
     assert became["systemd-tmpfiles --create powerguard.conf"] == "failed: systemd-tmpfiles: No such file or directory"
     listen = "systemctl start powerguard-off.socket powerguard-gpu.socket powerguard-gpu-watch.path"
-    assert list(became)[-3:] == ["systemctl daemon-reload", listen, "systemctl start powerguard.service"]
+    assert list(became)[-2:] == [listen, "systemctl start powerguard.service"]
+    order = [
+        "systemctl daemon-reload",
+        f"systemctl start {TRAINERS_MOUNT}",
+        "systemd-tmpfiles --create powerguard.conf",
+    ]
+    assert list(became)[1:4] == order, "mounted before its mode and group are set"
+
+
+async def test_a_host_that_cannot_mount_is_installed_all_the_same() -> None:
+    """In some containers nothing can be mounted: trainers' sockets then lie in /run; that is no failure."""
+    answers = {"systemd": says(""), "udevadm": says(""), "systemctl start run": says("", 1), "systemctl": says("")}
+    told = Told("install", Path("/nowhere"), dry_run=False)
+    await host.carry_out(Systemd(answers), host.steps([], with_daemon=True), told)
+    became = {command: did for command, _, did in told.steps}
+    assert became[f"systemctl start {TRAINERS_MOUNT}"].startswith("failed")
+    assert not told.failed
 
 
 @pytest.mark.parametrize(("state", "goes"), [("active", True), ("activating", True), ("inactive", False), ("", False)])

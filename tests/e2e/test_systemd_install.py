@@ -11,6 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from powerguard.clock import boottime_s
+from powerguard.sim.ups import Battery, SimUps
+from tests.e2e.test_late_reboot import PORT, card
 from tests.peers.installed import FILES, binds, install, say
 from tests.peers.nspawn import Container
 
@@ -143,9 +146,70 @@ def test_installed_started_used_and_taken_away() -> None:
             assert not is_active(container, unit)
         assert shown(container, "powerguard.service", "LoadState") == "not-found"
         assert listing(container) == before
+        assert container.check("find", "/run", "-maxdepth", "1", "-name", "powerguard*") == ""
         assert container.run("test", "-e", SETTINGS).returncode == 0
         assert container.run("test", "-d", "/var/lib/powerguard").returncode == 0
         assert is_active(container, "train.service"), "training is none of its business"
+
+
+FILL = """cd /run/powerguard-trainers
+head -c 64M /dev/zero >filler 2>/dev/null
+for number in {1..4000}; do : >"$number" || exit 0; done 2>/dev/null
+exit 1
+"""
+
+
+def test_no_user_can_fill_run() -> None:
+    """Trainers' sockets lie in memory of their own, from the install on; a host where they are in use gets it later."""
+    folder, nobody = "/run/powerguard-trainers", ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    mounted = ("mountpoint", "--quiet", folder)
+
+    def size() -> int:
+        """KiB that are used in /run."""
+        return int(container.check("df", "--output=used", "/run").split()[-1])
+
+    with host() as container:
+        write(container, GOOD)
+        assert install(container)["doubts"] == []
+        container.check(*mounted)
+        assert container.check("stat", "--format=%a %U %G", folder).split() == ["3777", "root", "powerguard"]
+        before = size()
+        container.check(*nobody, "bash", "-c", FILL)
+        assert size() - before < 512
+        container.check("systemctl", "restart", "powerguard.service")
+        assert container.run("test", "-e", f"{folder}/filler").returncode == 0, "it outlives the daemon"
+
+        told = say(container, "uninstall")
+        assert next(row["did"] for row in told["files"] if row["path"] == folder).startswith("kept")
+        container.check("bash", "-c", f"rm {folder}/*; umount {folder}; touch {folder}/train.sock")
+        assert any(folder in doubt for doubt in install(container)["doubts"])
+        assert container.run(*mounted).returncode != 0, "it would hide the socket of training that runs"
+        assert container.run("test", "-e", f"{folder}/train.sock").returncode == 0
+        checks = json.loads(container.run("/opt/powerguard/bin/powerguard", "doctor", "--json").stdout)["checks"]
+        assert [each["verdict"] for each in checks if each["name"] == "trainers.folder"] == ["WARN"]
+        container.check("rm", f"{folder}/train.sock")
+        assert install(container)["doubts"] == []
+        container.check(*mounted)
+
+
+def test_an_outage_is_no_time_to_uninstall() -> None:
+    """Refused, and nothing is touched; --force goes on, and says what is at stake."""
+    ups = SimUps(Battery(runtime=((0.6, 3600.0),)), clock=boottime_s, load=lambda: 0.6)
+    with host() as container, card(ups, container.network):
+        source = f"{{kind: snmp, host: 127.0.0.1, port: {PORT}, poll_s: 0.5, timeout_s: 0.5}}"
+        write(container, f"mode: dry-run\nups: {{a: {{sources: [{source}], runtime_table: {{60: 3600}}}}}}\n")
+        install(container)
+        status = ("/opt/powerguard/bin/powerguard", "status", "--short")
+        until(lambda: container.run(*status).stdout.startswith("online"), "not online")
+        ups.utility = False
+        until(lambda: container.run(*status).stdout.startswith("on_battery"), "not on battery")
+        for words in (("uninstall",), ("uninstall", "--dry-run")):
+            assert "outage" in say(container, *words, status=1)["error"]
+        assert is_active(container, "powerguard.service")
+        assert is_active(container, "powerguard-off.socket")
+        told = say(container, "uninstall", "--force")
+        assert told["is_done"]
+        assert any("outage" in doubt for doubt in told["doubts"])
 
 
 def reasons(container: Container) -> set[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from powerguard.cli.install_pieces import RENAMED, TRAINERS, TRAINERS_MOUNT
 from powerguard.clock import boot_id
 from powerguard.effectors.host_options import OFF_FIFO, ResumeOptions
 from powerguard.effectors.rtc_options import RtcOptions
@@ -19,6 +20,7 @@ UNITS = (
     "powerguard-off.socket",
     "powerguard-resume.target",
     "powerguard-disarm.service",
+    TRAINERS_MOUNT,
 )
 PROGRAMS = (
     "opt/powerguard/bin/powerguard",
@@ -58,8 +60,9 @@ def root(tmp_path: Path) -> Path:
     shutil.copytree(theirs, tmp_path / "usr/lib/systemd/system", symlinks=True)
     ours = tmp_path / "etc/systemd/system"
     ours.mkdir(parents=True)
+    files = {unit: file for file, unit in RENAMED.items()}
     for name in UNITS:
-        shutil.copy(SYSTEMD / name, ours)
+        shutil.copy(SYSTEMD / files.get(name, name), ours / name)
     for name in PROGRAMS:
         program = tmp_path / name
         program.parent.mkdir(parents=True, exist_ok=True)
@@ -144,6 +147,18 @@ def test_the_helper_needs_nothing_but_bash_and_systemd() -> None:
     checked = subprocess.run(["/bin/bash", "-n", SYSTEMD / "powerguard-off"], capture_output=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, b"")
     assert (SYSTEMD / "powerguard-off").stat().st_mode & 0o111 == 0o111
+
+
+def test_trainers_have_little_memory_and_of_their_own() -> None:
+    """Bounded in size and in files; a mount over the sockets of trainers that run is left out."""
+    unit = Unit("powerguard-trainers.mount")
+    escaped = subprocess.run(["systemd-escape", "--path", "--suffix=mount", TRAINERS], capture_output=True, check=True)
+    assert escaped.stdout.decode().strip() == TRAINERS_MOUNT
+    assert (unit["Mount"]["Where"], unit["Mount"]["Type"]) == (TRAINERS, "tmpfs")
+    options = set(unit["Mount"]["Options"].split(","))
+    assert {"mode=3777", "size=1m", "nr_inodes=2k", "nodev", "nosuid", "noexec"} == options
+    assert unit["Unit"]["ConditionDirectoryNotEmpty"] == f"!{TRAINERS}"
+    assert unit["Unit"]["DefaultDependencies"] == "no"
 
 
 def test_our_own_folder_of_trainers_is_sticky() -> None:

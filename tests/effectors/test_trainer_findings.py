@@ -15,7 +15,7 @@ from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Ended, run_child
 from powerguard.effectors.filesystems import kind_of
 from powerguard.effectors.host_findings import Finding
-from powerguard.effectors.trainer.findings import findings, judge, ways
+from powerguard.effectors.trainer.findings import crowding, findings, judge, ways
 from powerguard.effectors.trainer.folder_child import main as folder_child
 from powerguard.effectors.trainer.options import AnyTrainerOptions
 from powerguard.trainer.seal import seal
@@ -71,6 +71,19 @@ async def test_all_is_well(tmp_path: Path) -> None:
     (finding,) = await found_at(str(tmp_path / "llm"), tmp_path)
     assert (finding.name, finding.verdict) == ("checkpoints.llm", "PASS")
     assert "step 12" in finding.text
+
+
+def test_a_folder_for_all_in_the_memory_of_run_is_found(tmp_path: Path) -> None:
+    """By its file system, wherever the settings put it; one that only some users can write is theirs to fill."""
+    folder, run = tmp_path / "trainers", str(tmp_path)
+    assert crowding(None, run) == crowding(str(folder), run) == []
+    folder.mkdir()
+    folder.chmod(0o3777)
+    (found,) = crowding(str(folder), run)
+    assert (found.name, found.verdict) == ("trainers.folder", "WARN")
+    assert crowding(str(folder), "/proc") == [], "memory of its own"
+    folder.chmod(0o2770)
+    assert crowding(str(folder), run) == []
 
 
 async def test_in_memory_or_on_the_network(tmp_path: Path) -> None:

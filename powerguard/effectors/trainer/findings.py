@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import stat
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from importlib.util import find_spec
@@ -75,6 +76,18 @@ async def ways(options: Sequence[AnyTrainerOptions], ask: Ask) -> list[Finding]:
             fix = _SIGNALS if broken else f"echo '{way.unit} {way.signal}' >> /etc/powerguard/signals"
             found.append(Finding(f"trainer.{name}", "FAIL", text, fix))
     return found
+
+
+def crowding(folder: str | None, run: str = "/run") -> list[Finding]:
+    """Find the folder of trainers' sockets in the memory of /run, where all users can write to it and so fill /run."""
+    try:
+        found = None if folder is None else Path(folder).stat()
+        if found is None or not found.st_mode & stat.S_IWOTH or found.st_dev != Path(run).stat().st_dev:
+            return []
+    except OSError:
+        return []
+    text = f"{folder}: is part of {run}, so every user can fill {run}"
+    return [Finding("trainers.folder", "WARN", text, "powerguard install; while trainers have sockets there: reboot")]
 
 
 def _listed(mounts: Path) -> str:
