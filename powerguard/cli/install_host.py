@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import stat
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -210,7 +209,7 @@ def steps_to_end(paths: Iterable[str]) -> list[Step]:
 
 
 def remove_folders(told: Told) -> None:
-    """Remove what lies in /run, all of it ours, and report each folder. What a helper has still to put back stays."""
+    """Remove our folders in /run and the files in them, and report each. What a helper has still to put back stays."""
     kept = {str(Path(each.helper.socket).parent): f"kept: {each.file} is still to be put back" for each in undone()}
     if _has_sockets():
         kept[TRAINERS] = "kept: trainers have sockets there; gone at the next boot"
@@ -218,10 +217,10 @@ def remove_folders(told: Told) -> None:
         did = kept.get(folder) or told.did("removed")
         if folder not in kept and not told.dry_run:
             try:
-                if folder == TRAINERS:
-                    Path(folder).rmdir()
-                else:
-                    shutil.rmtree(folder)
+                for entry in Path(folder).iterdir():
+                    if folder != TRAINERS and (entry.is_symlink() or not entry.is_dir()):
+                        entry.unlink()
+                Path(folder).rmdir()
             except OSError as error:
                 did = f"left: {error.strerror or error}"
         told.files.append((folder, "until the next boot", did))

@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ RESUME: Final = "powerguard-resume.target"
 PROGRAMS: Final[Mapping[str, tuple[str, str]]] = {
     "powerguard-off": (f"{LIBRARY}/powerguard-off", "powers this host off by a deadline"),
     "powerguard-shutdown": ("/usr/lib/systemd/system-shutdown/powerguard", "the last step of a shutdown"),
+    "powerguard-helper": (f"{LIBRARY}/powerguard-helper", "runs root helpers, and no other package's code"),
     "powerguard-disarm": (f"{LIBRARY}/powerguard-disarm", "stops a watchdog that was left armed"),
 }
 CONFIGURATION: Final[Mapping[str, tuple[str, str]]] = {
@@ -102,7 +104,10 @@ def pieces(root: Path, prefix: str, parts: Collection[str], *, with_daemon: bool
         name = RENAMED.get(path.name, path.name)
         if name in PROGRAMS:
             where, what = PROGRAMS[name]
-            made.append(Piece(path=where, what=what, content=path.read_bytes(), mode=0o755))
+            content = path.read_bytes()
+            if root == Path("/"):
+                content = content.replace(b"\nPLACES = ()", f"\nPLACES = {_unusual(prefix)!r}".encode())
+            made.append(Piece(path=where, what=what, content=content, mode=0o755))
         elif name in CONFIGURATION:
             where, what = CONFIGURATION[name]
             made.append(Piece(path=where, what=what, content=path.read_bytes()))
@@ -128,6 +133,13 @@ def pieces(root: Path, prefix: str, parts: Collection[str], *, with_daemon: bool
         if os.path.lexists(root / prefix[1:] / "bin" / name):
             made.append(Piece(path=f"{folder}/{name}", what="command", link=f"{prefix}/bin/{name}"))
     return made
+
+
+def _unusual(prefix: str) -> tuple[str, ...]:
+    """Return where powerguard lies, unless powerguard-helper looks there by itself."""
+    place = Path(powerguard.__file__).resolve().parents[1]
+    usual = Path(prefix, "lib", f"python{sys.version_info.major}.{sys.version_info.minor}", "site-packages")
+    return () if place == usual.resolve() else (str(place),)
 
 
 def resume_pieces(units: tuple[str, ...]) -> list[Piece]:

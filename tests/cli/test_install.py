@@ -320,7 +320,7 @@ def test_a_host_whose_python_is_its_own_uses_that_for_the_boot_unit(image: Path,
     (image / "usr/bin/python3").unlink()
     run("--with", "ipmi")
     unit = (image / UNITS / "powerguard-disarm.service").read_text(encoding="utf-8")
-    assert "\nExecStart=/opt/powerguard/bin/python -I /usr/lib/powerguard/powerguard-disarm\n" in unit
+    assert "\nExecStart=/opt/powerguard/bin/python -I -S /usr/lib/powerguard/powerguard-disarm\n" in unit
 
 
 def test_no_test_changes_this_machine(capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,6 +108,11 @@ def test_the_daemon_is_never_given_up_on_and_has_no_rights() -> None:
     assert "ProcSubset" not in service, "the boot id and the uptime are outside of it"
 
 
+@pytest.mark.parametrize("name", ["powerguard.service", "powerguard-sentinel.service"])
+def test_what_holds_secrets_leaves_no_core(name: str) -> None:
+    assert Unit(name)["Service"]["LimitCORE"] == "0"
+
+
 def test_the_clock_can_be_woken_by_and_not_set() -> None:
     """Its alarm needs no more than the device open for reading; the rest of the sandbox stays as it was."""
     service = Unit("powerguard.service")["Service"]

@@ -24,7 +24,8 @@ UNIT = "powerguard-ipmi.service"
 DROP_IN = f"""[Service]
 ReadWritePaths={FAKE}
 ExecStart=
-ExecStart=/opt/powerguard/bin/python -I -m powerguard.effectors.bmc.helper --device {FAKE}/ipmi0 serve
+ExecStart=/opt/powerguard/bin/python -I -S /usr/lib/powerguard/powerguard-helper \\
+powerguard.effectors.bmc.helper --device {FAKE}/ipmi0 serve
 """
 CLIENT = """import json, socket, sys, time
 took = []

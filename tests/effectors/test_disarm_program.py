@@ -127,7 +127,7 @@ def test_the_unit_is_started_before_everything_that_takes_long_and_nobody_waits_
     assert unit["Unit"]["DefaultDependencies"] == "no"
     assert "sysinit.target" in unit["Unit"]["Before"].split()
     assert unit["Install"]["WantedBy"] == "sysinit.target"
-    assert unit["Service"]["ExecStart"].endswith(" -I /usr/lib/powerguard/powerguard-disarm")
+    assert unit["Service"]["ExecStart"].endswith(" -I -S /usr/lib/powerguard/powerguard-disarm")
     assert "/opt" not in unit["Service"]["ExecStart"]
     service = unit["Service"]
     assert (service["Type"], service["Restart"], "TimeoutStartSec" in service) == ("simple", "on-failure", False)

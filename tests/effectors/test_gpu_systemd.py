@@ -27,7 +27,8 @@ LEASE_S = 6
 DRIVER = f"export FAKE_NVML={WORLD} LD_LIBRARY_PATH=/opt/nvml:"
 SHORT_LEASE = f"""[Service]
 ExecStart=
-ExecStart=/opt/powerguard/bin/python -I -m powerguard.effectors.gpu.helper watch --lease-s {LEASE_S}
+ExecStart=/opt/powerguard/bin/python -I -S /usr/lib/powerguard/powerguard-helper \\
+powerguard.effectors.gpu.helper watch --lease-s {LEASE_S}
 """
 CLIENT = """import socket, sys
 with socket.socket(socket.AF_UNIX) as client:

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from configparser import ConfigParser
 from dataclasses import dataclass, field
@@ -110,10 +111,11 @@ def root(tmp_path: Path) -> Path:
     ours.mkdir(parents=True)
     for name in (name for helper in HELPERS for name in helper.units):
         shutil.copy(SYSTEMD / name, ours)
-    python = tmp_path / "opt/powerguard/bin/python"
-    python.parent.mkdir(parents=True)
-    python.write_text("#!/bin/sh\n", encoding="ascii")
-    python.chmod(0o755)
+    for program in ("opt/powerguard/bin/python", "usr/lib/powerguard/powerguard-helper"):
+        path = tmp_path / program
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("#!/bin/sh\n", encoding="ascii")
+        path.chmod(0o755)
     return tmp_path
 
 
@@ -177,5 +179,49 @@ def test_the_units_say_words_that_the_helper_knows(helper: Helper, capsys: pytes
     told = capsys.readouterr().out
     for name, word in ((helper.served, "serve"), (helper.watching, "watch")):
         argv = Unit(name)["Service"]["ExecStart"].split()
-        assert argv[1:] == ["-I", "-m", helper.module, word]
+        assert argv[1:] == ["-I", "-S", "/usr/lib/powerguard/powerguard-helper", helper.module, word]
         assert word in told
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> Path:
+    """A virtual environment of ours, into which another package has put a .pth file that runs code."""
+    packages = tmp_path / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    packages.mkdir(parents=True)
+    (packages / "powerguard").symlink_to(SYSTEMD.parent / "powerguard")
+    (packages / "other.pth").write_text(f"import os; os.mkdir({str(tmp_path / 'ran')!r})\n", encoding="utf-8")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to(Path(sys.executable).resolve())
+    (tmp_path / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).resolve().parent}\n", encoding="utf-8")
+    return tmp_path
+
+
+STARTED_BY_US = [
+    path.name for path in sorted(SYSTEMD.glob("*.service")) if "/opt/powerguard/bin/python" in path.read_text("utf-8")
+]
+
+
+@pytest.mark.parametrize("name", STARTED_BY_US)
+def test_no_other_packages_code_runs_in_a_root_helper(prefix: Path, name: str) -> None:
+    """Each as its unit starts it; without -S the .pth file is executed, or this would prove nothing."""
+    python, *words, _ = Unit(name)["Service"]["ExecStart"].split()
+    assert python == "/opt/powerguard/bin/python"
+    words = [word.replace("/usr/lib/powerguard", str(SYSTEMD)) for word in words]
+    told = subprocess.run([prefix / "bin/python", *words, "--help"], capture_output=True, check=False, timeout=60)
+    assert told.returncode == 0, told.stderr
+    assert not (prefix / "ran").exists()
+    words.remove("-S")
+    subprocess.run([prefix / "bin/python", *words, "--help"], capture_output=True, check=True, timeout=60)
+    assert (prefix / "ran").exists()
+
+
+def test_powerguard_is_found_where_install_says(prefix: Path) -> None:
+    """From a folder that is not the environment's own: a system's dist-packages, a checkout."""
+    packages = next((prefix / "lib").glob("*/site-packages"))
+    (packages / "powerguard").unlink()
+    program = (SYSTEMD / "powerguard-helper").read_text(encoding="utf-8")
+    written = prefix / "powerguard-helper"
+    for places, code in (((), 1), ((str(SYSTEMD.parent),), 0)):
+        written.write_text(program.replace("\nPLACES = ()", f"\nPLACES = {places!r}"), encoding="utf-8")
+        argv = [prefix / "bin/python", "-I", "-S", written, HELPERS[0].module, "--help"]
+        assert subprocess.run(argv, capture_output=True, check=False, timeout=60).returncode == code

@@ -24,7 +24,8 @@ LEASE_S = 6
 
 SHORT_LEASE = f"""[Service]
 ExecStart=
-ExecStart=/opt/powerguard/bin/python -I -m powerguard.effectors.signals.helper watch --lease-s {LEASE_S}
+ExecStart=/opt/powerguard/bin/python -I -S /usr/lib/powerguard/powerguard-helper \\
+powerguard.effectors.signals.helper watch --lease-s {LEASE_S}
 """
 TRAINER = """import os, signal, socket, sys, time
 signal.signal(signal.SIGUSR1, lambda *_: open("/tmp/asked", "w").close())
