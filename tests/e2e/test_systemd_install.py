@@ -173,6 +173,8 @@ def test_no_user_can_fill_run() -> None:
         assert install(container)["doubts"] == []
         container.check(*mounted)
         assert container.check("stat", "--format=%a %U %G", folder).split() == ["3777", "root", "powerguard"]
+        orders = container.check("bash", "-c", "stat --format=%a:%s:%U /run/powerguard-off/{off,reboot}").split()
+        assert orders == ["600:37:root"] * 2, "there from the boot on, and written in place"
         before = size()
         container.check(*nobody, "bash", "-c", FILL)
         assert size() - before < 512

@@ -76,6 +76,7 @@ def test_training_has_resumed_within_the_bar_and_nobody_slept(capsys: pytest.Cap
         power_off(root, story, ups)
         with host(root) as container, card(ups, container.network):
             story.until("outage_ended", 180)
+            container.check("mountpoint", "--quiet", "/run/powerguard-trainers")  # at boot, by the unit
             told = say(container, "report")
             shown = container.check("systemctl", "show", "--property=UserspaceTimestampMonotonic", "--value")
         saved = [numbers(line)["step"] for line in story.notes("checkpoint_durable")]
