@@ -7,10 +7,13 @@ stands `powerguard-off`, a root program that needs neither this daemon nor D-Bus
 import asyncio
 import contextlib
 import errno
+import fcntl
 import os
 import pwd
 import shutil
 import stat
+import sys
+import termios
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Literal
 
@@ -29,6 +32,9 @@ COMMAND_LIMIT_S: Final = 5.0
 
 FULL_LIMIT_S: Final = 4.0
 """For room in the FIFO: other words may fill it, and powerguard-off empties it while they do."""
+
+FULL_RETRY_S: Final = 0.05
+"""Interval of the tries."""
 
 RESUME_LIMIT_S: Final = 10.0
 RESTART_SOCKET: Final = "systemctl restart powerguard-off.socket"
@@ -124,7 +130,8 @@ class HostEffector:
 
     async def _say(self, verb: Literal["off", "reboot"], deadline_s: float) -> None:
         refuse_under_test(self._options.fifo)
-        word = f"{verb} {self._boot()} {int(self._clock() + deadline_s)}\n"
+        # The first end of line ends whatever else stands in the FIFO without one: it would make our line no word.
+        word = f"\n{verb} {self._boot()} {int(self._clock() + deadline_s)}\n"
         await write_word(self._options.fifo, word.encode("ascii"))
 
     async def _resume_training(self) -> Detail:
@@ -223,18 +230,17 @@ def open_word(path: str) -> int:
 async def write_word(path: str, word: bytes, *, limit_s: float = FULL_LIMIT_S) -> None:
     """Write one word, whole or not at all (PIPE_BUF), without blocking the loop. Raises EffectorError.
 
-    limit_s: how long to wait for room in a FIFO that is full.
+    limit_s: how long to try while the FIFO is full. Another writer that waits for room takes it before we are woken. So
+    a FIFO that is read and stays full is made larger; one that is not read is left as it is, and that is an error.
     """
     fifo = open_word(path)
     try:
         async with asyncio.timeout(limit_s):
-            while True:
-                try:
-                    os.write(fifo, word)
-                except BlockingIOError:
-                    await _writable(fifo)
-                else:
-                    return
+            while not _wrote(fifo, word):
+                unread = _unread(fifo)
+                await asyncio.sleep(FULL_RETRY_S)  # noqa: TID251 - a FIFO that others fill reports no room
+                if _unread(fifo) != unread:
+                    _enlarge(fifo)
     except TimeoutError as error:
         msg = f"{path}: full for {limit_s:g} s: powerguard-off does not read (systemctl status powerguard-off.service)"
         raise EffectorError(msg) from error
@@ -245,12 +251,20 @@ async def write_word(path: str, word: bytes, *, limit_s: float = FULL_LIMIT_S) -
         os.close(fifo)
 
 
-async def _writable(fifo: int) -> None:
-    """Wait until there may be room."""
-    loop = asyncio.get_running_loop()
-    room = asyncio.Event()
-    loop.add_writer(fifo, room.set)
+def _wrote(fifo: int, word: bytes) -> bool:
     try:
-        await room.wait()
-    finally:
-        loop.remove_writer(fifo)
+        os.write(fifo, word)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _unread(fifo: int) -> int:
+    """Return how many bytes wait in the FIFO."""
+    return int.from_bytes(fcntl.ioctl(fifo, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def _enlarge(fifo: int) -> None:
+    """Double the FIFO, as far as the kernel permits (fs.pipe-max-size, 1 MiB)."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(fifo, fcntl.F_SETPIPE_SZ, 2 * fcntl.fcntl(fifo, fcntl.F_GETPIPE_SZ))

@@ -74,7 +74,7 @@ async def test_the_word_names_this_boot_and_the_deadline_of_its_clock(fifo: Fifo
     """powerguard-off takes nothing but this line."""
     spawned = Spawned()
     detail = await effector(HostOptions(fifo=str(fifo.path)), spawn=spawned).carry_out(OFF)
-    assert fifo.read() == f"off {BOOT} 1110\n".encode()
+    assert fifo.read() == f"\noff {BOOT} 1110\n".encode()
     assert dict(detail) == {"dry_run": False, "via": "fifo", "deadline_s": 110.0}
     assert spawned.argvs == []
 
@@ -84,7 +84,7 @@ async def test_said_twice_it_is_two_whole_words(fifo: Fifo) -> None:
     host = effector(HostOptions(fifo=str(fifo.path)))
     await host.carry_out(OFF)
     await host.carry_out(OFF)
-    assert fifo.read() == f"off {BOOT} 1110\n".encode() * 2
+    assert fifo.read() == f"\noff {BOOT} 1110\n".encode() * 2
 
 
 @pytest.mark.parametrize(("ordered_s", "meant_s"), [(600.0, 60.0), (30.0, 30.0), (0.0, 0.0), (-5.0, 0.0)])
@@ -92,7 +92,7 @@ async def test_the_settings_bound_the_deadline(fifo: Fifo, ordered_s: float, mea
     """Never later than force_after_s, and never in the past."""
     order = PowerOff(id="a1", by_s=0.0, outage="o1", grade=Grade.BARE, force_after_s=ordered_s)
     await effector(HostOptions(fifo=str(fifo.path), force_after_s=60.0)).carry_out(order)
-    assert fifo.read() == f"off {BOOT} {int(1000.9 + meant_s)}\n".encode()
+    assert fifo.read() == f"\noff {BOOT} {int(1000.9 + meant_s)}\n".encode()
 
 
 async def test_a_power_off_under_way_can_be_made_a_reboot(fifo: Fifo) -> None:
@@ -100,7 +100,7 @@ async def test_a_power_off_under_way_can_be_made_a_reboot(fifo: Fifo) -> None:
     host = effector(HostOptions(fifo=str(fifo.path), force_after_s=60.0))
     assert dict(await host.carry_out(reboot(600.0))) == {"dry_run": False, "via": "fifo", "deadline_s": 60.0}
     await host.carry_out(reboot(-5.0))
-    assert fifo.read() == f"reboot {BOOT} 1060\nreboot {BOOT} 1000\n".encode()
+    assert fifo.read() == f"\nreboot {BOOT} 1060\n\nreboot {BOOT} 1000\n".encode()
 
 
 async def test_a_reboot_is_not_for_a_sites_own_power_off() -> None:
@@ -289,7 +289,7 @@ async def test_a_word_waits_for_room_in_a_full_fifo(fifo: Fifo) -> None:
     assert not waiting.done()
     assert set(fifo.read()) == {ord("x")}
     assert dict(await waiting)["via"] == "fifo"
-    assert fifo.read() == f"off {BOOT} 1110\n".encode()
+    assert fifo.read() == f"\noff {BOOT} 1110\n".encode()
 
 
 async def test_under_test_the_machine_itself_is_out_of_reach(tmp_path: Path) -> None:

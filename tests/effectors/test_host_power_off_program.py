@@ -32,6 +32,7 @@ HARD_S = 2.0
 SLACK_S = 30.0
 """For a busy machine: what is told apart is a program that hangs for minutes."""
 
+OFF = PowerOff(id="a1", by_s=0.0, outage="o1", grade=Grade.FULL, force_after_s=60.0)
 REBOOTED = "systemctl reboot --force --force"
 RECORDING_TOOL = '#!/bin/bash\necho "${0##*/} $*" >>"${0%/*}/calls"\n'
 
@@ -154,7 +155,7 @@ def test_a_word_starts_the_power_off_at_once_and_forces_it_at_the_deadline(helpe
 @pytest.mark.parametrize(
     ("word", "because"),
     [
-        ("", "not a word"),
+        (" ", "not a word"),
         ("off", "not a word"),
         ("on {boot} {now}", "not a word"),
         ("OFF {boot} {now}", "not a word"),
@@ -285,15 +286,24 @@ def test_memory_that_others_have_filled_does_not_keep_an_order_out(helper: Helpe
     assert ended.stdout.splitlines() == ["600:37", "600:37", boot_id(), boot_id()]
 
 
+@pytest.mark.parametrize("before", [b"off wi", b"x" * 300, b"\0", b"\n\n", b""])
+def test_what_stands_in_the_fifo_does_not_spoil_the_daemons_word(helper: Helper, before: bytes) -> None:
+    """A line that another writer has not ended: the daemon begins its own."""
+    os.write(helper.fifo, before)
+    helper.start()
+    asyncio.run(HostEffector(HostOptions(fifo=str(helper.folder / "word")), armed=True).carry_out(OFF))
+    until(lambda: STARTED in helper.calls)
+    assert ("refused" in helper.log) is bool(before.strip(b"\n")), "an empty line is nothing to report"
+
+
 def test_a_writer_that_keeps_the_fifo_full_does_not_keep_the_word_out(helper: Helper) -> None:
     """The daemon waits for room, and powerguard-off makes room by refusing what is no word."""
     host = HostEffector(HostOptions(fifo=str(helper.folder / "word")), armed=True)
-    off = PowerOff(id="a1", by_s=0.0, outage="o1", grade=Grade.FULL, force_after_s=60.0)
     flood = subprocess.Popen(["/usr/bin/yes", "off with it"], stdout=helper.fifo)
     try:
         until(lambda: not select.select([], [helper.fifo], [], 0)[1])
         helper.start()
-        asyncio.run(host.carry_out(off))
+        asyncio.run(host.carry_out(OFF))
         until(lambda: STARTED in helper.calls)
     finally:
         flood.kill()
