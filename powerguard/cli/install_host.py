@@ -199,12 +199,11 @@ def steps_to_end(paths: Iterable[str]) -> list[Step]:
     """Return what ends all that listens. paths: those that were put in place."""
     units = [Path(path).name for path in paths if str(Path(path).parent) == UNITS]
     listening = sorted(unit for unit in units if unit.endswith((".socket", ".path")))
+    made = [Step(("systemctl", "stop", *listening), "listen no more")]
     if TRAINERS_MOUNT in units and os.path.ismount(TRAINERS) and not _has_sockets():
-        listening.append(TRAINERS_MOUNT)
-    made = [
-        Step(("systemctl", "stop", *listening), "listen no more"),
-        Step(("systemctl", "disable", "--now", SENTINEL), "stop the sentinel", SENTINEL_AT_BOOT),
-    ]
+        unmount = ("systemctl", "stop", TRAINERS_MOUNT)
+        made.append(Step(unmount, "unmount the folder of trainers' sockets", may_fail=True))
+    made.append(Step(("systemctl", "disable", "--now", SENTINEL), "stop the sentinel", SENTINEL_AT_BOOT))
     return _there(made)
 
 

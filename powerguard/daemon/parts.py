@@ -33,8 +33,7 @@ class Parts:
     effectors: who carries out which kind of action. close: gives back what they hold. traps: what came to the trap
     port; None where there is none. resume: what starts training. check: who looks at the host after a return.
     why_on: asks the BMC, within so many seconds, what powered the host on; None without a BMC. strangers: sockets where
-    trainers ought to be and others are, and why. host: the effector that powers the host off; None when another effector
-    stands in for it.
+    trainers ought to be and others are, and why. host: powers the host off; None when another effector does.
     """
 
     policy: Policy
