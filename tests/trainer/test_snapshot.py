@@ -1,6 +1,7 @@
 """A snapshot holds what the state was at one step boundary, laid out as the disk wants it, in memory that is reused."""
 
 import array
+import ctypes
 import math
 from typing import Any
 
@@ -125,3 +126,62 @@ def test_a_value_that_json_cannot_say_is_an_error_at_once() -> None:
         Buffer.json("a", object())
     with pytest.raises(ValueError, match="not a plain value"):
         Loaded("a", "uint8", (1,), memoryview(b"x")).value()
+    with pytest.raises(TypeError, match=r"^a: the key 3 of a dict would come back as text"):
+        Buffer.json("a", {"x": [{3: 1}]})
+    with pytest.raises(TypeError, match=r"^a: the key None of a dict"):
+        Buffer.json("a", {None: 1})
+
+
+class Pair(ctypes.Structure):
+    _fields_ = [("a", ctypes.c_float), ("b", ctypes.c_int)]
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (memoryview(bytes(8))[::2], "x: is not C-contiguous"),
+        ((ctypes.c_float.__ctype_be__ * 2)(), "x: an array of >f cannot be restored: it is big-endian"),
+        ((Pair * 2)(), "x: an array of T{"),
+        ((ctypes.c_wchar * 2)(), "x: an array of <u cannot be restored"),
+        ((ctypes.c_longdouble * 2)(), "x: an array of <g cannot be restored"),
+    ],
+    ids=["strided", "big-endian", "records", "text", "long double"],
+)
+def test_a_buffer_that_could_not_be_restored_is_named_when_it_is_measured(data: object, told: str) -> None:
+    """At the first step, not at the first resume after an outage."""
+    with pytest.raises(TypeError) as caught:
+        laid_out(Parts(lambda: {"x": data}, lambda _: None).items())
+    assert str(caught.value).startswith(told)
+
+
+def test_a_strided_buffer_of_one_s_own_is_named() -> None:
+    with pytest.raises(TypeError, match=r"^x: is not C-contiguous"):
+        laid_out([Buffer("x", memoryview(bytes(8))[::2], "uint8", (4,))])
+
+
+@pytest.mark.parametrize("kind", [ctypes.c_float, ctypes.c_double, ctypes.c_bool, ctypes.c_long, ctypes.c_uint16])
+@pytest.mark.parametrize("shape", [(0,), (0, 5), (3, 0, 2), (2, 3), ()])
+def test_every_shape_comes_back(kind: Any, shape: tuple[int, ...]) -> None:  # noqa: ANN401 - a type of ctypes
+    """Also those without elements, which memoryview.cast() refuses."""
+    made = kind
+    for length in reversed(shape):
+        made = made * length
+    data, seen = made(), []
+    ctypes.memset(ctypes.byref(data), 1, ctypes.sizeof(data))
+    parts = Parts(lambda: {"x": data}, lambda got: seen.append((got["x"].shape, got["x"].itemsize, bytes(got["x"]))))
+    with Snapshot() as snapshot:
+        parts.load(loaded(snapshot, list(parts.items())))
+    source = memoryview(data)
+    assert seen == [(source.shape, source.itemsize, bytes(source))]
+
+
+def test_what_load_keeps_does_not_change_with_the_next_save() -> None:
+    """The next save is copied into the memory that the checkpoint was read into."""
+    kept: list[Any] = []
+    data = array.array("f", [1.0, 2.0])
+    parts = Parts(lambda: {"w": data}, lambda got: kept.append(got["w"]))
+    with Snapshot() as snapshot:
+        parts.load(loaded(snapshot, list(parts.items())))
+        data[0] = 9.0
+        snapshot.take(parts.items())
+        assert kept[0].tolist() == [1.0, 2.0]
