@@ -167,6 +167,7 @@ class CheckpointStatus:
     path: where it lies, on the trainer's host. manifest_digest: "sha256:<hex>" of the manifest.
     durable: data, manifest and directory entries are flushed to the disk. Nothing else may set it.
     error: why it failed or was aborted; "" otherwise.
+    note: why `after` is less than what was asked for; "" otherwise.
     hosts_on_battery: how many of the job's hosts have asked for it because their utility power failed; None: one host.
     """
 
@@ -184,6 +185,7 @@ class CheckpointStatus:
     manifest_digest: str = ""
     durable: bool = False
     error: str = ""
+    note: str = ""
     hosts_on_battery: int | None = None
 
     @property
@@ -222,6 +224,7 @@ class CheckpointStatus:
             manifest_digest=obj.digest("manifest_digest"),
             durable=durable,
             error=obj.text("error", MAX_TEXT),
+            note=obj.text("note", MAX_TEXT),
             hosts_on_battery=obj.whole("hosts_on_battery", MAX_RANKS),
         )
 

@@ -111,6 +111,8 @@ class Desk:
         number, error = self._opened_elsewhere(replace(request, after=after))
         with self.changed:
             operation = self.open(request, after, asker, number)
+            if after is not request.after:
+                self._note_conduct(operation, request.after)
             if error is not None and not operation.ended:
                 self.settle(operation, error)
             if after is not After.CONTINUE and self.others is not None:
@@ -122,6 +124,13 @@ class Desk:
         self._stop_uploads(now=is_pressing)
         with self.changed:
             return self.status_of(operation)
+
+    def _note_conduct(self, operation: Operation, asked: After) -> None:
+        """Report, once for each checkpoint, that this training does less than it was asked for."""
+        note = f"asked for {asked}, but this training allows no more than {self.conduct} (Guard's conduct)"
+        if operation.note != note:
+            operation.note = note
+            _log.warning("checkpoint %s: %s", operation.id, note)
 
     def _opened_elsewhere(self, request: TriggerRequest) -> tuple[int | None, Exception | None]:
         """Have the other ranks save too: the number of the generation, or why it cannot be."""

@@ -34,6 +34,7 @@ class Operation:
     deadline_at_s: the tightest deadline of all who asked, on the guard's clock; None when nobody set one.
     lease: how long training stands still for it unheard; None: until it is told to go on.
     began_s: when its bytes began. was_held: training stood still before it, too.
+    note: as in the answer.
     generation: its number among all ranks; None where there is one rank. hosts_on_battery: as in the answer.
     told: an asker has read how it ended. must_end: the process is to end even when it fails (a signal said so).
     """
@@ -51,6 +52,7 @@ class Operation:
     path: str = ""
     manifest_digest: str = ""
     error: str = ""
+    note: str = ""
     began_s: float | None = None
     was_held: bool = False
     generation: int | None = None
@@ -108,5 +110,6 @@ class Operation:
             manifest_digest=self.manifest_digest,
             durable=self.phase is Phase.COMMITTED,
             error=self.error,
+            note=self.note,
             hosts_on_battery=self.hosts_on_battery,
         )

@@ -8,7 +8,7 @@ import pytest
 
 from powerguard.trainer import Guard, StopTraining
 from powerguard.trainer.store import SavedCheckpoint
-from powerguard.wire import After, Phase, Reason, TriggerRequest
+from powerguard.wire import After, CheckpointStatus, Phase, Reason, TriggerRequest
 
 
 def saved_at(step: int) -> SavedCheckpoint:
@@ -217,12 +217,20 @@ def test_exit_waits_for_the_last_word_and_never_follows_a_failure() -> None:
 @pytest.mark.parametrize(
     ("conduct", "asked", "paused"), [(After.CONTINUE, After.EXIT, False), (After.PAUSE, After.EXIT, True)]
 )
-def test_no_more_is_done_than_it_is_willing_to(conduct: After, asked: After, *, paused: bool) -> None:
+def test_no_more_is_done_than_it_is_willing_to(
+    caplog: pytest.LogCaptureFixture, conduct: After, asked: After, *, paused: bool
+) -> None:
+    """The answer and the log say why."""
     loop = Loop(conduct=conduct)
     loop.trigger("a", asked)
     assert loop.until_ended("a") is Phase.COMMITTED
     loop.until(lambda: loop.guard.desk.status().paused is paused)
     assert loop.ended_by is None
+    told = loop.guard.desk.checkpoint("a")
+    assert told is not None
+    assert told.note == f"asked for exit, but this training allows no more than {conduct.value} (Guard's conduct)"
+    assert [each.getMessage() for each in caplog.records].count(f"checkpoint a: {told.note}") == 1
+    assert CheckpointStatus.parse(told.to_json()) == told
     if conduct is After.CONTINUE:
         assert not loop.guard.desk.pause().paused
         time.sleep(0.02)
