@@ -79,8 +79,16 @@ class Boundary:
             self._stop(step)
         else:
             self._stop_together(self.together, step)
+        self._reset_clock(step)
         if began_s >= self._pace.due_s and not self.closed:
             self._periodic(step, began_s)
+
+    def _reset_clock(self, step: int) -> None:
+        """Wait a whole interval again when this very state is durable, or being written: a pause is none of it."""
+        with self._desk.lock:
+            is_saved = self._writer.saves(step)
+        if is_saved and self._measured and (self.together is None or not self._ranks.rank):
+            self._pace.due_s = self._clock() + self._every_s
 
     def _here(self, step: int | None, attend: Callable[[], None], *, whole: bool = False) -> None:
         """Say that the training thread is with us, for as long as it is; one that ends for good (StopTraining) stays.
@@ -266,6 +274,8 @@ class Boundary:
     def save(self, step: int, others: Collective | None) -> SavedCheckpoint | Taken | Exception:
         """Save this state whatever is asked, and wait until it is durable; return how that ended.
 
+        A wish that came meanwhile has this checkpoint, and training stands here for it, or ends (StopTraining). With
+        several ranks, all agree on the next boundary for it.
         others: the other ranks, which all save at this step and wait for each other.
         """
         desk, waits = self._desk, others
@@ -280,14 +290,16 @@ class Boundary:
                     outcome = write.outcome or outcome
                 elif isinstance(outcome, SavedCheckpoint):
                     desk.committed(outcome)
-            if isinstance(outcome, SavedCheckpoint):
-                self._serve(step)  # nothing more to write: that is what whoever waits has asked for
         except BaseException as error:
             with desk.lock:
                 self._cut_off(CutOffError(error))
             if waits is not None:
                 waits.failed(CutOffError(error))
             raise
+        if isinstance(outcome, SavedCheckpoint):
+            if self.together is None:  # nothing more to write: that is what whoever waits has asked for
+                self._here(step, partial(self._stop, step), whole=True)
+            self._reset_clock(step)
         if waits is not None and isinstance(outcome, Exception):
             waits.failed(outcome)
         return outcome

@@ -186,8 +186,9 @@ class Guard:
     def save(self, step: int) -> SavedCheckpoint:
         """Make the state after this step durable and only then return: at the end of training, or by one's own rule.
 
+        A checkpoint that was asked for meanwhile is this one: training stands still here until it may go on.
         Where there are several ranks, every one of them calls it for the same step. Raises what the state, the disk or
-        the store raise, and NotCommittedError when another rank could not.
+        the store raise, NotCommittedError when another rank could not, and StopTraining when asked to end.
         """
         step = whole(step)
         began_s = self._clock()

@@ -165,9 +165,9 @@ class State(Protocol):
 class Parts:
     """A state for jobs without torch.
 
-    save: returns name -> buffer or plain value (what JSON can say). A buffer is C-contiguous and little-endian, of bool,
-    int, uint, float32 or float64. A dict has text as its keys, a tuple comes back as a list, and a scalar of numpy as a
-    Python number. Anything else is a TypeError that names the item, at the first step.
+    save: returns name -> buffer or plain value (what JSON can say). A buffer is C-contiguous and little-endian, of
+    bool, int, uint, float32 or float64. A dict has text as its keys, a tuple comes back as a list, and a scalar of
+    numpy as a Python number. Anything else is a TypeError that names the item, at the first step.
     load: is given the same, buffers as memoryviews in their own dtype and shape. They are copies, which it may keep.
     """
 

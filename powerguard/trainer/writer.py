@@ -118,9 +118,12 @@ class Writer:
 
     def has(self, step: int) -> bool:
         """The state after this step is durable, being written, or held in memory."""
-        last, fresh = self._desk.last, self._fresh
-        held = (last is not None and last.step == step) or (fresh is not None and fresh.step == step)
-        return held or self._writing(step) is not None
+        return self.saves(step) or (self._fresh is not None and self._fresh.step == step)
+
+    def saves(self, step: int) -> bool:
+        """The state after this step is durable, or being written."""
+        last = self._desk.last
+        return (last is not None and last.step == step) or self._writing(step) is not None
 
     def taken(self, step: int) -> Taken | None:
         """Return the copy of the state after this step, if it is in memory."""

@@ -529,13 +529,64 @@ def test_the_estimate_is_there_before_any_outage(folder: Path) -> None:
     job.close()
 
 
-def test_whoever_asks_while_training_ends_gets_its_last_checkpoint(job: Job) -> None:
-    """The last step has ended, and the daemon asks: no boundary will come, but what it wants is being written."""
+def test_a_pause_that_comes_during_a_save_stands_at_its_step(job: Job) -> None:
+    """Not one step later: the daemon is told "committed and paused" of the step that is durable."""
     step = job.step()
+    job.slow()
+    saves = [threading.Thread(target=lambda: (job.guard.save(step), job.step()))]
+    saves[0].start()
+    assert job.disk.stuck.wait(60)
     job.trigger("e", "pause")
-    saved = job.guard.save(step)
-    told = job.of("e")
-    assert (told.phase, told.path) == (Phase.COMMITTED, saved.path)
+    job.disk.gate.set()
+    told = job.ended("e")
+    assert (told.step, told.paused, told.paused_step, told.at_paused_step) == (step, True, step, True)
+    time.sleep(0.1)
+    assert job.state.step == step, "it stands in save()"
+    assert job.steps_on_disk() == [step]
+    job.desk.resume(wait_s=1)
+    saves[0].join(60)
+    assert job.state.step == step + 1
+
+
+def test_an_end_that_is_asked_for_during_a_save_comes_in_it(job: Job) -> None:
+    step = job.step()
+    job.trigger("e", "exit")
+    ended: list[object] = []
+
+    def save() -> None:
+        try:
+            job.guard.save(step)
+        except StopTraining as stop:
+            ended.append(stop.code)
+
+    thread = threading.Thread(target=save)
+    thread.start()
+    told = job.ended("e")
+    assert (told.step, told.paused_step) == (step, step)
+    job.desk.tell("e")
+    thread.join(60)
+    assert ended == [0]
+
+
+@pytest.mark.parametrize("after", ["pause", "continue"])
+def test_no_periodic_checkpoint_follows_an_emergency_at_once(job: Job, after: str) -> None:
+    """The clock begins again with the emergency, and after the pause: a flickering outage costs no stall each time."""
+    job.now_s += 400  # due, too, at this very boundary
+    job.trigger("e", after)
+    thread = job.standing()
+    job.ended("e")
+    job.now_s += 400 if after == "pause" else 200  # a pause is no reason to save again
+    job.desk.resume(wait_s=1)
+    thread.join(60)
+    stalls = job.desk.pace.totals.stalls
+    job.step()
+    if after == "pause":
+        job.now_s += 200
+        job.step()
+    assert job.desk.pace.totals.stalls == stalls
+    job.now_s += 301
+    due = job.step()
+    job.until(lambda: due in job.steps_on_disk())
 
 
 def test_save_is_for_the_end_and_raises(job: Job) -> None:
