@@ -21,7 +21,7 @@ from typing import Final
 from powerguard.trainer.disk import Disk, DiskFile, is_gone, shares_blocks
 from powerguard.trainer.locks import FolderLock
 from powerguard.trainer.manifest import MANIFEST, shard_file
-from powerguard.trainer.room import files_in, free_bytes, size_of
+from powerguard.trainer.room import FULL, files_in, free_bytes, size_of
 from powerguard.trainer.snapshot import Snapshot
 
 UNBORN: Final = f"{MANIFEST}.tmp"
@@ -77,7 +77,7 @@ class Slots:
             with contextlib.suppress(FileExistsError):
                 self._disk.make_folder(path)
             for name, size in wanted.items():
-                if size_of(path / name) < size and not self._fill(path / name, size, rate, stop):
+                if size_of(path / name) < size and not self._filled(path / name, size, rate, stop):
                     return False
             try:
                 self._disk.sync_folder(path)
@@ -103,6 +103,17 @@ class Slots:
         theirs = sum(size_of(file) for file in shards if file.name not in wanted)
         short += max((self._sharers - 1) * max(wanted.values()) - theirs, 0)
         return short == 0 or short <= free_bytes(self._root)
+
+    def _filled(self, path: Path, size_bytes: int, rate: float | None, stop: Event | None) -> bool:
+        """As `_fill`; a file for which the disk has no room after all goes, and so gives back what it has taken."""
+        try:
+            return self._fill(path, size_bytes, rate, stop)
+        except OSError as error:
+            if error.errno in FULL:
+                with contextlib.suppress(OSError):
+                    self._disk.unlink(path)
+                    self._disk.remove_folder(path.parent)  # unless other files lie in it
+            raise
 
     def _fill(self, path: Path, size_bytes: int, rate: float | None, stop: Event | None) -> bool:
         """Lengthen a file to this size. False: told to stop, or the slot was taken meanwhile.

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from powerguard.trainer import Guard, Parts
+from powerguard.trainer.disk import Disk
 from powerguard.trainer.items import Buffer
 from powerguard.trainer.store import Store, StoreError, newest_in
 from powerguard.wire import After, Phase, Reason, TriggerRequest
@@ -245,3 +246,24 @@ def test_slots_that_do_not_fit_take_nothing(tmp_path: Path) -> None:
             save(store, 1, [Buffer("weights", bytes(80 << 20))], urgent=True)
         store.abandon(next(store.root.glob("step-*")).name)
         assert os.statvfs(disk).f_bavail == free
+
+
+class FillingDisk(Disk):
+    """A disk that another process fills while a slot is made."""
+
+    left = 10 << 20
+
+    def write(self, descriptor: int, content: memoryview, offset: int) -> int:
+        """Take data until there is no room."""
+        self.left -= len(content)
+        if self.left < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(descriptor, content, offset)
+
+
+def test_a_slot_that_the_disk_has_no_room_for_gives_back_what_it_took(tmp_path: Path) -> None:
+    """The rest of the disk is for the next emergency, not for half a slot."""
+    with Store(tmp_path / "ck", job="test", disk=FillingDisk()) as store:
+        with pytest.raises(OSError, match="No space left"):
+            store.prepare(30 << 20)
+        assert not list(store.root.glob(".slot-*/*"))
