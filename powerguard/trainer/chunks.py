@@ -18,7 +18,7 @@ class CancelledError(StoreError):
 
 
 def digest_of(chunk: memoryview) -> str:
-    """The xxh3-128 of a chunk, in hex: 37 GB/s on one core, so it costs next to nothing beside the disk."""
+    """Return the xxh3-128 of a chunk, in hex: 7.6 to 12.5 GB/s on one core, several times as fast as the disk."""
     from xxhash import xxh3_128_hexdigest
 
     return xxh3_128_hexdigest(chunk)
