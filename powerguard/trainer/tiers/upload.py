@@ -11,6 +11,7 @@ import logging
 import os
 import random
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -99,6 +100,8 @@ class Uploader:
         self._next: SavedCheckpoint | None = None
         self._held = False
         self._closed = False
+        self._called_off = False
+        """The upload that runs is to end: its child was killed by `hold` or `close`, whatever was said since."""
         self._child: subprocess.Popen[bytes] | None = None
         self._busy = False
         self._backing_off = False
@@ -140,6 +143,7 @@ class Uploader:
         self._thread.join(_DIES_WITHIN_S)
 
     def _stopped(self) -> bool:
+        self._called_off = True
         if self._child is not None:
             self._child.kill()
         self._changed.notify_all()
@@ -180,7 +184,7 @@ class Uploader:
                     self._child = None
                 ready = self._next is not None and not self._held and self._child is None
                 if ready and now_s >= self._rest_until_s:
-                    self._busy = True
+                    self._busy, self._called_off = True, False
                     return self._next
                 self._changed.wait(self._until_next_s(now_s, ready=ready))
             return None
@@ -206,7 +210,7 @@ class Uploader:
         with self._changed:
             self._child = child
             self._status = replace(self._status, step=saved.step, bytes_done=0, bytes_total=0)
-            wanted = not self._held and not self._closed  # whoever held it meanwhile saw no child to kill
+            wanted = not self._called_off  # whoever held it meanwhile saw no child to kill
         try:
             if not wanted:
                 return
@@ -220,6 +224,7 @@ class Uploader:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(_DIES_WITHIN_S)
             with self._changed:
+                told["returncode"] = child.returncode
                 if child.returncode is not None:
                     self._child = None
 
@@ -230,7 +235,7 @@ class Uploader:
         while True:
             ready, _, _ = select.select([pipe], [], [], _LOOK_EVERY_S)
             with self._changed:
-                if self._held or self._closed:
+                if self._called_off:
                     return
             if ready:
                 content = os.read(pipe.fileno(), _MAX_LINE)
@@ -290,9 +295,9 @@ class Uploader:
                     committed_at_s=self._clock(),
                     commits=self._status.commits + 1,
                 )
-            elif not ended and not self._held and not self._closed:
+            elif not ended and not self._called_off:
                 ended = Kind.UNUSABLE.value
-                error = str(told.get("last_words") or "the process that uploads was killed (short of memory?)")
+                error = str(told.get("last_words") or f"the process that uploads {_end(told.get('returncode'))}")
             if (committed or ended in _DONE_WITH) and self._next is saved:
                 self._next = None
             if error:
@@ -310,6 +315,14 @@ class Uploader:
             _log.info("upload_committed step=%d tier=%s", saved.step, self._remote.url)
         if error:
             _log.warning("upload_failed step=%d reason=%s rest_s=%.0f", saved.step, error, rest_s)
+
+
+def _end(returncode: int | None) -> str:
+    if returncode is None:
+        return "was killed by another process and does not end (does its mount hang?)"
+    if returncode == -signal.SIGKILL:
+        return "was killed (if memory was short, the kernel's log says so)"
+    return f"was killed by signal {-returncode}" if returncode < 0 else f"ended with exit status {returncode}"
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -506,3 +507,31 @@ def test_a_child_that_was_killed_by_somebody_else_is_told(uploads: Uploads, tmp_
     os.kill(pid_of(uploader), signal.SIGKILL)
     until(lambda: uploader.status().failures)
     assert "was killed" in uploader.status().error
+
+
+def test_a_hold_that_is_taken_back_before_the_child_has_ended_is_no_failure(
+    uploads: Uploads, tmp_path: Path, proxy: Proxy, bucket: str
+) -> None:
+    """A child takes its time to die where its NAS hangs: it was killed by the hold, and not short of memory."""
+    proxy.bytes_per_s = 1.0
+    uploader = uploads(remote_of(bucket, proxy.url, tmp_path), retry_s=60.0)
+    uploader.offer(save(tmp_path / "root", 7, mib=1))
+    for _ in range(5):
+        pid = pid_of(uploader)
+        holding = threading.Thread(target=uploader.hold)
+        holding.start()
+        while not uploader._held:  # taken back at once, before the thread has heard of it
+            pass
+        uploader.release()
+        holding.join(60)
+        until(lambda pid=pid: pid_of(uploader) != pid)  # type: ignore[misc]
+    assert (uploader.status().error, dict(uploader.status().failures)) == ("", {})
+
+
+def test_a_child_that_ends_by_itself_is_told_with_its_status(uploads: Uploads, tmp_path: Path, proxy: Proxy) -> None:
+    proxy.bytes_per_s = 1.0
+    uploader = uploads(remote_of("s3://bucket", proxy.url, tmp_path), retry_s=60.0)
+    uploader.offer(save(tmp_path / "root", 7, mib=1))
+    os.kill(pid_of(uploader), signal.SIGTERM)
+    until(lambda: uploader.status().failures)
+    assert "was killed by signal 15" in uploader.status().error
