@@ -158,7 +158,7 @@ def _address(family: int, packed: bytes | None) -> Address | None:
 
 
 def _route(body: bytes) -> Route | None:
-    family, kind = body[0], _ROUTE.unpack_from(body)[7]
+    family, *_, kind, _flags = _ROUTE.unpack_from(body)
     attributes = _attributes(body, _ROUTE.size)
     if kind != _RTN_UNICAST or _RTA_OIF not in attributes:
         return None  # This very host, or nobody.

@@ -226,7 +226,7 @@ async def test_an_outage_whose_end_nobody_saw_is_lost(tmp_path: Path) -> None:
     world.ups.utility = True
     journal = world.daemon().journal
     await journal.load()
-    journal._store._open().execute("UPDATE snapshot SET state = '{}'")
+    journal._store._open().execute("UPDATE snapshot SET digest = '', state = '{}'")
     await journal.close()
     async with world.running() as daemon:
         await rest(2.0)

@@ -335,7 +335,7 @@ async def test_a_state_that_cannot_be_read_costs_only_itself(tmp_path: Path) -> 
     path = tmp_path / "journal.db"
     await written(path)
     db = sqlite3.connect(path)
-    db.execute("UPDATE snapshot SET state = ?", ('{"kind": "State", "phase": {"kind": "Party"}}',))
+    db.execute("UPDATE snapshot SET digest = '', state = ?", ('{"kind": "State", "phase": {"kind": "Party"}}',))
     db.commit()
     db.close()
     async with opened(path) as (_, loaded):
@@ -350,7 +350,7 @@ def spoiled(path: Path, spoil: Callable[[dict[str, Any]], object]) -> None:
     with contextlib.closing(sqlite3.connect(path)) as db:
         plain = json.loads(db.execute("SELECT state FROM snapshot").fetchone()[0])
         spoil(plain)
-        db.execute("UPDATE snapshot SET state = ?", (json.dumps(plain),))
+        db.execute("UPDATE snapshot SET digest = '', state = ?", (json.dumps(plain),))
         db.commit()
 
 
@@ -417,7 +417,7 @@ async def test_a_state_that_is_no_state_is_lost_and_told(tmp_path: Path, text: s
     path = tmp_path / "journal.sqlite"
     await written(path)
     with contextlib.closing(sqlite3.connect(path)) as db:
-        db.execute("UPDATE snapshot SET state = ?", (text,))
+        db.execute("UPDATE snapshot SET digest = '', state = ?", (text,))
         db.commit()
     async with opened(path) as (_, loaded):
         assert (loaded.state, loaded.lost) == (None, LOST_ALL)
@@ -427,8 +427,8 @@ async def test_a_state_that_is_no_state_is_lost_and_told(tmp_path: Path, text: s
 @pytest.mark.parametrize(
     ("damage", "kept"),
     [
-        ("UPDATE snapshot SET at_s = 'x'", (False, True, True)),
-        ("UPDATE snapshot SET wall = 9e999", (False, True, True)),
+        ("UPDATE snapshot SET digest = '', at_s = 'x'", (False, True, True)),
+        ("UPDATE snapshot SET digest = '', wall = 9e999", (False, True, True)),
         ("UPDATE outages SET started_wall = 'x'", (True, False, True)),
         ("UPDATE outages SET ended_wall = ''", (True, False, True)),
         ("UPDATE entries SET at_s = 'x'", (True, True, False)),

@@ -1,9 +1,11 @@
 """A journal whose disk is full, read-only, damaged, gone or hung: told, kept in memory, never in the way."""
 
 import asyncio
+import contextlib
 import os
 import random
 import resource
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -18,9 +20,12 @@ import pytest
 
 from powerguard.core.actions import EnsurePolicy, Grade
 from powerguard.core.model import OnBattery, Outage, State
+from powerguard.core.plain import to_plain
 from powerguard.daemon.journal import Entry, Health, Inline, Journal, JournalError, Limits, Loaded, read_all, read_only
 from powerguard.daemon.journal import recent as query_recent
 from powerguard.daemon.journal.queries import LOST_ALL
+from powerguard.daemon.journal.recording import dump
+from powerguard.daemon.journal.records import Snapshot
 from powerguard.daemon.journal.store import Batch, Store
 from tests.peers.machine import unhindered_s, watched
 
@@ -452,6 +457,74 @@ def test_what_can_still_be_read_of_a_damaged_file_is_used(tmp_path: Path) -> Non
                 assert (again.state, again.in_flight) == (loaded.state, loaded.in_flight), "seeded into the new file"
     assert set_aside >= 5
     assert survived >= 20
+
+
+def journal_of(path: Path) -> bytes:
+    """Make a journal with a state, stopped in order; return its bytes."""
+    store = Store(path)
+    store.load()
+    state = State(serial=7)
+    store.write(Batch(snapshot=Snapshot(boot_id="b", at_s=1.0, wall=2.0, state=dump(to_plain(state)))))
+    store.close()
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("bit", [0x01, 0x20, 0x80])
+def test_no_flipped_byte_of_the_first_page_keeps_the_daemon_from_its_journal(tmp_path: Path, bit: int) -> None:
+    """sqlite3 raises UnicodeDecodeError for a broken schema, and the daemon ended at each start.
+
+    Byte 18, the version of the file's format, makes SQLite refuse to write: an alarm, and the daemon goes on in memory.
+    """
+    whole = journal_of(tmp_path / "whole.sqlite")
+    path = tmp_path / "journal.sqlite"
+    for at in range(4096):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
+        for suffix in ("-wal", "-shm"):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        store = Store(path)
+        loaded, _ = store.load()
+        with pytest.raises(JournalError) if at == 18 else contextlib.nullcontext():
+            store.write(Batch(snapshot=Snapshot(boot_id="b", at_s=3.0, wall=4.0, state="{}")))
+        store.close()
+        known = loaded.state is not None and loaded.state.serial == 7
+        assert known or loaded.lost, f"byte {at}: the state is gone without a word"
+        for kept in tmp_path.glob("journal.sqlite.*"):
+            kept.unlink()
+
+
+@pytest.mark.parametrize("column", ["boot_id", "at_s", "wall", "state"])
+def test_a_state_that_was_changed_on_disk_is_not_believed(tmp_path: Path, column: str) -> None:
+    """A flipped bit in it may still be JSON, and a moment still a number."""
+    path = tmp_path / "journal.sqlite"
+    journal_of(path)
+    changed = "replace(state, '7', '9')" if column == "state" else "'c'" if column == "boot_id" else "64.0"
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute(f"UPDATE snapshot SET {column} = {changed}")
+        db.commit()
+    loaded, _ = Store(path).load()
+    assert loaded.state is None
+    assert loaded.lost
+    assert "digest" in loaded.trouble
+
+
+def test_the_lost_head_of_a_log_is_noticed(tmp_path: Path) -> None:
+    """The first sector zeroed: SQLite reads nothing of the log and would write over it without a word."""
+    journal_of(tmp_path / "live.sqlite")
+    live = Store(tmp_path / "live.sqlite")
+    live.load()
+    live.write(Batch(snapshot=Snapshot(boot_id="b", at_s=3.0, wall=4.0, state=dump(to_plain(State(serial=8))))))
+    for suffix in ("", "-wal"):
+        shutil.copyfile(tmp_path / f"live.sqlite{suffix}", tmp_path / f"killed.sqlite{suffix}")
+    live.close()
+    log = tmp_path / "killed.sqlite-wal"
+    log.write_bytes(bytes(512) + log.read_bytes()[512:])
+    store = Store(tmp_path / "killed.sqlite")
+    loaded, _ = store.load()
+    assert "newest transactions" in loaded.lost
+    assert loaded.state is not None
+    assert loaded.state.serial == 7, "what is older than the log is still there"
+    assert (tmp_path / "killed.sqlite-wal.corrupt-1").stat().st_size == log.stat().st_size or store.told
+    store.close()
 
 
 async def test_damage_while_we_run(tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ def test_what_cannot_be_written_costs_only_itself() -> None:
     ("text", "events", "dropped"),
     [
         ("", 0, 1),
+        ("[" * 100_000, 0, 1),
         ("[]", 0, 1),
         ('{"events":7}', 0, 0),
         ('{"events":[{"at_s":1.5},{"kind":"Tick","at_s":1.5},{"at_s":2.5}]}', 2, 1),

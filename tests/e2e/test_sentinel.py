@@ -297,7 +297,7 @@ async def boot(world: Rig) -> None:
     """The host is on again: its daemon takes its word back, and the outage is closed with who has brought it back."""
     # The kernel's boot id cannot be had twice; all else is as after a boot.
     with closing(sqlite3.connect(world.journal)) as db, db:
-        db.execute("UPDATE snapshot SET boot_id = 'the-boot-before', at_s = at_s + 86400.0")
+        db.execute("UPDATE snapshot SET digest = '', boot_id = 'the-boot-before', at_s = at_s + 86400.0")
     world.trainers[0].paused = False
     await world.start()
 

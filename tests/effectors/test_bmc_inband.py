@@ -237,7 +237,8 @@ def test_only_our_user_can_say_a_word() -> None:
     listens, service = unit("powerguard-ipmi.socket")["Socket"], unit("powerguard-ipmi.service")["Service"]
     assert (listens["ListenStream"], listens["Accept"]) == (IPMI_SOCKET, "no")
     assert (listens["SocketUser"], listens["SocketMode"]) == ("powerguard", "0600")
-    assert service["ExecStart"].split()[1:] == ["-I", "-m", helper.__name__, "serve"]
+    assert service["ExecStart"].split()[1:3] == ["-I", "-S"]
+    assert service["ExecStart"].split()[4:] == [helper.__name__, "serve"]
     assert (service["CapabilityBoundingSet"], service["DeviceAllow"]) == ("", "char-ipmidev rw")
 
 

@@ -115,6 +115,7 @@ def test_nothing_that_comes_breaks_it() -> None:
     """Damaged and random datagrams: an answer or none, never an exception, and never more messages than bytes."""
     chance = random.Random(20261121)
     whole = _link(3, "eth0", 0x10001) + _neighbour(0x20, "10.0.0.1", bytes(16)) + _neighbour(0x02, "fe80::1")
+    assert list(parse(_message(24, b"", 9))) == [], "a route without a body"
     for _ in range(20_000):
         raw = bytearray(whole if chance.random() < 0.7 else chance.randbytes(chance.randrange(200)))
         for _ in range(chance.randrange(4)):

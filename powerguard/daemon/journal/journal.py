@@ -428,6 +428,8 @@ class Journal:
             log.warning("journal_read_failed", because=_no_answer(self.path, self._limits.read_s))
         except JournalError as error:
             log.warning("journal_read_failed", because=str(error))
+        except Exception as error:  # noqa: BLE001 - what is read here is for people: no start and no decision waits for it
+            log.warning("journal_read_failed", because=f"{self.path}: {describe(error)}")
         return None
 
     def _read_unstuck(self, ended: asyncio.Future[T]) -> None:

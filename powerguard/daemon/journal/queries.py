@@ -1,5 +1,6 @@
 """What the journal is asked: by the daemon's start, by its HTTP interface, and by the command line beside it."""
 
+import hashlib
 import json
 import math
 import sqlite3
@@ -14,7 +15,8 @@ from powerguard.daemon.journal.records import Line, Loaded, OutageRecord
 from powerguard.daemon.journal.sqlite import pragma
 
 _RECORDING_SINCE = 2
-"""Schema version."""
+_DIGEST_SINCE = 3
+"""Schema versions."""
 IN_FLIGHT_ROWS = 200
 """The newest actions without an outcome that are looked at."""
 LEARNED = "what was learned of checkpoints, stops, pauses and drills"
@@ -22,14 +24,24 @@ MODEL = "what was learned of the battery"
 LOST_ALL = "everything: phase, battery account, and all that was learned"
 
 
+def digest_of(boot_id: object, at_s: object, wall: object, state: object) -> str:
+    """SHA-256 of the snapshot's row: a flipped bit in it may still be JSON, and a moment still a number."""
+    return hashlib.sha256(repr((boot_id, at_s, wall, state)).encode("utf-8", "backslashreplace")).hexdigest()
+
+
 def read_all(db: sqlite3.Connection) -> tuple[Loaded, tuple[OutageRecord, ...]]:
     """Return what the file knows, and its newest outages. A state that cannot be read is None, and trouble says why."""
     trouble: list[str] = []
     state = None
     lost = ""
-    row = db.execute("SELECT boot_id, at_s, wall, state FROM snapshot").fetchone() or ("", 0.0, 0.0, "")
-    boot_id, at_s, wall, text = row
-    if not _are_numbers(at_s, wall):
+    digest = "digest" if pragma(db, "user_version") >= _DIGEST_SINCE else "''"
+    query = f"SELECT boot_id, at_s, wall, state, {digest} FROM snapshot"  # noqa: S608 - our own words
+    row = db.execute(query).fetchone() or ("", 0.0, 0.0, "", "")
+    boot_id, at_s, wall, text, digest = row
+    if digest and digest != digest_of(boot_id, at_s, wall, text):
+        at_s, wall, text, lost = 0.0, 0.0, "", LOST_ALL
+        trouble.append("the last state is damaged: its digest does not match")
+    elif not _are_numbers(at_s, wall):
         at_s, wall, text, lost = 0.0, 0.0, "", LOST_ALL
         trouble.append("the last state cannot be read: its moment is no number")
     if text:
@@ -45,7 +57,7 @@ def read_all(db: sqlite3.Connection) -> tuple[Loaded, tuple[OutageRecord, ...]]:
     for (payload,) in reversed(newest):
         try:
             in_flight.append(from_plain(json.loads(payload), Action))
-        except (PlainError, ValueError) as error:
+        except (PlainError, ValueError, RecursionError) as error:
             trouble.append(f"an action in flight cannot be read: {error}")
     loaded = Loaded(
         state=state,

@@ -104,7 +104,7 @@ def unpack(outage: str, text: str) -> Heard:
     """Return what a row says. What cannot be read (a newer version's, a damaged one) counts as dropped."""
     try:
         row = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict):
         return Heard(outage=outage, dropped=1)

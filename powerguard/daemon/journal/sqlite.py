@@ -58,11 +58,21 @@ def quick_check(db: sqlite3.Connection) -> bool:
         db.set_progress_handler(None, 0)
 
 
-def is_corrupt(error: sqlite3.Error) -> bool:
+_BROKEN_SCHEMA = ("no such", "table ", "index ", "duplicate column", "unsupported file format")
+"""How SQLite's messages begin when the schema is not what its version says."""
+UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
+"""What reading damaged bytes raises apart from sqlite3.Error: UnicodeDecodeError for a message of SQLite's own that
+quotes a damaged schema."""
+
+
+def is_corrupt(error: Exception) -> bool:
     """Tell a damaged file from one that cannot be had just now."""
+    if not isinstance(error, sqlite3.Error):
+        return isinstance(error, UNREADABLE)
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    # "no such table" and the like: somebody has been at the schema.
-    broken_schema = code == sqlite3.SQLITE_ERROR and str(error).startswith(("no such", "table "))
+    if "decode to UTF-8" in str(error):
+        return True
+    broken_schema = code == sqlite3.SQLITE_ERROR and str(error).startswith(_BROKEN_SCHEMA)
     return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or broken_schema
 
 
@@ -71,6 +81,7 @@ def is_full_or_busy(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
 
 
+_LONGEST_TEXT = 160
 _ADVICE = {
     sqlite3.SQLITE_FULL: "free some space there",
     sqlite3.SQLITE_READONLY: "the daemon's user must be able to write the file and its folder",
@@ -87,11 +98,22 @@ def translated(path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         advice = _ADVICE.get(code, "")
-        message = f"{path}: {error}" + (f" ({advice})" if advice else "")
+        message = f"{path}: {brief(error)}" + (f" ({advice})" if advice else "")
+        raise JournalError(message) from error
+    except UNREADABLE as error:
+        message = f"{path}: damaged ({brief(error)}); move it away, and a new journal is started"
         raise JournalError(message) from error
     except OSError as error:
         message = f"{path}: {error.strerror or error} (the daemon's user must be able to write the file and its folder)"
         raise JournalError(message) from error
+
+
+def brief(error: Exception) -> str:
+    """Return an error in a line: Python's own text for bytes that are not UTF-8 quotes all of them, a whole state."""
+    if isinstance(error, UnicodeError):
+        return "text that is not UTF-8"
+    text = str(error)
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."
 
 
 def inode(path: Path) -> tuple[int, int] | None:

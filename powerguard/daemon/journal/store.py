@@ -13,15 +13,17 @@ from pathlib import Path
 
 from powerguard.core.plain import to_plain
 from powerguard.daemon.journal import wal
-from powerguard.daemon.journal.queries import LOST_ALL, read_all
+from powerguard.daemon.journal.queries import LOST_ALL, digest_of, read_all
 from powerguard.daemon.journal.recording import Recorded, dump, pack
 from powerguard.daemon.journal.records import Line, Loaded, OutageRecord, Record, Snapshot
 from powerguard.daemon.journal.sqlite import (
     APPLICATION_ID,
     BUSY_S,
     CHECK_S,
+    UNREADABLE,
     JournalError,
     NotOursError,
+    brief,
     inode,
     is_corrupt,
     is_full_or_busy,
@@ -56,6 +58,7 @@ MIGRATIONS: tuple[Migration, ...] = (
             outage TEXT NOT NULL, payload TEXT NOT NULL)""",
         "CREATE INDEX recorded_outage ON recorded (outage, seq)",
     ),
+    ("ALTER TABLE snapshot ADD COLUMN digest TEXT NOT NULL DEFAULT ''",),
 )
 """Migration i brings a file from version i to i + 1; each is one transaction. Never change one that was released."""
 
@@ -101,6 +104,7 @@ class Store:
         self._db: sqlite3.Connection | None = None
         self._inode: tuple[int, int] | None = None
         self._behind = 0
+        self._headless = False
 
     # --- Opening -----------------------------------------------------------------------------------------------
 
@@ -139,6 +143,10 @@ class Store:
             found = wal.look(self.path, self.look_s) if self.path.exists() else None
             if found is None:
                 return
+            if found.headless:
+                self._headless = True
+                self._keep_log("its log has lost its head, and with it the newest transactions")
+                return
             self._behind = found.commits
             wal.mend(self.path, found, mended)
             self._behind = found.commits - found.mended
@@ -147,6 +155,17 @@ class Store:
         self._set_aside("corrupt", reason, instead)
         mended.rename(self.path)
         sync_folder(self.path.parent)
+
+    def _keep_log(self, reason: str) -> None:
+        """Give a log that cannot be read another name: SQLite would write over it without a word."""
+        number = 1
+        while (other := self.path.with_name(f"{self.path.name}-wal.corrupt-{number}")).exists():
+            number += 1
+        Path(f"{self.path}-wal").rename(other)
+        with contextlib.suppress(FileNotFoundError):
+            Path(f"{self.path}-shm").unlink()
+        sync_folder(self.path.parent)
+        self.told.append(f"{self.path}: {reason}; kept as {other.name}, and what is older was read")
 
     def _set_up(self, db: sqlite3.Connection) -> None:
         version = pragma(db, "user_version")
@@ -212,9 +231,10 @@ class Store:
 
     def _less(self, loaded: Loaded) -> Loaded:
         """Say of what was loaded that it is not the newest, where the log's end is lost."""
-        if not self._behind or loaded.lost == LOST_ALL:
+        if not (self._behind or self._headless) or loaded.lost == LOST_ALL:
             return loaded
-        lost = f"the last {self._behind} transactions" if loaded.state is not None else LOST_ALL
+        newest = "the newest transactions" if self._headless else f"the last {self._behind} transactions"
+        lost = newest if loaded.state is not None else LOST_ALL
         trouble = loaded.trouble or f"{self.path}: its log is damaged"
         return replace(loaded, lost=" and ".join(filter(None, (lost, loaded.lost))), trouble=trouble)
 
@@ -226,10 +246,10 @@ class Store:
                 sound = quick_check(db)
             except NotOursError as error:
                 self._set_aside(error.why, str(error))
-            except sqlite3.DatabaseError as error:
+            except (sqlite3.DatabaseError, *UNREADABLE) as error:
                 if not is_corrupt(error):
                     raise
-                self._set_aside("corrupt", f"{self.path}: damaged ({error})")
+                self._set_aside("corrupt", f"{self.path}: damaged ({brief(error)})")
             else:
                 if sound:
                     return loaded, outages
@@ -263,13 +283,13 @@ class Store:
             except NotOursError as error:
                 self._set_aside(error.why, str(error))
                 self._write(batch)
-            except sqlite3.Error as error:
-                if is_full_or_busy(error):
+            except (sqlite3.Error, *UNREADABLE) as error:
+                if isinstance(error, sqlite3.Error) and is_full_or_busy(error):
                     raise  # rolled back and usable; readers need the log's index, which a full disk could not make anew
                 self.close()
                 if not is_corrupt(error):
                     raise
-                self._set_aside("corrupt", f"{self.path}: damaged ({error})")
+                self._set_aside("corrupt", f"{self.path}: damaged ({brief(error)})")
                 self._write(batch)
             except OSError:
                 self.close()
@@ -325,7 +345,7 @@ _ENTRY = """INSERT INTO entries (boot_id, at_s, wall, outage, kind, event, becau
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _ACTION = "INSERT OR REPLACE INTO actions (id, seq, boot_id, outage, payload) VALUES (?, ?, ?, ?, ?)"
 _RECORDED = "INSERT INTO recorded (boot_id, at_s, wall, outage, payload) VALUES (?, ?, ?, ?, ?)"
-_SNAPSHOT = "INSERT OR REPLACE INTO snapshot (one, boot_id, at_s, wall, state) VALUES (1, ?, ?, ?, ?)"
+_SNAPSHOT = "INSERT OR REPLACE INTO snapshot (one, boot_id, at_s, wall, state, digest) VALUES (1, ?, ?, ?, ?, ?)"
 _OUTAGE = """INSERT INTO outages
     (id, boot_id, started_at_s, started_wall, ended_at_s, ended_wall, outcome, figures) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (id) DO UPDATE SET ended_at_s = excluded.ended_at_s, ended_wall = excluded.ended_wall,
@@ -371,7 +391,8 @@ def _gap(snapshot: Snapshot, outage: str | None, dropped: int) -> Line:
 
 
 def _write_snapshot(db: sqlite3.Connection, snapshot: Snapshot) -> None:
-    _run(db, _SNAPSHOT, snapshot.boot_id, snapshot.at_s, snapshot.wall, snapshot.state)
+    row = (snapshot.boot_id, float(snapshot.at_s), float(snapshot.wall), snapshot.state)
+    _run(db, _SNAPSHOT, *row, digest_of(*row))
 
 
 def _write_outage(db: sqlite3.Connection, outage: OutageRecord) -> None:

@@ -37,6 +37,7 @@ class Damage:
 
     frames: page and place of each sound frame. whole: so many of them lead to a commit for which no page is missing;
     pages: the size of the database there. commits: transactions behind; mended: those of them that are whole.
+    headless: the log's head is lost, so SQLite finds nothing in it at all, and neither do we.
     """
 
     page_bytes: int
@@ -45,6 +46,7 @@ class Damage:
     pages: int = 0
     commits: int = 0
     mended: int = 0
+    headless: bool = False
 
 
 def log_of(path: Path) -> Path:
@@ -79,6 +81,7 @@ def _walk(fd: int, head: bytes, limit_s: float) -> Damage | None:
     last = (first, second)
     known = magic & ~1 == MAGIC and version == VERSION and page_bytes in PAGE_SIZES
     sound = known and _sum(head[:24], (0, 0), order) == last
+    begins_well = sound
     if not sound:
         order, page_bytes = "<>"[sys.byteorder == "big"], PAGE_BYTES
         salts = list(FRAME.unpack(os.pread(fd, FRAME.size, HEADER.size).ljust(FRAME.size, b"\0"))[2:4])
@@ -111,6 +114,9 @@ def _walk(fd: int, head: bytes, limit_s: float) -> Damage | None:
         ended = ours and pages > 0 and not sound
         last = (first, second)
         at += FRAME.size + page_bytes
+    if not proven and not begins_well and os.fstat(fd).st_size > HEADER.size + FRAME.size:
+        # SQLite writes the head and syncs it before the first frame (synchronous=FULL): a crash leaves no such log.
+        return Damage(page_bytes=page_bytes, headless=True)
     return found if proven else None
 
 
