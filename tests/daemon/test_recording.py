@@ -220,7 +220,7 @@ def test_a_journal_of_the_first_version_has_none(tmp_path: Path) -> None:
     Store(path).load()
     with read_only(path) as db:
         assert recording(db, "o-1") == ()
-        assert db.execute("PRAGMA user_version").fetchone() == (2,)
+        assert db.execute("PRAGMA user_version").fetchone() == (3,)
 
 
 async def test_it_waits_for_a_disk_that_hangs(tmp_path: Path) -> None:
