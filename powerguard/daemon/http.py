@@ -69,12 +69,14 @@ class Guard(asyncio.Protocol):
         self._crowd = crowd
         self._transport: asyncio.Transport | None = None
         self._end: asyncio.TimerHandle | None = None
+        self.peer: tuple[object, ...] = ()
         self.address = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername")
-        self.address = str(peer[0]) if isinstance(peer, tuple) else ""
+        self.peer = peer if isinstance(peer, tuple) else ()
+        self.address = str(peer[0]) if self.peer else ""
         if not self._crowd.admit(self):
             self._transport.abort()
             return

@@ -1,6 +1,7 @@
 """From a settings file to a running sentinel."""
 
 import asyncio
+import ipaddress
 import os
 import signal
 import ssl
@@ -15,7 +16,7 @@ from aiohttp import web
 
 from powerguard.daemon.alone import TakenError, alone
 from powerguard.daemon.attempt import rest
-from powerguard.daemon.http import Handler, as_json, respond
+from powerguard.daemon.http import Handler, as_json, error_json, respond
 from powerguard.daemon.log import configure
 from powerguard.daemon.metrics import scrape
 from powerguard.daemon.systemd import Notifier
@@ -154,11 +155,23 @@ def _check_same(old: SentinelSettings, new: SentinelSettings) -> None:
         raise SettingsError([msg])
 
 
+def _is_local(request: web.Request) -> bool:
+    """Say whether the question comes from this machine: over loopback, or from the address that it was sent to."""
+    own = None if request.transport is None else request.transport.get_extra_info("sockname")
+    try:
+        address = ipaddress.ip_address(request.remote or "")
+        return address.is_loopback or (own is not None and address == ipaddress.ip_address(own[0]))
+    except ValueError:
+        return False
+
+
 def reads(sentinel: Sentinel, door: Door) -> dict[str, Handler]:
-    """Return what everybody may read: metrics and health."""
+    """Return what is read without a key: health by everybody, metrics only from this machine."""
     own = registry(sentinel, door)
 
     async def metrics(request: web.Request) -> web.Response:
+        if not _is_local(request):
+            return respond(error_json("metrics name hosts and UPSes: read them on the sentinel's own machine", 403))
         body, kind = scrape(own, request.headers.get("Accept", ""))
         return respond((200, body, kind))
 

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import secrets
+import socket
 import ssl
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Mapping
@@ -21,6 +22,7 @@ from powerguard.daemon.http import (
     BACKLOG,
     JSON_TYPE,
     Crowd,
+    Guard,
     Handler,
     application,
     as_json,
@@ -34,6 +36,9 @@ log = structlog.get_logger()
 
 MAX_CONNECTIONS: Final = 256
 MAX_CONNECTIONS_EACH: Final = 32
+MAX_STRANGERS: Final = 256
+MAX_STRANGERS_EACH: Final = 64
+"""Connections whose TLS handshake is not over, of all and of one address. asyncio shows a connection only after it."""
 HANDSHAKE_S: Final = 3.0
 ADDRESS_RATE: Final = (10.0, 60.0)
 """Requests a second, and at once, of one address; two go into each order of a host."""
@@ -160,6 +165,50 @@ def _signed(key: bytes, signature: str, status: int, told: Mapping[str, Any]) ->
     return response
 
 
+class Porch(socket.socket):
+    """A listening socket that bounds the connections before their handshake, so that a flood leaves descriptors free.
+
+    When there are too many, the oldest one makes room for the newest: of the same address first.
+    """
+
+    def __init__(self, listening: socket.socket) -> None:
+        """Take over a socket that listens."""
+        super().__init__(listening.family, listening.type, listening.proto, fileno=listening.detach())
+        self._strangers: dict[tuple[object, ...], socket.socket] = {}
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Return the next connection."""
+        connection, address = super().accept()
+        self._strangers = {each: sock for each, sock in self._strangers.items() if sock.fileno() >= 0}
+        neighbours = [each for each in self._strangers if each[0] == address[0]]
+        if len(neighbours) >= MAX_STRANGERS_EACH:
+            self._send_away(neighbours[0])
+        elif len(self._strangers) >= MAX_STRANGERS:
+            self._send_away(next(iter(self._strangers)))
+        self._strangers[address] = connection
+        return connection, address
+
+    def enter(self, address: tuple[object, ...]) -> None:
+        """The handshake of this one is over: from here on the server counts it."""
+        self._strangers.pop(address, None)
+
+    def _send_away(self, address: tuple[object, ...]) -> None:
+        with contextlib.suppress(OSError):
+            self._strangers.pop(address).shutdown(socket.SHUT_RDWR)
+
+
+class _Crowd(Crowd):
+    """The connections whose handshake is over."""
+
+    def __init__(self, porch: Porch) -> None:
+        super().__init__(MAX_CONNECTIONS, MAX_CONNECTIONS_EACH)
+        self._porch = porch
+
+    def admit(self, member: Guard) -> bool:
+        self._porch.enter(member.peer)
+        return super().admit(member)
+
+
 @contextlib.asynccontextmanager
 async def server(
     door: Door, reads: Mapping[str, Handler], *, listen: str, port: int, tls: ssl.SSLContext | None
@@ -169,10 +218,11 @@ async def server(
     door.add(app)
     for path, handler in reads.items():
         app.router.add_get(path, handler)
-    crowd = Crowd(MAX_CONNECTIONS, MAX_CONNECTIONS_EACH)
-    async with guarded(app, crowd=crowd) as make:
+    family = socket.AF_INET6 if ":" in listen else socket.AF_INET
+    porch = Porch(socket.create_server((listen, port), family=family, backlog=BACKLOG))
+    async with guarded(app, crowd=_Crowd(porch)) as make:
         listening = await asyncio.get_running_loop().create_server(
-            make, listen, port, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=None if tls is None else HANDSHAKE_S
+            make, sock=porch, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=None if tls is None else HANDSHAKE_S
         )
         try:
             yield int(listening.sockets[0].getsockname()[1])

@@ -5,6 +5,7 @@ import contextlib
 import json
 import re
 import secrets
+import socket
 import ssl
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from powerguard.protocols import sentinel as wire
 from powerguard.sentinel.decide import Intent
 from powerguard.sentinel.keeper import Keeper
-from powerguard.sentinel.server import MAX_ADDRESSES, MAX_CONNECTIONS_EACH, Buckets
+from powerguard.sentinel.server import MAX_ADDRESSES, MAX_CONNECTIONS_EACH, MAX_STRANGERS, Buckets
 from powerguard.sentinel.store import Moment, Store, Table
 from tests.peers.redfish import make_certificate
 from tests.sentinel.rig import KEYS, Rig, arm, disarm, running, settings_of, told
@@ -170,6 +171,60 @@ async def test_who_never_shakes_hands_keeps_nobody_out(tmp_path: Path, caplog: p
             for _, writer in held:
                 writer.transport.abort()
     assert "Traceback" not in caplog.text
+
+
+async def test_a_flood_before_the_handshake_leaves_descriptors_and_a_host_gets_through(tmp_path: Path) -> None:
+    """A thousand connections from another address that say nothing: asyncio shows none of them before the handshake."""
+    certificate = make_certificate(tmp_path)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate.cert, certificate.key)
+    async with running(tmp_path, tls=tls) as rig:
+        before = descriptors()
+        held: list[socket.socket] = []
+        try:
+            for number in range(1000):
+                sock = socket.socket()
+                sock.bind((f"127.0.0.{9 + number % 2}", 0))
+                sock.setblocking(False)
+                sock.connect_ex(("127.0.0.1", rig.port))
+                held.append(sock)
+                if number % 50 == 49:
+                    await asyncio.sleep(0.01)
+            detail = await told(rig.effector(fingerprint=certificate.sha256), arm(in_s=600.0))
+            assert detail["sentinels"] == rig.url
+            theirs = descriptors() - before - len(held)
+            assert theirs <= MAX_STRANGERS, f"the sentinel holds {theirs} descriptors for strangers"
+        finally:
+            for sock in held:
+                sock.close()
+
+
+def descriptors() -> int:
+    """Return how many file descriptors this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def own_address() -> str:
+    """Return an address of this machine that is not loopback; "" where it has none. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1 (RFC 5737)
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])
+
+
+async def test_metrics_are_for_the_sentinels_own_machine(tmp_path: Path) -> None:
+    """They name hosts and UPSes. A question from another address than the one that it was sent to is refused."""
+    elsewhere = own_address()
+    if not elsewhere or elsewhere.startswith("127."):
+        pytest.skip("this machine has no address but loopback")
+    connector = aiohttp.TCPConnector(local_addr=(elsewhere, 0))
+    async with running(tmp_path) as rig, aiohttp.ClientSession(connector=connector) as session:
+        async with session.get(f"{rig.url}/metrics") as answer:
+            assert (answer.status, (await answer.json())["object"]) == (403, "error")
+        async with session.get(f"{rig.url}/healthz") as answer:
+            assert answer.status == 200
 
 
 async def test_a_host_that_runs_wild_is_slowed_down(tmp_path: Path) -> None:

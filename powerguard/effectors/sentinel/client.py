@@ -18,6 +18,9 @@ MAX_ANSWER_BYTES: Final = 65_536
 _AGAIN_S: Final = 0.3
 """Before the next try, and up to as much again: a room full of hosts asks in the same second."""
 
+_TRY_S: Final = 2.0
+"""One request that a flooded sentinel has accepted and does not answer: the next may get through."""
+
 Answer = Mapping[str, Any]
 
 
@@ -29,7 +32,7 @@ def session(verify: Verify) -> aiohttp.ClientSession:
     """Make a session for one order. No proxy, no cookie, no netrc; nothing is unpacked."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(ssl=verify, force_close=True, use_dns_cache=False),
-        timeout=aiohttp.ClientTimeout(total=None),  # the order has one
+        timeout=aiohttp.ClientTimeout(total=_TRY_S),  # the order has a limit of its own, and several tries fit into it
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=False,
         auto_decompress=False,
