@@ -25,7 +25,7 @@ from powerguard.trainer.options import check_options, one_of, whole
 from powerguard.trainer.pace import STEPS
 from powerguard.trainer.ranks import Ranks, detect
 from powerguard.trainer.ranks.base import boottime_s
-from powerguard.trainer.store import SavedCheckpoint
+from powerguard.trainer.store import SavedCheckpoint, StoreError
 from powerguard.trainer.stored import Stored
 from powerguard.trainer.tiers.base import Remote
 from powerguard.trainer.tiers.upload import Uploader
@@ -47,7 +47,8 @@ class Guard:
     port: also on this port of 127.0.0.1 (0: any), for which `token_file` holds the bearer token.
     remote: a slower tier for every checkpoint in remote_every_s seconds: a mounted folder, or "s3://bucket/prefix".
     ranks: how this process reaches the other ranks of its job; None: found out (torch.distributed, torchrun, Slurm).
-    signals: SIGTERM and SIGUSR1 ask for a checkpoint and the end. restored: what a saving function started from.
+    signals: SIGTERM and SIGUSR1 ask for a checkpoint and the end. restored: what training started from, where something
+    else than `restore` loaded it. new_run: begin at step 0 although checkpoints lie there; they are set aside.
 
     With several ranks every rank has its Guard. All save at the same step or none does; the first rank of each host is
     the one that can be asked. Raises StoreError, EndpointError, RanksError or OSError: what, where, what is right.
@@ -70,6 +71,7 @@ class Guard:
         ranks: Ranks | None = None,
         signals: bool = False,
         restored: SavedCheckpoint | None = None,
+        new_run: bool = False,
         disk: Disk | None = None,
         clock: Callable[[], float] = boottime_s,
     ) -> None:
@@ -88,7 +90,12 @@ class Guard:
         self._boundary = Boundary(self.desk, self._writer, self._keeper, ranks=ranks, every_s=every_s, clock=clock)
         self._endpoint: Endpoint | None = None
         self._signals: Signals | None = None
+        self._began_at: int | None = -1 if new_run else None
+        """The step that training goes on from, -1 for none; None: not told yet."""
+        self._is_new_or_rolled_back = new_run or restored is not None
+        self._has_begun = not isinstance(self._keeper, Stored)
         if restored is not None:
+            self._began_at = restored.step
             self._begin_from(restored)
         self._uploads: Uploads | None = None
         self._together: Together | None = None
@@ -116,6 +123,10 @@ class Guard:
         and the same one from the next tier taken, or the one before. Raises StoreError when what lies there is another
         job's or cannot be read, and what `state.load` raises.
         """
+        if self._is_new_or_rolled_back:
+            msg = "restore(): training was said to begin elsewhere (leave out new_run, restored and start_from)"
+            raise StoreError(msg)
+        self._has_begun = True
         if isinstance(self._keeper, Stored):
             with closing(self._ranks.clone()) as ranks:
                 restored = self._keeper.restore(ranks, self._remote)
@@ -125,6 +136,17 @@ class Guard:
         if self._agreement is not None:
             self._agreement.step = self._pace.step or 0
         return self._pace.step or 0
+
+    def start_from(self, step: int) -> None:
+        """Say, in place of `restore`, that something else has loaded the state of this many steps.
+
+        Before the first step, on every rank. Checkpoints of higher steps are set aside at the first save: training was
+        rolled back behind them.
+        """
+        self._began_at, self._is_new_or_rolled_back = whole(step), True
+        self._pace.step = self._began_at
+        if self._agreement is not None:
+            self._agreement.step = self._began_at
 
     @property
     def port(self) -> int | None:
@@ -149,10 +171,12 @@ class Guard:
         agreement = self._agreement
         if agreement is None:
             if pace.asked or now_s >= pace.due_s:
+                self._begin()
                 self._boundary.attend(step)
             return
         agreement.step = step
         if step >= agreement.due or pace.asked or now_s >= pace.due_s:
+            self._begin()
             self._boundary.attend(step)
 
     def poll(self) -> None:
@@ -191,6 +215,7 @@ class Guard:
         the store raise, NotCommittedError when another rank could not, and StopTraining when asked to end.
         """
         step = whole(step)
+        self._begin()
         began_s = self._clock()
         others = self._together.together() if self._together is not None and self._keeper.beside else None
         outcome = self._boundary.save(step, others)
@@ -232,6 +257,26 @@ class Guard:
         self.close(finish=kind is None or issubclass(kind, StopTraining))
 
     # --- Beginning ---------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Before the first save: what lies there must not count as newer than what is saved from now on.
+
+        Raises StoreError where checkpoints lie there and training has not said that it goes on from them: its own would
+        be acknowledged, and the next start would begin at the old ones.
+        """
+        if self._has_begun or not isinstance(self._keeper, Stored):
+            return
+        newest = self._keeper.newest_step()
+        if newest is not None and self._began_at is None:
+            msg = (
+                f"{self._keeper.root}: checkpoints up to step {newest} lie there, and restore() was not called: the"
+                " next start would begin at them (call guard.restore() before the first step, or give Guard"
+                " new_run=True, which sets them aside)"
+            )
+            raise StoreError(msg)
+        if newest is not None and self._began_at is not None and newest > self._began_at:
+            self._keeper.leave_behind(self._began_at)
+        self._has_begun = True
 
     def _begin_from(self, restored: SavedCheckpoint) -> None:
         """Know the age and the size of what training starts from, from the first second."""

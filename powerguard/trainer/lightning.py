@@ -98,6 +98,8 @@ class PowerguardCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:  # noqa: ARG002 - Lightning's signature
         self._step = trainer.global_step
+        if self.guard is not None and trainer.ckpt_path:
+            self.guard.start_from(self._step)
         if self._state is not None:
             self._state.restore_random()
             self._state.checkpoint = None

@@ -52,6 +52,7 @@ HERE: Final = ".here-"
 """Of a file by which the first rank is seen to share this root: gone a moment later, unless it was killed."""
 
 _BAD: Final = "bad-"
+_OLD: Final = "old-"
 _KEPT_BAD: Final = 2
 _NO_TIME: Final = Event()
 _NO_TIME.set()
@@ -107,7 +108,8 @@ class Store:
         self._held: FolderLock | None = None
         self._is_writing = False
         self._dead: set[str] = set()
-        self._written: set[str] = set()
+        self._written: dict[str, int] = {}
+        """Digests of what this process has committed, with their order."""
         self._read: set[str] = set()
         self._manifest_bytes = MANIFEST_ROOM
         self._lock: FolderLock | None = None
@@ -279,7 +281,7 @@ class Store:
         self._disk.sync_folder(self.root)
         self.let_go()
         self._manifest_bytes = len(content) + MANIFEST_ROOM
-        self._written.add(manifest.digest)
+        self._written[manifest.digest] = len(self._written)
         return SavedCheckpoint(
             step=manifest.step, path=str(folder), size_bytes=manifest.size_bytes, manifest_digest=manifest.digest
         )
@@ -370,6 +372,24 @@ class Store:
         """The newest checkpoint whose manifest and sizes hold; None when there is none."""
         return next((found.saved() for found in self.found()), None)
 
+    def leave_behind(self, above: int) -> None:
+        """Set aside every checkpoint of a step above this one: training goes on from an earlier step, or from none.
+
+        The newest is the one of the highest step, so what is saved from now on would count as older, and be pruned.
+        Nothing is deleted: each stays as `old-NAME`. Only the leader.
+        """
+        for each in self.found() if self.leader else []:
+            if each.step > above:
+                new = self.root / f"{_OLD}{each.name}"
+                number = 1
+                while is_folder(new):
+                    number += 1
+                    new = self.root / f"{_OLD}{number}-{each.name}"
+                _log.warning("%s: kept as %s: training goes on from step %d", each.path, new.name, max(above, 0))
+                self._disk.rename(self.root / each.name, new)
+        if self.leader:
+            self._disk.sync_folder(self.root)
+
     def read_shard(
         self,
         found: Found,
@@ -399,7 +419,7 @@ class Store:
         _log.error("%s: set aside as %s%s: %s", self.root, _BAD, found.name, reason)
         self.set_aside_count += 1
         if isinstance(found, Found):
-            self._written.discard(found.digest)
+            self._written.pop(found.digest, None)
             self._read.discard(found.digest)
         old, new = self.root / found.name, self.root / f"{_BAD}{found.name}"
         if self.leader and is_folder(old):
@@ -423,16 +443,18 @@ class Store:
         good = 0
         old: list[str] = []
         found = self.found()
+        # What this process has committed last is what training stands on, whatever its step.
+        found.sort(key=lambda each: self._written.get(each.digest, -1), reverse=True)
         for number, each in enumerate(found):
             if good >= (self._keep if keep is None else keep):
                 old.append(each.name)
-            elif each.digest in self._written | self._read or number + 1 == len(found):
+            elif each.digest in self._written or each.digest in self._read or number + 1 == len(found):
                 good += 1  # of the last one it does not matter: nothing is older
             else:
                 good += self._is_good(each, stop)
         gone = [name for name in old if self._went(self.root / name, self._slots.give_back)]
         # Another without a manifest may be on its way, of the newest step too: another rank is sometimes first.
-        newest = found[0].step if found else -1
+        newest = max((each.step for each in found), default=-1)
         for path in folders(self.root):
             is_dead = path.name in self._dead or (step_of(path.name) or 0) < newest
             if is_dead and not (path / MANIFEST).exists() and self._went(path, self._given_back):

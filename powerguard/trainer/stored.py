@@ -4,6 +4,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from powerguard.trainer.chunks import CancelledError
@@ -50,6 +51,19 @@ class Stored:
         self._restores = 0
         self._aside = 0
         self._scrub_at_s = clock() + _SCRUB_EVERY_S
+
+    @property
+    def root(self) -> Path:
+        """The folder of this job's checkpoints."""
+        return self._store.root
+
+    def newest_step(self) -> int | None:
+        """Return the highest step of the checkpoints that lie there; None: there is none."""
+        return max((found.step for found in self._store.found()), default=None)
+
+    def leave_behind(self, above: int) -> None:
+        """Set aside every checkpoint of a step above this one; see `Store.leave_behind`."""
+        self._store.leave_behind(above)
 
     @property
     def leads(self) -> bool:
