@@ -496,7 +496,7 @@ def test_an_export_of_an_older_journal(journals: dict[str, Path], run: Run, tmp_
         db.execute("DROP TABLE recorded")
         db.execute("PRAGMA user_version = 1")
     db.close()
-    assert len(MIGRATIONS) == 2
+    assert len(MIGRATIONS) == 3
     out = run("history", "export", "last", "--journal", path)[1]
     file = tmp_path / "old.jsonl"
     file.write_text(out, encoding="utf-8")

@@ -221,7 +221,9 @@ class Witness:
             self.broke("deadline_moved", f"forced at {first_s:.1f} s first, then at {deadline_s:.1f} s")
         assert self._policy is not None  # noqa: S101 - a life has begun before it orders anything
         latched_s = phase.latched_s - self._offset_s
-        latest_s = latched_s + sums.stop_s(self._policy, action.grade, reserve_s=0.0)
+        # A bare stop may end in order for as long as the power lasted by the sums of the latch.
+        within_s = min(phase.stops_within_s, self._policy.force_after_s)
+        latest_s = latched_s + max(sums.stop_s(self._policy, action.grade, reserve_s=0.0), within_s)
         if deadline_s > max(latest_s, now_s + 3.0) + _CLOCK_S:
             self.broke("deadline_late", f"forced at {deadline_s:.1f} s, latched at {latched_s:.1f} s as {action.grade}")
         if not self._off_after_latch and phase.latched_s - self._offset_s >= self._life_s:

@@ -195,7 +195,7 @@ PLANTS: tuple[Plant, ...] = (
         module="powerguard.core.trainers",
         swaps=(
             (
-                "_put(turn, replace(trainer, order=None, eta_at_s=None, failed=reason))",
+                "_put(turn, replace(trainer, order=None, eta_at_s=None, failed=reason, cut_short=cut_short))",
                 "_put(turn, replace(trainer, order=None, eta_at_s=None, failed=reason, durable=True))",
             ),
         ),
@@ -293,7 +293,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="feeds_forgotten_at_boot",
         module="powerguard.core.feeds",
-        swaps=(("carried(each.battery)) for each in upses)", "carried(each.battery)) for each in ())"),),
+        swaps=(("each.ups), each.battery)) for each in upses)", "each.ups), each.battery)) for each in ())"),),
         within=20,
         site=_TWO_UPSES,
     ),
