@@ -77,6 +77,9 @@ class Guard:
     ) -> None:
         check_options(job=job, conduct=conduct, every_s=every_s, remote_every_s=remote_every_s, keep=keep)
         self._clock = clock
+        if ranks is not None and not hasattr(ranks, "rank"):
+            msg = f"ranks={ranks!r}: must be a way to the others, as SocketRanks (leave it out under torchrun)"
+            raise StoreError(msg)
         self._ranks = ranks = detect(root) if ranks is None else ranks
         self._remote = None if remote is None else Remote.of(remote)
         self._keeper = keeper_of(state, root, job=job, keep=keep, disk=disk, ranks=ranks, remote=remote is not None)

@@ -16,6 +16,8 @@ def check_options(*, job: object, conduct: str, every_s: object, remote_every_s:
     one_of(After, conduct, "conduct")
     if not isinstance(job, str) or not 0 < len(job) <= MAX_TEXT or not job.isprintable():
         wrong = f"job={job!r}: must be the training's name, 1 to {MAX_TEXT} printable characters"
+    elif "/" in job:
+        wrong = f"job={job!r}: must be a name without '/', which cannot stand in the name of a socket or folder"
     if not isinstance(keep, int):
         wrong = f"keep={keep!r}: must be how many checkpoints stay, 2 or more"
     for name, seconds in (("every_s", every_s), ("remote_every_s", remote_every_s)):

@@ -196,7 +196,9 @@ def _keeper(name: str, thing: object) -> Keeper:
         return _Stateful(thing)
     if isinstance(thing, MutableMapping | MutableSequence):
         return _Plain(thing)
-    msg = f"{name}: a {type(thing).__qualname__} has no state_dict() and load_state_dict(), and is no dict or list"
+    msg = f"{name}: a {type(thing).__qualname__} has no state_dict() and load_state_dict(), and is not a dict or list"
+    if hasattr(thing, "batch_sampler") and hasattr(thing, "dataset"):
+        msg += " (powerguard.trainer.torch_data.ResumableLoader, or torchdata's StatefulDataLoader, keeps its position)"
     raise StateError(msg)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import powerguard.trainer
 from powerguard.trainer import Buffer, Guard, Parts, StoreError
 from powerguard.trainer.endpoint import SOCKETS
 from powerguard.trainer.found import newest_in
@@ -48,6 +49,8 @@ def test_what_cannot_be_kept_is_named() -> None:
     [
         ({"job": ""}, r"^job='': must be the training's name"),
         ({"job": None}, r"^job=None: must be"),
+        ({"job": "llm/7b"}, r"^job='llm/7b': must be a name without '/'"),
+        ({"ranks": 2}, r"^ranks=2: must be a way to the others"),
         ({"every_s": "5m"}, r"^every_s='5m': must be seconds, more than 0"),
         ({"every_s": float("nan")}, r"^every_s=nan: must be"),
         ({"every_s": 0}, r"^every_s=0: must be"),
@@ -68,6 +71,16 @@ def test_an_option_that_would_fail_at_a_step_is_refused_at_once(
         Guard(
             **{"state": Parts(dict, lambda _: None), "root": tmp_path / "root", "job": "a", "socket": None, **options}
         )
+
+
+@pytest.mark.parametrize("url", ["s3://", "gs:///"])
+def test_a_second_tier_without_a_bucket_is_refused_at_once(tmp_path: Path, url: str) -> None:
+    with pytest.raises(ValueError, match="names no bucket"):
+        Guard(Parts(dict, lambda _: None), tmp_path, job="a", socket=None, remote=url)
+
+
+def test_the_package_tells_type_checkers_that_it_is_typed() -> None:
+    assert (Path(powerguard.trainer.__file__).parents[1] / "py.typed").is_file()
 
 
 def test_a_function_that_saves_and_a_phase_are_held_to_their_word() -> None:

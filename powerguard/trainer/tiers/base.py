@@ -99,6 +99,9 @@ class Remote:
         if not self.is_folder and not self.url.startswith(SCHEMES):
             msg = f"{self.url}: must be an absolute path, or begin with one of {', '.join(SCHEMES)}"
             raise ValueError(msg)
+        if not self.is_folder and not self.url.partition("://")[2].strip("/"):
+            msg = f"{self.url}: names no bucket (write {self.url.partition('://')[0]}://bucket/prefix)"
+            raise ValueError(msg)
         for name, least in (("keep", 1), ("keep_days", 0), ("connections", 1), ("part_bytes", 1)):
             if getattr(self, name) < least:
                 msg = f"{name}={getattr(self, name)}: must be at least {least}"
