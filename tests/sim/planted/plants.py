@@ -399,6 +399,8 @@ PLANTS: tuple[Plant, ...] = (
         swaps=(
             ("    if state.feed.supply is not Supply.UTILITY or sums.", "    if sums."),
             ("    if not _is_stable(turn):", "    if False:"),
+            # Only out of a hold: from a checkpoint on its way it would come and go within one step, without end.
+            ("not trainers.holds_return(state.trainers, turn.now_s)", "type(state.phase).__name__ == 'Holding'"),
         ),
         level="loop",
     ),
