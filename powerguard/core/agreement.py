@@ -177,6 +177,21 @@ def contradicts_commit(policy: Policy, feed: Feed, now_s: float) -> bool:
     return False
 
 
+def denied_by(policy: Policy, feed: Feed, now_s: float) -> Reading | None:
+    """Return a reading that says utility against one lone source that says battery and can be forged; else None.
+
+    Both witnesses of such a battery may be its own: the commit then needs one that it cannot make. Of several that say
+    utility, the one with the least charge.
+    """
+    heard = [each for each in feed.heard if _is_fresh(policy, each, now_s) and not each.doubted]
+    told = [each.reading for each in heard if each.reading is not None]
+    claims = [reading for reading in told if reading.output_source is _BATTERY]
+    denials = [reading for reading in told if reading.output_source in ON_UTILITY]
+    if len(claims) != 1 or claims[0].authenticated or not denials:
+        return None
+    return min(denials, key=lambda reading: 100.0 if reading.charge_pct is None else reading.charge_pct)
+
+
 def told_again(policy: Policy, feed: Feed, now_s: float) -> bool:
     """Say whether two readings, half a second or more apart, say battery: of one source, whatever came in between."""
     if not feed.heard:

@@ -151,19 +151,30 @@ def each_alone(policy: Policy, state: State) -> list[tuple[Policy, State]]:
     ]
 
 
-def contradicts_commit(policy: Policy, state: State, now_s: float) -> bool:
-    """Say whether the host would have the power supplies that it needs, by news of utility or a word beyond forgery."""
+def contradicts_commit(policy: Policy, state: State, now_s: float, stop_s: float) -> bool:
+    """Say whether the host would have the power supplies that it needs, by news of utility or a word beyond forgery.
+
+    A lone source that can be forged is denied by any other one that says utility, for as long as the battery lasts by
+    what it cannot forge: it alone must not power the host off. stop_s: what the stop needs.
+    """
     if not policy.feeds:
-        return agreement.contradicts_commit(policy, state.feed, now_s)
+        return _contradicts(policy, state.feed, state.battery, now_s, stop_s)
     supplies = 0
     for mine in policy.feeds:
         each = of(state, mine.policy.ups)
         if each is None:
             continue
         carries = word_of(state.upses, each) is Supply.UTILITY
-        if carries or agreement.contradicts_commit(mine.policy, each.feed, now_s):
+        if carries or _contradicts(mine.policy, each.feed, each.battery, now_s, stop_s):
             supplies += mine.supplies
     return supplies >= policy.minimum_supplies
+
+
+def _contradicts(policy: Policy, feed: Feed, battery: Battery, now_s: float, stop_s: float) -> bool:
+    if agreement.contradicts_commit(policy, feed, now_s):
+        return True
+    denial = agreement.denied_by(policy, feed, now_s)
+    return denial is not None and account.outlasts(policy, battery, denial, now_s - feed.since_s, stop_s)
 
 
 def told_again(policy: Policy, state: State, now_s: float) -> bool:

@@ -211,7 +211,7 @@ def may_latch(policy: Policy, state: State, plan: Budget, due_at_s: float, now_s
         return False
     if cut:
         return True
-    if contradicts_commit(policy, state, now_s):
+    if contradicts_commit(policy, state, now_s, plan.stop_s):
         return False
     if reading.output_source is not OutputSource.BATTERY:
         # Off or unknown on battery is no proof of either; it may not hold up a commit that our own account demands.

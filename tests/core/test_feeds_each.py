@@ -225,13 +225,13 @@ def test_a_commit_is_contradicted_by_as_many_as_are_needed() -> None:
 
     def contradicted(*words: Supply) -> bool:
         upses = tuple(each(name, word, 1.0, 0.3) for name, word in zip("abc", words, strict=True))
-        return feeds.contradicts_commit(two, State(upses=upses), 1.0)
+        return feeds.contradicts_commit(two, State(upses=upses), 1.0, 10.0)
 
     assert contradicted(BATTERY, UTILITY, UTILITY)
     assert not contradicted(BATTERY, BATTERY, UTILITY)
     assert not contradicted(UNKNOWN, UNKNOWN, UTILITY)
     unheard = State(upses=(each("b", UTILITY, 1.0, 0.3), each("c", UTILITY, 1.0, 0.3)))
-    assert feeds.contradicts_commit(two, unheard, 1.0), "one that was never heard of stands in nobody's way"
+    assert feeds.contradicts_commit(two, unheard, 1.0, 10.0), "one that was never heard of stands in nobody's way"
 
 
 def test_settings_that_come_to_name_another_ups_begin_anew() -> None:

@@ -36,9 +36,9 @@ def test_a_source_that_cannot_be_forged_holds_up_the_commit_of_its_feed() -> Non
     assert one.feed.supply is BATTERY
     assert feeds.told_again(sourced(ONE_OF_TWO), one, 4.5), "by one source of a feed, twice"
     assert not feeds.told_again(sourced(ONE_OF_TWO), one, 60.0), "long ago"
-    assert feeds.contradicts_commit(sourced(ONE_OF_TWO), one, 4.5)
+    assert feeds.contradicts_commit(sourced(ONE_OF_TWO), one, 4.5, 10.0)
     both_needed = after(sourced(BOTH), *first, *told)
-    assert not feeds.contradicts_commit(sourced(BOTH), both_needed, 4.5), (
+    assert not feeds.contradicts_commit(sourced(BOTH), both_needed, 4.5, 10.0), (
         "the other feed is dark whatever is said of this one"
     )
 
