@@ -38,6 +38,11 @@ AGREED_S = 20.0
 """For this long all three terms must say more than is held to be left on battery, before a fall counts as a glitch."""
 _AGREED = 0.05
 _ALMOST_FULL = 0.9
+_STILL_FULL = 0.99
+_FALLS = 0.25
+"""Seconds by which a reported runtime falls in a second where the battery carries the load: about one, more or less."""
+_DENIED_SHARE = 1.0 / 3.0
+"""Share of a full charge that our account must have seen go before a charge that is still full denies it."""
 _PRESUMED = 0.5
 """Share of a full charge that counts as used while no charge has been reported."""
 
@@ -162,8 +167,13 @@ def enter(
     fell, away_charge = _fallen_while_away(battery, feed, charge)
     used = used + fell if used + fell < 1.0 else 1.0
     steady = step_at_s is None or reading.at_s - step_at_s >= SMOOTHING_S
+    contradicted = draining and _is_contradicted(battery, reading, charge, used)
+    if contradicted and charge is not None:
+        used, left = min(used, health * (1.0 - charge)), None
+        model = model if battery.contradicted else replace(model, discharge=None)
     battery = replace(
         battery,
+        contradicted=contradicted,
         at_s=max(reading.at_s, battery.at_s),
         used=used,
         presumed=presumed,
@@ -228,6 +238,21 @@ def _begun(battery: Battery, health: float, charge: float, used: float | None, *
     """
     told = min(health, 1.0 - charge)
     return told if used is None or not draining else max(told, used - _PRESUMED * battery.health)
+
+
+def _is_contradicted(battery: Battery, reading: Reading, charge: float | None, used: float) -> bool:
+    """Say whether the UPS says battery and all that could show it denies it: a third should be gone, and none is.
+
+    Its input is there, its charge is full, its runtime does not fall, it calls nothing low. An inverter that says
+    battery for ever must not power the host off by our account, which counts on that word alone. It lasts until one of
+    them says something else.
+    """
+    if reading.input_present is not True or reading.low_battery or charge is None or charge < _STILL_FULL:
+        return False
+    began = battery.model.discharge
+    if began is None or (began.slope is not None and began.slope >= _FALLS):
+        return False
+    return battery.contradicted or used - began.used >= _DENIED_SHARE * battery.health
 
 
 def _fallen_while_away(battery: Battery, feed: Feed, charge: float | None) -> tuple[float, float | None]:

@@ -6,7 +6,7 @@ from powerguard.core import feeds
 from powerguard.core.actions import Level
 from powerguard.core.agreement import CONTRADICTED, LAG_S
 from powerguard.core.battery import STEEP
-from powerguard.core.model import Feed, State, Supply
+from powerguard.core.model import Feed, Online, State, Supply
 from powerguard.core.readings import OutputSource, Reading
 from powerguard.core.turn import Turn
 
@@ -14,6 +14,8 @@ _OVER = {
     "unproven_battery": "the UPS says something else, or something speaks for it",
     "unprotected": "the UPS does not say bypass or eco any more",
     "output_unknown": "the UPS says again where its output comes from",
+    "battery_contradicted": "the input is gone, the charge falls, or the UPS does not say battery any more",
+    "low_on_utility": "the UPS does not call its battery low any more, or there is an outage",
     "battery_worn": "the UPS does not want its battery replaced any more",
     "runtime_steep": "the reported runtime falls no faster than time goes by, or the discharge is over",
     CONTRADICTED: "what the UPS says of its output, input and seconds on battery fits together again",
@@ -49,6 +51,12 @@ def _standing(state: State, reading: Reading) -> Iterator[tuple[str, str, Level]
     elif source in _UNTOLD:
         because = f"output_source={source}: the UPS does not say where its output comes from"
         yield "output_unknown", because, Level.ERROR
+    if state.battery.contradicted or any(each.battery.contradicted for each in state.upses):
+        because = "the UPS says battery, but its input is there and its charge is full after a third should be gone"
+        yield "battery_contradicted", f"{because}: no power-off by our own account; look at the UPS", Level.ERROR
+    if _is_low_on_utility(state, reading):
+        because = "the UPS calls its battery low with utility there: charge it, or look for a loose or worn battery"
+        yield "low_on_utility", because, Level.WARNING
     if reading.replace_battery:
         yield "battery_worn", "the UPS wants its battery replaced", Level.WARNING
     discharge = state.battery.model.discharge
@@ -63,6 +71,16 @@ def _standing(state: State, reading: Reading) -> Iterator[tuple[str, str, Level]
     if feed.fsd_at_first:
         because = "FSD stood when we first looked: history on utility; clear it at the UPS's primary"
         yield "fsd_at_first", because, Level.WARNING
+
+
+def _is_low_on_utility(state: State, reading: Reading) -> bool:
+    """Say whether two readings in a row do. After an outage, and in a calibration, the guard says it already."""
+    feed = state.feed
+    if not (reading.low_battery and feed.previous is not None and feed.previous.low_battery):
+        return False
+    if feed.supply is not Supply.UTILITY or reading.calibrating or state.guarded_since_s is not None:
+        return False
+    return isinstance(state.phase, Online)
 
 
 def _tell_of_several(turn: Turn) -> None:

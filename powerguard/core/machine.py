@@ -68,7 +68,7 @@ from powerguard.core.model import (
 )
 from powerguard.core.moves import RETRY_S, duties, move
 from powerguard.core.policy import Policy
-from powerguard.core.readings import NetworkSeen, OutputSource, Reading, SourceFailed
+from powerguard.core.readings import NetworkSeen, Reading, SourceFailed
 from powerguard.core.table import Cause, phase_name
 from powerguard.core.turn import Turn
 
@@ -422,10 +422,10 @@ def _cause_online(turn: Turn) -> tuple[Cause | None, str]:
         return Cause.BATTERY, feed.proven_by
     if sums.power_off_at_s(feed) is not None:
         return Cause.POWER_OFF_ORDERED, "countdown" if feed.countdown_at_s is not None else "fsd"
-    if feed.reading is not None and feed.reading.calibrating and feed.reading.output_source is OutputSource.BATTERY:
-        because = plan.checkpoint_due(policy, state, plan.outage_budget(policy, state, now_s), now_s)
-        if because and because != "blind":
-            return Cause.CALIBRATION_LOW, because
+    if plan.is_calibrating(feed) and not (feed.reading is not None and feed.reading.input_present):
+        # With the input seen, training goes on beside it, and saves (`moves`). Without, this may be an outage.
+        because = plan.calibration_low(policy, state, now_s)
+        return (Cause.CALIBRATION_LOW, because) if because else (None, "")
     return None, ""
 
 

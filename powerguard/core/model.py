@@ -83,6 +83,7 @@ class Battery:
         since; None while no flag is up.
     away_s: wall seconds for which the host was off; they may have recharged it, if the charge says so too.
     away_charge: the charge before that; what it has fallen by meanwhile was used. None once two readings have told.
+    contradicted: the UPS says battery, and after a third of it its input is there and its charge is still full.
     model: what has been learned of it.
     """
 
@@ -103,6 +104,7 @@ class Battery:
     higher_since_s: float | None = None
     away_s: float = 0.0
     away_charge: float | None = None
+    contradicted: bool = False
     model: BatteryModel = field(default_factory=BatteryModel)
 
 

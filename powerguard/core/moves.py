@@ -2,7 +2,7 @@
 
 import math
 
-from powerguard.core import account, cap, drill, gate, ladder, needs, plan, trainers, ways
+from powerguard.core import account, cap, drill, fusion, gate, ladder, needs, plan, trainers, ways
 from powerguard.core import budget as sums
 from powerguard.core.actions import Conduct, EnsurePolicy, Grade, Level, PowerOff, SyncFilesystems
 from powerguard.core.frozen import replace
@@ -27,6 +27,8 @@ RETRY_S = 5.0
 GUARD_CHECKPOINT_S = 60.0
 """While a trainer trains on through a hold: a checkpoint this often."""
 GUARD_LEAST_S = 60.0
+CALIBRATION_CHECKPOINT_S = 600.0
+"""Seconds that a checkpoint beside training may take in a calibration, as one that the operator asks for."""
 DEADTIME_S = 15.0
 """A UPS that said utility and is silent for so long may be on battery for all that is known (upsmon's DEADTIME)."""
 SILENCE_S = 3600.0
@@ -177,6 +179,7 @@ def duties(turn: Turn) -> None:
     phase = turn.state.phase
     match phase:
         case Online():
+            _guard_calibration(turn)
             _guard(turn)
             _save_in_silence(turn)
             trainers.resume_again(turn)
@@ -268,13 +271,28 @@ def _save_in_silence(turn: Turn) -> None:
         trainers.take_precautions(turn, since_s=since_s)
 
 
+def _guard_calibration(turn: Turn) -> None:
+    """A calibration has emptied the battery, with the input there: save, and go on training under guard.
+
+    A pause would cost the rest of the calibration, often half an hour. An outage in it is rare, and pauses training.
+    """
+    state = turn.state
+    if state.guarded_since_s is not None or not plan.is_calibrating(state.feed):
+        return
+    if plan.calibration_low(turn.policy, state, turn.now_s):
+        turn.update(guarded_since_s=turn.now_s)
+        turn.note("guard_started", "a calibration has left too little for an outage", Level.WARNING)
+        trainers.order_all(turn, reason="on_battery", by_s=turn.now_s + CALIBRATION_CHECKPOINT_S)
+
+
 def _guard(turn: Turn) -> None:
-    """After a return, below the charge gate: train on, with a checkpoint whenever it is cheap."""
+    """After a return or a calibration, below the charge gate: train on, with a checkpoint whenever it is cheap."""
     since_s = turn.state.guarded_since_s
     if since_s is None:
         return
     # Only when training draws its power again does the load of now tell what a second outage would be like.
-    if turn.now_s - since_s >= GUARD_LEAST_S and plan.gate_open(turn.policy, turn.state, turn.now_s):
+    is_over = turn.now_s - since_s >= GUARD_LEAST_S and not fusion.is_draining(turn.state.feed)
+    if is_over and plan.gate_open(turn.policy, turn.state, turn.now_s):
         turn.update(guarded_since_s=None)
         turn.note("guard_ended", "a second outage would leave time for a full stop again")
     else:

@@ -15,7 +15,7 @@ from powerguard.core.budget import Budget
 from powerguard.core.feeds import contradicts_commit, told_again
 from powerguard.core.frozen import replace
 from powerguard.core.fusion import is_fresh
-from powerguard.core.model import Emergency, Holding, Online, Recovery, Shutdown, State, Supply
+from powerguard.core.model import Emergency, Feed, Holding, Online, Recovery, Shutdown, State, Supply
 from powerguard.core.policy import Policy
 from powerguard.core.readings import OutputSource
 
@@ -102,6 +102,18 @@ def checkpoint_due(policy: Policy, state: State, plan: Budget, now_s: float) -> 
         return because
     after_s = _reff_after(policy, plan, policy.pause_dwell_s - waited_s, plan.tau_paused_s)
     return because if after_s < plan.need_s else ""
+
+
+def is_calibrating(feed: Feed) -> bool:
+    """Say whether the UPS empties its battery for a calibration."""
+    reading = feed.reading
+    return reading is not None and reading.calibrating and reading.output_source is OutputSource.BATTERY
+
+
+def calibration_low(policy: Policy, state: State, now_s: float) -> str:
+    """Say why an outage would leave no time for a checkpoint, where a calibration empties the battery; else ""."""
+    because = checkpoint_due(policy, state, outage_budget(policy, state, now_s), now_s)
+    return "" if because == "blind" else because
 
 
 def pays_to_pause(policy: Policy, state: State, plan: Budget, now_s: float, *, in_s: float = 0.0) -> bool:
