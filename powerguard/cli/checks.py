@@ -256,6 +256,8 @@ async def _snmp(ward: Ward, ups: str, name: str, options: SnmpOptions) -> list[F
     if reading.load_pct is None and (reading.watts is None or ward.policy.rating_w is None):
         found.append(Finding(name, "WARN", "tells no load: counted as full", "set rating_w if it tells watts"))
     found += [Finding(name, "WARN", text, "") for text in told.warnings]
+    fix = "set the return battery capacity (minimum return charge) to 25 % on the card's page"
+    found += checks_return.restart_charge(name, report.restart_pct, fix)
     found += [Finding(name, "WARN", f"profile: {problem}", "mend or remove it") for problem in report.profile_problems]
     return found
 

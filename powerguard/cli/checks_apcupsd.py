@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from powerguard.cli.checks_return import restart_charge
 from powerguard.core.readings import Reading
 from powerguard.effectors.host_findings import Finding
 from powerguard.protocols.nis import NisError
@@ -38,4 +39,5 @@ async def apcupsd_findings(name: str, options: ApcupsdOptions, *, ups: str) -> t
         found.append(Finding(name, "WARN", text, "systemctl restart apcupsd there"))
     if reading.load_pct is None:
         found.append(Finding(name, "WARN", "tells no load: counted as full", ""))
-    return reading, found
+    fix = "set it to 25 % in the UPS: apctest, with apcupsd stopped, edits its EEPROM; or the menu of its panel"
+    return reading, [*found, *restart_charge(name, report.restart_pct, fix)]

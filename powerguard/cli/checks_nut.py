@@ -1,5 +1,6 @@
 """What doctor asks of a upsd, and what it says about the answers."""
 
+from powerguard.cli.checks_return import restart_charge
 from powerguard.clock import boottime_s
 from powerguard.core.readings import Reading
 from powerguard.effectors.host_findings import Finding
@@ -29,4 +30,6 @@ async def nut_findings(name: str, options: NutOptions, *, ups: str) -> tuple[Rea
         found.append(Finding(name, "WARN", text, "set user and password, with an upsmon line in upsd.users"))
     if reading.load_pct is None and reading.watts is None:
         found.append(Finding(name, "WARN", "tells no load: counted as full", ""))
+    fix = f"upsrw -s battery.charge.restart=25 {options.name}@{options.host}, where its driver lets it be set"
+    found += restart_charge(name, report.restart_pct, fix)
     return reading, [*found, *(Finding(name, "WARN", warning, "") for warning in report.warnings)]

@@ -23,6 +23,9 @@ _FIX: Final = (
     "arm one: the host's clock (rtc: {kind: device}), a sentinel on another host (sentinel: {kind: http, ...}), the "
     "UPS's output (ups.NAME.output_off), or the BMC's watchdog; docs/guides/return.md"
 )
+LEAST_RESTART_PCT: Final = 25.0
+"""A quarter of a charge, of a battery of three quarters of its health: three minutes of boot and a bare stop."""
+MOST_RESTART_PCT: Final = 80.0
 _NO_LATE: Final = "utility that is back for good when all units have stopped leaves this host off all the same"
 
 
@@ -60,6 +63,21 @@ def findings(settings: Settings, known: Sequence[Layer]) -> list[Finding]:
     if because := uncovered(known):
         found.append(Finding("way_back", "FAIL" if powers_off else "WARN", because, _FIX))
     return found
+
+
+def restart_charge(name: str, restart_pct: float | None, fix: str) -> list[Finding]:
+    """Judge the charge at which a UPS switches its output on again; None: its family does not report it.
+
+    Hosts boot as soon as it does. Below 25 % a second outage finds them booting and a battery that does not outlast it.
+    """
+    if restart_pct is None:
+        return []
+    text = f"switches its output on again at {restart_pct:g} % charge"
+    if restart_pct < LEAST_RESTART_PCT:
+        return [Finding(name, "WARN", f"{text}: a second outage then cuts the power of a host that boots", fix)]
+    if restart_pct > MOST_RESTART_PCT:
+        return [Finding(name, "WARN", f"{text} only: the host stays off for hours", fix)]
+    return [Finding(name, "PASS", text)]
 
 
 def _told(layer: Layer) -> Finding:

@@ -236,6 +236,7 @@ class Profile(Options):
     """One family of UPSes or rack PDUs.
 
     rank: several profiles may fit one device; the higher rank is believed first, field by field.
+    restart_charge: the setting that says at which charge (%) the UPS switches its output on again; doctor asks it.
     traps: trap OIDs and what they tell; version 1 is ENTERPRISE.0.SPECIFIC (RFC 3584 section 3.1).
     """
 
@@ -255,6 +256,7 @@ class Profile(Options):
     flag_strings: list[FlagString] = Field(default_factory=list)
     alarm_table: AlarmTable | None = None
     on_battery: OnBattery = OnBattery()
+    restart_charge: Scalar | None = None
     controls: dict[Verb, Control] = Field(default_factory=dict)
     traps: dict[OidText, State | TrapEvent] = Field(default_factory=dict)
 

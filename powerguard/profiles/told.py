@@ -27,6 +27,14 @@ def enter(draft: Draft, field: str, text: str, told_by: str, *, times: float = 1
     return take(draft, field, round(float(text) * times, 6), told_by, raw=text.encode())
 
 
+def share_of_charge(text: str) -> float | None:
+    """Return a setting that is a share of the charge, in percent; None where the text is none."""
+    if not _DECIMAL.fullmatch(text.strip()):
+        return None
+    share = float(text)
+    return share if 0.0 <= share <= 100.0 else None
+
+
 def take(draft: Draft, field: str, value: float, told_by: str, *, raw: bytes = b"") -> float | None:
     """Take one number in our unit; raw: as it was told. None, with the reason in the draft, when it is not believed."""
     window = NUMBERS[field]

@@ -13,6 +13,7 @@ import structlog
 
 from powerguard.clock import Clock
 from powerguard.core.readings import OutputSource, Reading, SourceFailed
+from powerguard.profiles.told import share_of_charge
 from powerguard.protocols.nut import Answer, Err, Line, Table, encode
 from powerguard.sources.base import Publish
 from powerguard.sources.notices import Notices
@@ -59,6 +60,7 @@ class NutReport:
     """What doctor shows of a UPS behind upsd.
 
     forgeable: why its answers could be forged, "" when they could not. latency_s: of one list of all variables.
+    restart_pct: battery.charge.restart, the charge at which the UPS switches its output on again; None: not listed.
     """
 
     where: str
@@ -68,6 +70,7 @@ class NutReport:
     forgeable: str
     warnings: tuple[str, ...]
     latency_s: float
+    restart_pct: float | None = None
 
 
 def source_name(options: NutOptions) -> str:
@@ -116,6 +119,7 @@ class NutSource:
         self._values: dict[str, str] = {}
         self._forgeable = "not asked yet"
         self._slow = ""
+        self._restart_pct: float | None = None
         self._whole_at_s = 0.0
         self._again = self._late = False
         self._began_s = self._published_at_s = -1e9
@@ -187,6 +191,7 @@ class NutSource:
                 forgeable="" if not self._forgeable and link.is_verified else self._forgeable or "no TLS",
                 warnings=tuple(warnings),
                 latency_s=took_s,
+                restart_pct=self._restart_pct,
             )
         except LateError as error:
             msg = f"{self._where} is too slow: no whole answer in {self._limit_s:g} s"
@@ -413,6 +418,7 @@ class NutSource:
         self._lists += 1
         self._forgeable = forgeable_behind(everything)
         self._slow = slow_behind(everything)
+        self._restart_pct = share_of_charge(everything.get("battery.charge.restart", ""))
         if self._slow:
             self._notices.once("driver_slow", f"{self._where}, {ups}: {self._slow}")
 

@@ -13,6 +13,7 @@ from powerguard.clock import Clock, boottime_s
 from powerguard.core.readings import OutputSource, SourceFailed
 from powerguard.profiles.decode import Decoded, decode, redundant
 from powerguard.profiles.load import Profiles, load_profiles
+from powerguard.profiles.schema import Profile
 from powerguard.profiles.values import Answer, Missing
 from powerguard.profiles.vocabulary import NUMBERS
 from powerguard.sources.base import Bell, Publish
@@ -337,6 +338,7 @@ class ProbeReport:
     """What doctor and `snmp probe` show of a card.
 
     profiles: names of the families it speaks, most trusted first. raw: every object asked for. latency_s: one poll.
+    restart_pct: the charge at which the UPS switches its output on again; None: not known of its family.
     """
 
     where: str
@@ -346,6 +348,7 @@ class ProbeReport:
     decoded: Decoded
     latency_s: float
     authenticated: bool
+    restart_pct: float | None = None
     profile_problems: tuple[str, ...] = ()
 
 
@@ -374,6 +377,7 @@ async def probe(
                 table = profile.alarm_table
                 if table is not None and raw.get(profile.absolute(table.count.oid)) != 0:
                     raw |= await port.walk(profile.absolute(table.column))
+            restart_pct = await _restart_pct(port, plan.profiles)
     except TimeoutError as error:
         msg = f"{_where(options)} answers too slowly: no whole report in {limit_s:g} s"
         raise SnmpError(msg, unanswered=True) from error
@@ -387,5 +391,14 @@ async def probe(
         decoded=decode(plan.profiles, raw),
         latency_s=latency_s,
         authenticated=options.version == 3 and options.auth is not None,
+        restart_pct=restart_pct,
         profile_problems=profiles.problems,
     )
+
+
+async def _restart_pct(port: SnmpPort, profiles: Sequence[Profile]) -> float | None:
+    """Ask at which charge the UPS switches its output on again: a setting, so it is asked here and in no poll."""
+    places = [each.absolute(each.restart_charge.oid) for each in profiles if each.restart_charge is not None]
+    answers = await port.get(places) if places else {}
+    told = (answers.get(place) for place in places)
+    return next((float(value) for value in told if isinstance(value, int) and 0 <= value <= 100), None)

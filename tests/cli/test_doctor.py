@@ -18,6 +18,7 @@ from aiohttp import web
 from powerguard.cli.checks import filesystem_of, source_name
 from powerguard.daemon.admin import admin_server
 from powerguard.settings.load import load
+from powerguard.sim import snmp_ber as ber
 from powerguard.sim.bmc import SimBmc
 from powerguard.sim.snmp_agent import SnmpAgent
 from powerguard.wire import After, TrainerStatus
@@ -165,6 +166,18 @@ async def test_nobody_answers(folder: Path) -> None:
     assert verdicts(checks, "bmc") == ["FAIL"]
     assert verdicts(checks, "budget") == ["WARN"]
     assert not [check for check in checks if "the check broke" in check["text"]]
+
+
+@pytest.mark.parametrize(("restart_pct", "verdicts_of_card"), [(0, ["PASS", "WARN"]), (25, ["PASS", "PASS"])])
+async def test_the_charge_at_which_a_card_returns_is_asked(
+    folder: Path, restart_pct: int, verdicts_of_card: list[str]
+) -> None:
+    """upsAdvConfigMinReturnCapacity, asked once and not polled."""
+    values = table("apc") | {"1.3.6.1.4.1.318.1.1.1.5.2.6.0": ber.integer(restart_pct)}
+    async with SnmpAgent(lambda: values, community=COMMUNITY) as ups:
+        _, checks, _ = await doctor(settings(folder, snmp=ups.port, bmc=9), "--socket", f"{folder}/none.sock")
+    assert verdicts(checks, "ups.127.0.0.1") == verdicts_of_card
+    assert f"switches its output on again at {restart_pct} % charge" in text_of(checks, "ups.127.0.0.1")
 
 
 class SlowCard(SnmpAgent):

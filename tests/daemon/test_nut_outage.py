@@ -129,6 +129,12 @@ async def test_doctor_says_what_a_upsd_is_good_for(tmp_path: Path) -> None:
         more = {"user": "pg", "password": secret(tmp_path, "password", "word of the tests")}
         _, found = await nut_findings("ups.a", options(peer.port, **more), ups="a")
         assert "no TLS; logs in as pg" in found[0].text
+    for told, verdict in (("10", "WARN"), ("30", "PASS")):
+        async with FakeUpsd({**values, "battery.charge.restart": told}).serving() as other:
+            _, found = await nut_findings("ups.a", options(other.port), ups="a")
+            about = [finding for finding in found if "switches its output on again" in finding.text]
+            assert [finding.verdict for finding in about] == [verdict]
+            assert ("upsrw -s battery.charge.restart=25" in about[0].fix) is (verdict == "WARN")
     reading, found = await nut_findings("ups.a", options(peer.port), ups="a")
     assert (reading, [finding.verdict for finding in found]) == (None, ["FAIL"])
     assert "cannot connect to upsd" in found[0].text

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from powerguard.cli.checks_apcupsd import apcupsd_findings
 from powerguard.clock import boottime_s
 from powerguard.core.readings import OutputSource
@@ -38,6 +40,25 @@ async def test_everything_that_is_doubtful() -> None:
     assert "net slave" in warned[1]
     assert "SHUTTING DOWN" in warned[2]
     assert "tells no load" in warned[3]
+
+
+@pytest.mark.parametrize(
+    ("told", "verdicts"),
+    [
+        ("0.0 Percent", ["PASS", "WARN"]),
+        ("24.9 Percent", ["PASS", "WARN"]),
+        ("25.0 Percent", ["PASS", "PASS"]),
+        ("90.0 Percent", ["PASS", "WARN"]),
+        ("", ["PASS"]),
+        ("N/A", ["PASS"]),
+        ("-15.0 Percent", ["PASS"]),
+        ("nan", ["PASS"]),
+    ],
+)
+async def test_charge_at_which_the_output_returns(told: str, verdicts: list[str]) -> None:
+    """At an empty battery, hosts boot into the next outage; at a full one, they stay off for hours."""
+    async with apcupsd(RETPCT=told) as peer:
+        assert [finding.verdict for finding in await findings(peer)] == verdicts
 
 
 async def test_one_that_gives_no_reading() -> None:
