@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace, bar: "_Bar") -> int:
     from powerguard.settings.load import SettingsError
     from powerguard.sim.world.report import Options, report
-    from powerguard.sim.world.site import Site, load
+    from powerguard.sim.world.site import Site, load, warnings
 
     try:
         site = Site() if args.site is None else load(Path(args.site))
@@ -111,7 +111,7 @@ def _run(args: argparse.Namespace, bar: "_Bar") -> int:
         site=None if args.site is None else shlex.quote(args.site),
         level=args.level,
     )
-    told = report(_play(site, options, args.jobs, bar.show), options)
+    told = report(_play(site, options, args.jobs, bar.show), options) | {"warnings": warnings(site)}
     bar.clear()
     print(json.dumps(told, indent=2)) if args.json else _print(told)
     return EX_VIOLATED if told["invariant_violations"] else 0
@@ -179,6 +179,8 @@ def _print(told: dict[str, Any]) -> None:
     lines.append(f"  shut down                         {share('shutdowns')}, needlessly {share('needless')}")
     lines.append(f"  stranded                          {share('stranded')}")
     print("\n".join(fold(lines)))
+    for warning in told["warnings"]:
+        print("\n" + "\n".join(fold([f"{paint('warning', 'yellow')}: {warning}"])))
     _print_ways(told["stranded_by_ways"])
     for lost in told["planning_dirty_outages"][:5]:
         print(f"\n{paint('power lost by planning', 'red')}: {lost['reproduce']}")

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from powerguard.core.actions import Action, PowerOff, ResumeTrainer
+from powerguard.sim.world.back import Waker
 from powerguard.sim.world.battery import GaugeKind
 from powerguard.sim.world.beside import BesideFacts
 from powerguard.sim.world.bound import bound
@@ -184,6 +185,18 @@ def test_utility_between_commit_and_cut_strands_a_host() -> None:
     result = played("powerguard", site(done=True), 620.0)
     assert (result.shutdowns, result.stranded) == (1, True)
     assert not played("nut", site(), 620.0).stranded
+
+
+@pytest.mark.parametrize("policy", ["powerguard", "fixed"])
+def test_the_button_is_pressed_after_every_strike(policy: str) -> None:
+    """Two strikes ten hours apart, each of which strands the host: it trains between them, and loses twice as much."""
+    where, apart_s = site(done=True), 36000.0
+    once = played(policy, where, 620.0)
+    cuts = (Cut(0.0, 620.0), Cut(620.0 + apart_s, 1240.0 + apart_s))
+    twice = play(replace(scene(where, 620.0), cuts=cuts), where, MAKERS[policy])
+    assert (once.wakers, twice.wakers) == ([Waker.PERSON], 2 * [Waker.PERSON])
+    assert (twice.shutdowns, twice.stranded, twice.violations) == (2, True, [])
+    assert twice.loss_s == pytest.approx(2.0 * once.loss_s, abs=60.0)
 
 
 def test_the_oracle_loses_least() -> None:

@@ -99,6 +99,19 @@ def test_stranded_is_told_for_each_set_of_ways(capsys: pytest.CaptureFixture[str
     assert re.search(r"(?m)^  P +\d+ +\d+ +[1-9]", out)
 
 
+@pytest.mark.parametrize(("every_s", "count"), [(300, 1), (301, 0)])
+def test_a_site_that_saves_without_end_is_warned_of(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, every_s: int, count: int
+) -> None:
+    """The site is played all the same; who compares policies by it must know."""
+    file = tmp_path / "site.yaml"
+    file.write_text(f"trainer: {{checkpoint_median_s: 300, local_every_s: {every_s}}}\n", encoding="utf-8")
+    words = ("--outages", "2", "--site", str(file), "--no-faults")
+    assert len(told_by(capsys, *words)["warnings"]) == count
+    status, out, _ = simulate(capsys, *words)
+    assert (status, out.count("warning: trainer.checkpoint_median_s (300 s) is not below")) == (0, count)
+
+
 def test_a_run_is_its_outages_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
     """The third outage of seed 20 is the outage of seed 22: so one line plays any of them again."""
     whole = told_by(capsys, "--seed", "20", "--outages", "3", "--policy", "nut")

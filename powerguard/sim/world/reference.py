@@ -23,6 +23,7 @@ _KEYS: Final = (
     ("stranded_by_ways", "for each set of ways back that there was: who came back by what, and who did not (below)"),
     ("planning_dirty_outages", "the first hundred of those: {seed, reproduce}"),
     ("invariant_violations", "every one: {seed, violation, reproduce}"),
+    ("warnings", "what in the site file makes the comparison doubtful, in words"),
 )
 _HEAD: Final = """# powerguard simulate
 

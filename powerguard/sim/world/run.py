@@ -22,6 +22,8 @@ STABLE_S = 10.0
 """So long utility is back before a policy that makes training wait lets it start."""
 PATIENCE_S = 1800.0
 """Utility is back for good and training does not run: nobody will ever resume it."""
+CALM_S = 600.0
+"""A person presses the button of a stranded host when no outage follows for so long: not between two strikes."""
 BARE_NEED_S = 15.0
 """Seen, decided, synced and forced off: nobody is quicker, so less than this was never ours to save."""
 
@@ -155,11 +157,11 @@ class _Stage:
     # --- While it is off ---------------------------------------------------------------------------------------------
 
     def _wait_for_power(self) -> None:
-        """Wait until something switches the host on; a person does, once the last outage is over."""
+        """Wait until something switches the host on; a person does, at once where no outage follows within CALM_S."""
         world = self.world
         self._account()
         while not world.is_on:
-            if world.stranded and world.now_s >= world.scene.end_s:
+            if world.stranded and self._is_calm():
                 self.result.stranded = True
                 world.press_button()
             else:
@@ -168,6 +170,10 @@ class _Stage:
                     next_s = world.scene.end_s
                 # A hair later: what was planned for a moment is due then, whatever the last digit of the sum is.
                 world.advance(max(next_s, world.now_s) + 1e-6)
+
+    def _is_calm(self) -> bool:
+        now_s = self.world.now_s
+        return all(not now_s < cut.begin_s < now_s + CALM_S for cut in self.world.scene.cuts)
 
     def _account(self) -> None:
         """Tell whose fault it was, while the world still shows it."""

@@ -251,6 +251,16 @@ class Site(Options):
     returns: ReturnSite = Field(default=ReturnSite(), description="What brings a host back.")
 
 
+def warnings(site: Site) -> list[str]:
+    """Return what of a valid site is no world that anybody would train in, for the operator."""
+    trainer = site.trainer
+    if trainer.checkpoint_median_s < trainer.local_every_s:
+        return []
+    times = f"({trainer.checkpoint_median_s:g} s) is not below trainer.local_every_s ({trainer.local_every_s:g} s)"
+    saves = "its own saves take 20 s in this world, which favours the policies that ask for no checkpoint"
+    return [f"trainer.checkpoint_median_s {times}: such a trainer would save without end; {saves}"]
+
+
 def load(path: Path) -> Site:
     """Read a site file. Raises SettingsError with every mistake, each with file:line:column."""
     try:
