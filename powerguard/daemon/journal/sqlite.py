@@ -44,6 +44,25 @@ def pragma(db: sqlite3.Connection, name: str) -> int:
     return int(db.execute(f"PRAGMA {name}").fetchone()[0])
 
 
+def mend_versions(path: Path) -> bool:
+    """Put the versions of the file's format right in a journal of ours that was changed there; say whether it was.
+
+    SQLite writes no file whose byte 18 is above 2, and reads none whose byte 19 is (fileformat2.html, 1.3.3). A journal
+    is always 2, 2: a write-ahead log.
+    """
+    with contextlib.suppress(OSError), path.open("r+b") as file:
+        head = file.read(72)
+        versions = head[18:20]
+        ours = head[:16] == b"SQLite format 3\0" and head[68:72] == APPLICATION_ID.to_bytes(4, "big")
+        if ours and max(versions) > 2:
+            file.seek(18)
+            file.write(b"\2\2")
+            file.flush()
+            os.fsync(file.fileno())
+            return True
+    return False
+
+
 def quick_check(db: sqlite3.Connection) -> bool:
     """Tell whether the file holds together; on a disk too slow to tell in time, assume that it does."""
     until_s = time.clock_gettime(time.CLOCK_BOOTTIME) + CHECK_S

@@ -27,6 +27,7 @@ from powerguard.daemon.journal.sqlite import (
     inode,
     is_corrupt,
     is_full_or_busy,
+    mend_versions,
     pragma,
     quick_check,
     read_only,
@@ -137,6 +138,8 @@ class Store:
 
     def _mend(self) -> None:
         """Put a journal in place that holds all that is whole of a damaged log: SQLite would write over it."""
+        if mend_versions(self.path):
+            self.told.append(f"{self.path}: a byte of its header was damaged, and was put right; look for disk errors")
         mended = self.path.with_name(f"{self.path.name}.mended")
         reason, instead = f"{self.path}: its log was damaged", "what is whole of it was brought over"
         if not mended.exists():  # else an earlier start was killed here
