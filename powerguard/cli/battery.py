@@ -275,7 +275,8 @@ def _what_goes(ups: dict[str, Any], installed: str) -> list[str]:
         gone.append(("runtime", f"learned at a load of {loads}"))
     if ups["discharge"] is not None:
         gone.append(("discharge", "the one that runs"))
-    lines += table(gone or [("nothing", "nothing was measured of it")])
+    gone.append(("account", "what was counted out of the old one; it begins again at the charge that the UPS reports"))
+    lines += table(gone)
     return [*lines, "What was learned of loads, checkpoints and stops is kept, and so is the recharge time."]
 
 

@@ -231,11 +231,25 @@ def _take_in_reading(turn: Turn, reading: Reading) -> None:
 
 
 def _take_in_battery(turn: Turn, event: BatteryReplaced) -> None:
-    """A new battery: what the old one has taught is not true of it. How full it is, the gauge says."""
+    """A new battery: what the old one has taught is not true of it, nor what was taken out of the old one.
+
+    The account begins again with the next charge that is reported.
+    """
 
     def renewed(policy: Policy, battery: Battery) -> Battery:
         model = BatteryModel(recharge_s=battery.model.recharge_s, replaced_at_s=turn.now_s)
-        return replace(battery, model=model, health=policy.health, tau_point=None)
+        return replace(
+            battery,
+            model=model,
+            health=policy.health,
+            tau_point=None,
+            used=None,
+            presumed=False,
+            left=None,
+            unflagged=None,
+            away_s=0.0,
+            away_charge=None,
+        )
 
     turn.state = feeds.with_battery(turn.policy, turn.state, event.ups, renewed, turn.now_s)
     which = {"ups": event.ups} if event.ups else {}
