@@ -21,8 +21,10 @@ from powerguard.core.model import (
 from powerguard.core.table import TABLE, Cause, phase_name
 from powerguard.core.turn import Turn
 
-AGAIN_S = 300.0
-"""Still alive this long after the host should have been off: order the power-off again, at once this time."""
+OVERDUE_S = 5.0
+"""powerguard-off promises 2 s: a host that lives so long after its deadline is not being powered off."""
+AGAIN_S = 30.0
+"""Interval of the orders to a host that is overdue, each to take effect at once."""
 RETRY_S = 5.0
 GUARD_CHECKPOINT_S = 60.0
 """While a trainer trains on through a hold: a checkpoint this often."""
@@ -162,7 +164,7 @@ def _latch(turn: Turn, outage: Outage, because: str) -> Shutdown:
         because=because,
         waiting=ids,
         prepare_by_s=turn.now_s + prepare_s + 0.25,
-        again_at_s=turn.now_s + sums.stop_s(policy, grade) + AGAIN_S,
+        again_at_s=turn.now_s + sums.stop_s(policy, grade) + OVERDUE_S,
     )
 
 
@@ -206,6 +208,7 @@ def duties(turn: Turn) -> None:
                 trainers.learn_drop(turn, phase)
         case Shutdown():
             _finish(turn, phase)
+            _tell_overdue(turn)
         case Recovery():
             gate.tend(turn, phase)
 
@@ -330,8 +333,23 @@ def _finish(turn: Turn, phase: Shutdown) -> None:
             phase,
             waiting=(),
             force_at_s=min(phase.force_at_s or math.inf, turn.now_s + force_s),
-            again_at_s=max(phase.latched_s + sums.stop_s(policy, grade), turn.now_s) + AGAIN_S,
+            again_at_s=turn.now_s + (AGAIN_S if again else force_s + OVERDUE_S),
         )
+    )
+
+
+def _tell_overdue(turn: Turn) -> None:
+    """The host still runs after its forced power-off was due: what should have powered it off does not."""
+    phase = turn.state.phase
+    if not isinstance(phase, Shutdown) or not phase.force_at_s or (phase.ordered and not turn.policy.powers_off):
+        return
+    late_s = turn.now_s - phase.force_at_s
+    who = "the power-off was accepted" if phase.ordered else "no power-off was accepted"
+    turn.tell_once(
+        "power_off_overdue",
+        f"{who}, and the host still runs {late_s:.0f} s after it was to be forced off; ordered again",
+        holds=late_s >= OVERDUE_S,
+        level=Level.ERROR,
     )
 
 

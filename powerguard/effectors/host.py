@@ -8,13 +8,16 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import pwd
+import secrets
 import shutil
 import stat
 import sys
 import termios
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Final, Literal
 
 import structlog
@@ -36,6 +39,13 @@ FULL_LIMIT_S: Final = 4.0
 FULL_RETRY_S: Final = 0.05
 """Interval of the tries."""
 
+ANSWER_LIMIT_S: Final = 4.0
+"""For the answer of powerguard-off, which systemd starts for the word (measured: 0.1 s)."""
+
+ANSWER_EVERY_S: Final = 0.02
+ANSWER_FILE: Final = "answer"
+"""In the folder of the FIFO: what became of the newest word."""
+
 RESUME_LIMIT_S: Final = 10.0
 RESTART_SOCKET: Final = "systemctl restart powerguard-off.socket"
 NOT_LISTENING: Final = f"powerguard-off.socket is not listening: {RESTART_SOCKET}"
@@ -44,6 +54,9 @@ DAEMON_USER: Final = "powerguard"
 
 LOOK_EVERY_S: Final = 60.0
 """Interval of the daemon's check that it can power this host off."""
+
+HELLO_EVERY_S: Final = 3600.0
+"""Interval of the daemon's check that powerguard-off answers: each one starts it."""
 
 LOOK_AGAIN_S: Final = 5.0
 """The same interval while it cannot: a repair shows soon."""
@@ -73,9 +86,16 @@ class HostEffector:
         """Why a power-off would fail, by the newest check; "" when it would not, and before the first check."""
 
     async def keep(self, rest: Callable[[float], Awaitable[object]]) -> None:
-        """Check at once and then every minute that a power-off can be ordered; log each change; never returns."""
+        """Check at once and then every minute that a power-off can be ordered; log each change; never returns.
+
+        Every hour, and after each trouble, powerguard-off is asked for an answer as well.
+        """
+        heard_at_s = -math.inf
         while True:
             found = obstacle(self._options)
+            if not found and (self.trouble or self._clock() - heard_at_s >= HELLO_EVERY_S):
+                found = await unanswered(self._options, boot=self._boot())
+                heard_at_s = -math.inf if found else self._clock()
             if found and found != self.trouble:
                 log.error("power_off_unavailable", because=found)
             elif self.trouble and not found:
@@ -130,9 +150,7 @@ class HostEffector:
 
     async def _say(self, verb: Literal["off", "reboot"], deadline_s: float) -> None:
         refuse_under_test(self._options.fifo)
-        # The first end of line ends whatever else stands in the FIFO without one: it would make our line no word.
-        word = f"\n{verb} {self._boot()} {int(self._clock() + deadline_s)}\n"
-        await write_word(self._options.fifo, word.encode("ascii"))
+        await say(self._options.fifo, f"{verb} {self._boot()} {int(self._clock() + deadline_s)}")
 
     async def _resume_training(self) -> Detail:
         if not self._armed or self._options.kind == "dry-run":
@@ -225,6 +243,58 @@ def open_word(path: str) -> int:
         )
         raise EffectorError(msg)
     return fifo
+
+
+async def unanswered(options: HostOptions, *, boot: str) -> str:
+    """Return why powerguard-off would not obey a word, "" when it would: it is asked for an answer, and does nothing.
+
+    boot: this boot's id, as the daemon sees it. Kinds other than systemd have nothing to ask.
+    """
+    if options.kind != "systemd":
+        return ""
+    try:
+        refuse_under_test(options.fifo)
+        await say(options.fifo, f"hello {boot} {secrets.randbelow(10**9)}")
+    except EffectorError as error:
+        return str(error)
+    return ""
+
+
+async def say(path: str, word: str, *, limit_s: float = ANSWER_LIMIT_S) -> None:
+    """Write a word and wait for its answer. Raises EffectorError: not written, refused, or not answered."""
+    # The first end of line ends whatever else stands in the FIFO without one: it would make our line no word.
+    await write_word(path, f"\n{word}\n".encode("ascii"))
+    said = ""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            while not (said := _answer(path, word)):  # noqa: ASYNC110 - nothing here could set an event
+                await asyncio.sleep(ANSWER_EVERY_S)  # noqa: TID251 - a file does not say that it has changed
+    if said == "accepted":
+        return
+    if said:
+        msg = f"powerguard-off did not obey: {said}"
+    else:
+        msg = (
+            f"powerguard-off has not answered within {limit_s:g} s: journalctl -u powerguard-off.service; "
+            "powerguard install, if it is older than this daemon"
+        )
+    raise EffectorError(msg)
+
+
+def _answer(path: str, word: str) -> str:
+    """Return what powerguard-off has said of the word; "" while it has said nothing, or if the file is another's."""
+    try:
+        file = os.open(Path(path).parent / ANSWER_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        text = os.read(file, 1024) if os.fstat(file).st_uid in {0, os.geteuid()} else b""
+    except OSError:
+        return ""
+    finally:
+        os.close(file)
+    line, end, _ = text.decode("ascii", "replace").partition("\n")
+    return line.removeprefix(f"{word} ").strip() if end and line.startswith(f"{word} ") else ""
 
 
 async def write_word(path: str, word: bytes, *, limit_s: float = FULL_LIMIT_S) -> None:

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
+from powerguard.clock import boot_id
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, run_child
-from powerguard.effectors.host import RESTART_SOCKET, open_word
+from powerguard.effectors.host import RESTART_SOCKET, obstacle, open_word, unanswered
 from powerguard.effectors.host_options import HostOptions
 
 LOOK_LIMIT_S: Final = 2.0
@@ -74,7 +75,7 @@ async def findings(
     told = _properties(helper.result() or "")
     return [
         _way(options, armed=armed),
-        *_helper(options, told),
+        *await _helper(options, told),
         *_last_step(options, last_step),
         _inhibitors(options, delay_s.result(), locks.result()),
         *_slow_stops(options, units.result(), told.get("Environment", "")),
@@ -106,8 +107,11 @@ def _way(options: HostOptions, *, armed: bool) -> Finding:
     return Finding(name, "PASS", f"powerguard-off listens on {options.fifo}; {forced}")
 
 
-def _helper(options: HostOptions, told: Mapping[str, str]) -> list[Finding]:
-    """Look behind the FIFO: a listening socket says nothing of a helper that is masked, or left in a rehearsal."""
+async def _helper(options: HostOptions, told: Mapping[str, str]) -> list[Finding]:
+    """Look behind the FIFO: a listening socket says nothing of a helper that is masked, or left in a rehearsal.
+
+    Where this user may write to the FIFO, the helper is asked for an answer, by a word that does nothing.
+    """
     if options.kind != "systemd":
         return []
     name = "host.helper"
@@ -119,7 +123,11 @@ def _helper(options: HostOptions, told: Mapping[str, str]) -> list[Finding]:
     if any(word in told.get("Environment", "") for word in REHEARSALS):
         text = f"{HELPER} is set to rehearse: it records, and does not power off"
         return [Finding(name, "FAIL", text, f"systemctl revert {HELPER}")]
-    return [Finding(name, "PASS", f"{HELPER} is installed and would act")]
+    if obstacle(options):  # Another check says what it is, or this user may not write there.
+        return [Finding(name, "PASS", f"{HELPER} is installed; it was not asked")]
+    if because := await unanswered(options, boot=boot_id()):
+        return [Finding(name, "FAIL", because, f"journalctl -u {HELPER}")]
+    return [Finding(name, "PASS", f"{HELPER} answers, and would act")]
 
 
 def _last_step(options: HostOptions, path: str) -> list[Finding]:

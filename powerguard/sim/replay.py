@@ -255,7 +255,7 @@ class _Player:
         given_s, deed = self._given[action.id]
         if isinstance(action, PowerOff):
             # Where the recording goes on after the same order, the host did not go down: that is what it tells.
-            self._survives = deed is not None and deed.at_s <= at_s + action.force_after_s
+            self._survives = deed is not None and deed.at_s <= max(action.by_s, at_s + action.force_after_s)
         if deed is None:
             self._later(*self._obey(action, at_s), action)
             return

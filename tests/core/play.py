@@ -10,10 +10,13 @@
     6..9 battery load=75 | utility source=nut load=75       # two sources, the second a quarter of a second later
 
 Every line with a time is one event, or one a second (`6..60`). After each event the orders whose `auto` answer is due
-are answered. What came of it is told as text: the notes, the orders, and the phase at the end.
+are answered. A power-off that is answered ends the host's life at its deadline, but for `auto survives`: what the
+story says of later, before a `reboot`, nobody hears. What came of it is told as text: the notes, the orders, and the
+phase at the end.
 """
 
 import json
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -184,6 +187,7 @@ class Player:
         self.details: dict[str, dict[str, str]] = {}
         self.told: Told | None = None
         self.steps = 0
+        self.dark_at_s = math.inf
 
     def play(self, text: str) -> Told:
         for raw in text.splitlines():
@@ -225,7 +229,7 @@ class Player:
         while True:
             due = [(at + self._delay(a), a) for at, a in self.open if self._delay(a) >= 0]
             due = [(when, a) for when, a in due if when <= until_s]
-            if not due:
+            if not due or min(when for when, _ in due) > self.dark_at_s:
                 return
             when, action = min(due, key=lambda pair: pair[0])
             self._done(when, action, {})
@@ -253,6 +257,8 @@ class Player:
         if isinstance(action, ResumeTrainer) and action.outage and "drill" in action.outage:
             detail = {"native": True, "resumed": True, **detail}
         self.send(Done(at_s=at_s, action=action, took_s=0.1, detail=tuple(detail.items())))
+        if isinstance(action, PowerOff) and self.policy.powers_off and "survives" not in self.auto:
+            self.dark_at_s = min(self.dark_at_s, at_s + action.force_after_s + 2.0)
 
     def _pending(self, name: str, trainer: str = "") -> Action:
         kind = KINDS[name]
@@ -264,6 +270,10 @@ class Player:
 
     def _event(self, at_s: float, verb: str, words: list[str], into_s: float) -> None:
         self.now_s = at_s
+        if verb == "reboot":
+            self.dark_at_s = math.inf
+        if at_s > self.dark_at_s:
+            return
         if verb in tuple(OutputSource):
             self.send(self._reading(at_s, verb, words, into_s))
             return

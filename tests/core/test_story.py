@@ -244,7 +244,9 @@ def test_a_commit_asks_its_own_ups_and_says_what_it_withdrew() -> None:
 
 
 def test_a_second_power_off_order_says_what_is_left() -> None:
-    still = told(BATTERY, HOLD, END, "201..700 tick")["power_off_repeated"]
+    still = told("auto policy sync poweroff survives checkpoint=15", BATTERY, HOLD, END, "201..300 tick")[
+        "power_off_repeated"
+    ]
     assert (still.because, still.level, numbers(still)) == (
         "the host is still alive",
         Level.ERROR,

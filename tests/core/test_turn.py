@@ -203,7 +203,7 @@ def test_when_the_power_off_is_ordered(phase: Shutdown, at_s: float, told: list[
         (239.1, 150.0, []),  # 30 s before that is no more than a second sooner than 210
         (238.9, 150.0, [58.9]),
         (170.0, 150.0, [0.0]),
-        (238.9, 210.0, []),  # its deadline has passed: the next one is 300 s away
+        (238.9, 210.0, []),  # its deadline has passed
     ],
 )
 def test_a_countdown_hastens_it(cut_at_s: float, at_s: float, told: list[float]) -> None:
@@ -223,15 +223,18 @@ def test_in_dry_run_it_is_ordered_once_and_refused_ones_again() -> None:
 def test_what_was_ordered_is_remembered() -> None:
     state = State(phase=replace(LATCHED, waiting=()), feed=Feed(supply=Supply.BATTERY))
     answer = step(POLICY, state, Tick(at_s=101.0))
-    assert answer.state.phase == replace(LATCHED, waiting=(), force_at_s=210.0, again_at_s=100.0 + 170.0 + 300.0)
+    assert answer.state.phase == replace(LATCHED, waiting=(), force_at_s=210.0, again_at_s=215.0)
     (order,) = answer.actions
     done = step(POLICY, answer.state, Done(at_s=101.5, action=order, took_s=0.5))
     assert isinstance(done.state.phase, Shutdown)
     assert done.state.phase.ordered
-    late = step(POLICY, done.state, Tick(at_s=570.0))
+    late = step(POLICY, done.state, Tick(at_s=215.0))
     assert isinstance(late.state.phase, Shutdown)
-    assert (late.state.phase.force_at_s, late.state.phase.again_at_s) == (210.0, 870.0)
-    assert late.notes[0].level is Level.ERROR
+    assert (late.state.phase.force_at_s, late.state.phase.again_at_s) == (210.0, 245.0)
+    assert [(note.event, note.level) for note in late.notes] == [
+        ("power_off_repeated", Level.ERROR),
+        ("power_off_overdue_raised", Level.ERROR),
+    ]
 
 
 # --- What the story says ------------------------------------------------------------------------------------------
@@ -330,12 +333,12 @@ def test_the_latch_field_by_field() -> None:
         because="budget",
         waiting=(arm.id, sync.id),
         prepare_by_s=105.25,
-        again_at_s=570.0,
+        again_at_s=275.0,
     )
     bare = on(ready(Grade.BARE, battery=Battery(at_s=99.0, used=0.0, left=0.105, load=1.0)), 100.0)
     assert [action.by_s for action in bare.actions] == [102.0, 102.0], "a bare stop has less time to prepare"
     assert isinstance(bare.state.phase, Shutdown)
-    assert (bare.state.phase.prepare_by_s, bare.state.phase.again_at_s) == (102.25, 410.0)
+    assert (bare.state.phase.prepare_by_s, bare.state.phase.again_at_s) == (102.25, 115.0)
 
 
 @pytest.mark.parametrize(("low_at_s", "grade"), [(90.0, Grade.FULL), (89.9, Grade.SHORT), (24.9, Grade.BARE)])

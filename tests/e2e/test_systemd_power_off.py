@@ -5,7 +5,7 @@ hangs, and a process that ignores SIGTERM and belongs to no unit any more.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.vm, pytest.mark.root, pytest.mark.peer("systemd-nspawn
 
 UNITS = "/etc/systemd/system"
 WORD = "/run/powerguard-off/word"
+ANSWER = "/run/powerguard-off/answer"
 HARD_S = 2.0
 """The promise of docs/guides/power-off.md: the power is cut this long after the deadline at the latest."""
 
@@ -89,6 +90,14 @@ def say(container: Container, text: str, user: str = "powerguard") -> int:
     script = 'printf "%s\\n" "$1" > "$2"'
     argv = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "timeout", "5"]
     return container.run(*argv, "bash", "-c", script, "bash", text, WORD).returncode
+
+
+def until(what: Callable[[], bool], limit_s: float = 10.0) -> None:
+    """Wait for the container to have got there."""
+    end_s = time.monotonic() + limit_s
+    while not what():
+        assert time.monotonic() < end_s, "did not happen in time"
+        time.sleep(0.1)
 
 
 def delay_lock_held(container: Container) -> None:
@@ -283,6 +292,12 @@ def test_wrong_words_and_wrong_users_are_refused() -> None:
         assert say(container, stale) == 0
         assert say(container, "off now") == 0
         assert say(container, right, user="nobody") != 0
+        hello = word(container, in_s=0, verb="hello")
+        assert say(container, hello) == 0
+        read = ("setpriv", "--reuid=powerguard", "--regid=powerguard", "--clear-groups", "cat", ANSWER)
+        until(lambda: container.check(*read).startswith(f"{hello} accepted"))
+        assert say(container, stale) == 0
+        until(lambda: container.check(*read).startswith(f"{stale} refused: meant for another boot"))
         assert container.check("stat", "--format=%F %a %U", WORD).strip() == "fifo 200 powerguard"
         assert container.check("stat", "--format=%a %U", "/run/powerguard-off").strip() == "755 root"
         time.sleep(2)

@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,7 +16,7 @@ from pydantic import ValidationError
 from powerguard.core.actions import Grade, PollNow, PowerOff, Reboot, ResumeTraining
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Ended, run_child
-from powerguard.effectors.host import HostEffector, obstacle
+from powerguard.effectors.host import HostEffector, obstacle, say
 from powerguard.effectors.host_options import OFF_FIFO, HostOptions, ResumeOptions
 
 BOOT = "0d3a7d2c-6a3c-4f0e-9a51-2f1f3f1d9b10"
@@ -44,18 +45,34 @@ class Spawned:
 
 
 class Fifo:
-    """A FIFO that somebody listens on, as systemd does: open both ways."""
+    """A FIFO that is listened on, as systemd does: open both ways. What is read stays to be looked at."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._heard = b""
+        self._answered = 0
         os.mkfifo(path, 0o600)
         self.end = os.open(path, os.O_RDWR | os.O_NONBLOCK)
 
     def read(self) -> bytes:
-        try:
-            return os.read(self.end, 65536)
-        except BlockingIOError:
-            return b""
+        """Return what has come since the last look."""
+        self._take()
+        heard, self._heard, self._answered = self._heard, b"", 0
+        return heard
+
+    async def answer(self) -> None:
+        """Say to each word that it is accepted, as powerguard-off does."""
+        while True:
+            self._take()
+            *lines, rest = self._heard[self._answered :].split(b"\n")
+            self._answered = len(self._heard) - len(rest)
+            for line in filter(None, lines):
+                (self.path.parent / "answer").write_bytes(line.ljust(200) + b"accepted\n")
+            await asyncio.sleep(0.005)
+
+    def _take(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._heard += os.read(self.end, 65536)
 
 
 @pytest.fixture
@@ -66,41 +83,49 @@ def fifo() -> Iterator[Fifo]:
         os.close(fifo.end)
 
 
+@pytest.fixture
+async def answered(fifo: Fifo) -> AsyncIterator[Fifo]:
+    """A FIFO behind which each word is accepted."""
+    answering = asyncio.create_task(fifo.answer())
+    yield fifo
+    answering.cancel()
+
+
 def effector(options: HostOptions, *, armed: bool = True, spawn: Spawned | None = None) -> HostEffector:
     return HostEffector(options, armed=armed, spawn=spawn or Spawned(), clock=lambda: 1000.9, boot=lambda: BOOT)
 
 
-async def test_the_word_names_this_boot_and_the_deadline_of_its_clock(fifo: Fifo) -> None:
+async def test_the_word_names_this_boot_and_the_deadline_of_its_clock(answered: Fifo) -> None:
     """powerguard-off takes nothing but this line."""
     spawned = Spawned()
-    detail = await effector(HostOptions(fifo=str(fifo.path)), spawn=spawned).carry_out(OFF)
-    assert fifo.read() == f"\noff {BOOT} 1110\n".encode()
+    detail = await effector(HostOptions(fifo=str(answered.path)), spawn=spawned).carry_out(OFF)
+    assert answered.read() == f"\noff {BOOT} 1110\n".encode()
     assert dict(detail) == {"dry_run": False, "via": "fifo", "deadline_s": 110.0}
     assert spawned.argvs == []
 
 
-async def test_said_twice_it_is_two_whole_words(fifo: Fifo) -> None:
+async def test_said_twice_it_is_two_whole_words(answered: Fifo) -> None:
     """After a restart the daemon gives its order again."""
-    host = effector(HostOptions(fifo=str(fifo.path)))
+    host = effector(HostOptions(fifo=str(answered.path)))
     await host.carry_out(OFF)
     await host.carry_out(OFF)
-    assert fifo.read() == f"\noff {BOOT} 1110\n".encode() * 2
+    assert answered.read() == f"\noff {BOOT} 1110\n".encode() * 2
 
 
 @pytest.mark.parametrize(("ordered_s", "meant_s"), [(600.0, 60.0), (30.0, 30.0), (0.0, 0.0), (-5.0, 0.0)])
-async def test_the_settings_bound_the_deadline(fifo: Fifo, ordered_s: float, meant_s: float) -> None:
+async def test_the_settings_bound_the_deadline(answered: Fifo, ordered_s: float, meant_s: float) -> None:
     """Never later than force_after_s, and never in the past."""
     order = PowerOff(id="a1", by_s=0.0, outage="o1", grade=Grade.BARE, force_after_s=ordered_s)
-    await effector(HostOptions(fifo=str(fifo.path), force_after_s=60.0)).carry_out(order)
-    assert fifo.read() == f"\noff {BOOT} {int(1000.9 + meant_s)}\n".encode()
+    await effector(HostOptions(fifo=str(answered.path), force_after_s=60.0)).carry_out(order)
+    assert answered.read() == f"\noff {BOOT} {int(1000.9 + meant_s)}\n".encode()
 
 
-async def test_a_power_off_under_way_can_be_made_a_reboot(fifo: Fifo) -> None:
+async def test_a_power_off_under_way_can_be_made_a_reboot(answered: Fifo) -> None:
     """The other word, with the same boot, clock and bounds."""
-    host = effector(HostOptions(fifo=str(fifo.path), force_after_s=60.0))
+    host = effector(HostOptions(fifo=str(answered.path), force_after_s=60.0))
     assert dict(await host.carry_out(reboot(600.0))) == {"dry_run": False, "via": "fifo", "deadline_s": 60.0}
     await host.carry_out(reboot(-5.0))
-    assert fifo.read() == f"\nreboot {BOOT} 1060\n\nreboot {BOOT} 1000\n".encode()
+    assert answered.read() == f"\nreboot {BOOT} 1060\n\nreboot {BOOT} 1000\n".encode()
 
 
 async def test_a_reboot_is_not_for_a_sites_own_power_off() -> None:
@@ -223,8 +248,9 @@ def test_root_accepts_the_daemons_fifo(fifo: Fifo, tmp_path: Path) -> None:
 
 
 async def test_the_daemon_checks_that_it_can_power_off(tmp_path: Path) -> None:
-    """At its start, and on: what breaks and what is repaired both show, and no word is written."""
+    """At its start, and on: what breaks and what is repaired both show. The only word is one that does nothing."""
     path = tmp_path / "word"
+    answering: list[asyncio.Task[None]] = []
     host = effector(HostOptions(fifo=str(path)))
     seen: list[tuple[str, float]] = []
     made: list[Fifo] = []
@@ -233,17 +259,46 @@ async def test_the_daemon_checks_that_it_can_power_off(tmp_path: Path) -> None:
         seen.append((host.trouble, seconds))
         if len(seen) == 1:
             made.append(Fifo(path))
-        elif len(seen) == 2:
+            answering.append(asyncio.create_task(made[0].answer()))
+        elif len(seen) == 3:
             path.unlink()
-        else:
+        elif len(seen) == 4:
             raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
         await host.keep(rest)
-    assert [bool(trouble) for trouble, _ in seen] == [True, False, True]
-    assert [seconds for _, seconds in seen] == [5.0, 60.0, 5.0], "a repair shows soon"
-    assert made[0].read() == b""
+    answering[0].cancel()
+    assert [bool(trouble) for trouble, _ in seen] == [True, False, False, True]
+    assert [seconds for _, seconds in seen] == [5.0, 60.0, 60.0, 5.0], "a repair shows soon"
+    assert re.fullmatch(rf"\nhello {BOOT} \d+\n", made[0].read().decode()), "asked once, and not each minute"
     os.close(made[0].end)
+
+
+@pytest.mark.parametrize(
+    ("said", "because"),
+    [
+        (b"off {boot} 1110 refused: meant for another boot\n", "did not obey: refused: meant for another boot"),
+        (b"off {boot} 1110 accepted", "has not answered"),  # half written
+        (b"off {boot} 1109 accepted\n", "has not answered"),  # of another word
+        (b"\xff" * 256, "has not answered"),
+        (b"", "has not answered"),
+    ],
+)
+async def test_a_word_that_is_not_obeyed_is_no_power_off(fifo: Fifo, said: bytes, because: str) -> None:
+    """What was written has powered nothing off yet: without an answer the core orders it again."""
+    (fifo.path.parent / "answer").write_bytes(said.replace(b"{boot}", BOOT.encode()))
+    with pytest.raises(EffectorError, match=because):
+        await say(str(fifo.path), f"off {BOOT} 1110", limit_s=0.2)
+
+
+@pytest.mark.root
+async def test_an_answer_of_another_user_is_none(fifo: Fifo) -> None:
+    answer = fifo.path.parent / "answer"
+    answer.write_bytes(f"off {BOOT} 1110 accepted\n".encode())
+    await say(str(fifo.path), f"off {BOOT} 1110", limit_s=0.2)
+    os.chown(answer, 65534, 65534)
+    with pytest.raises(EffectorError, match="has not answered"):
+        await say(str(fifo.path), f"off {BOOT} 1110", limit_s=0.2)
 
 
 def test_a_command_that_is_not_there_is_an_obstacle(tmp_path: Path) -> None:
@@ -288,7 +343,9 @@ async def test_a_word_waits_for_room_in_a_full_fifo(fifo: Fifo) -> None:
     await asyncio.sleep(0.2)
     assert not waiting.done()
     assert set(fifo.read()) == {ord("x")}
+    answering = asyncio.create_task(fifo.answer())
     assert dict(await waiting)["via"] == "fifo"
+    answering.cancel()
     assert fifo.read() == f"\noff {BOOT} 1110\n".encode()
 
 

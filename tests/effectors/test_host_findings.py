@@ -208,6 +208,7 @@ async def test_the_way_to_power_off_is_tried_without_a_word(tmp_path: Path) -> N
     try:
         told = (await found(options))["host.power_off"]
         assert told.verdict == "PASS"
+        assert os.read(end, 4096).startswith(b"\nhello "), "the only word, and it does nothing"
         with pytest.raises(BlockingIOError):
             os.read(end, 1)
     finally:

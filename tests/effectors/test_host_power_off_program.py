@@ -22,8 +22,9 @@ import pytest
 
 from powerguard.clock import boot_id, boottime_s
 from powerguard.core.actions import Grade, PowerOff
-from powerguard.effectors.host import HostEffector
+from powerguard.effectors.host import HostEffector, say, unanswered
 from powerguard.effectors.host_options import HostOptions
+from tests.effectors.test_host_findings import found
 
 PROGRAM = Path(__file__).parents[2] / "systemd" / "powerguard-off"
 STARTED = "systemctl start --no-block --job-mode=replace-irreversibly poweroff.target"
@@ -61,7 +62,8 @@ class Helper:
 
     def start(self, **environment: str) -> None:
         """Start it as systemd does: the FIFO, open both ways, is its standard input."""
-        settings = {"POWERGUARD_UNDER_TEST": "1", "POWERGUARD_OFF_TOOLS": str(self.tools), **environment}
+        settings = {"POWERGUARD_UNDER_TEST": "1", "POWERGUARD_OFF_TOOLS": str(self.tools)}
+        settings |= {"POWERGUARD_OFF_ANSWERS": str(self.folder), **environment}
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
                 ["/bin/bash", PROGRAM],
@@ -198,6 +200,54 @@ def test_anything_but_a_right_word_is_refused_and_logged(helper: Helper, word: s
     until(lambda: STARTED in helper.calls)
 
 
+def test_each_word_is_answered(helper: Helper) -> None:
+    """The daemon reads what became of its word; what is no word leaves the answer as it is."""
+    answer = helper.folder / "answer"
+    helper.start()
+    until(answer.exists)
+    assert stat.S_IMODE(answer.stat().st_mode) == 0o644
+    other = "00000000-0000-0000-0000-000000000000"
+    now = int(boottime_s())
+    for word, said in (
+        (f"hello {boot_id()} 17", "accepted"),
+        (f"hello {other} 17", f"refused: meant for another boot; this one is {boot_id()}"),
+        (f"reboot {boot_id()} {now}", "refused: no power-off of ours is under way that could end in a reboot"),
+        (f"off {boot_id()} {now + 600}", "accepted"),
+        (f"off {boot_id()} {now + 601}", "accepted"),
+        (f"reboot {boot_id()} {now + 600}", "accepted"),
+        (f"hello {boot_id()} 18", "accepted"),
+    ):
+        helper.say(word)
+        until(lambda word=word: answer.read_text(encoding="ascii").startswith(f"{word} "))  # type: ignore[misc]
+        assert answer.read_text(encoding="ascii") == f"{word} {said}".ljust(255) + "\n"
+        helper.say("nonsense")
+    until(lambda: helper.log.count("refused nonsense") == 7)
+    assert answer.read_text(encoding="ascii").startswith(f"hello {boot_id()} 18 accepted")
+
+
+async def test_doctor_and_the_daemon_hear_whether_it_would_obey(helper: Helper) -> None:
+    """A socket that listens says nothing of the program behind it, nor of a boot id that both must see alike."""
+    options = HostOptions(fifo=str(helper.folder / "word"))
+    silent = (await found(options))["host.helper"]
+    assert (silent.verdict, "has not answered" in silent.text) == ("FAIL", True)
+    helper.start()
+    assert (await found(options))["host.helper"].text == "powerguard-off.service answers, and would act"
+    assert await unanswered(options, boot=boot_id()) == ""
+    elsewhere = await unanswered(options, boot="00000000-0000-0000-0000-000000000000")
+    assert "meant for another boot" in elsewhere
+    assert helper.calls == []
+
+
+def test_hello_powers_nothing_off(helper: Helper) -> None:
+    """doctor and the daemon ask whether a word would be heard, on a host that trains."""
+    helper.start()
+    asyncio.run(say(str(helper.folder / "word"), f"hello {boot_id()} 5"))
+    helper.say("nonsense")
+    until(lambda: "refused nonsense" in helper.log)
+    assert helper.calls == []
+    assert helper.running()
+
+
 def test_a_later_word_brings_the_deadline_forward(helper: Helper) -> None:
     """The battery fell faster than thought: the second word counts, and the order is not given twice."""
     helper.start()
@@ -260,6 +310,7 @@ FULL = """set -eu
 mount -t tmpfs -o size=256k,nr_inodes=32 tmpfs "$1"
 for tool in systemctl sync kill sysrq; do printf '#!/bin/bash\\n' >"$1/$tool"; chmod 755 "$1/$tool"; done
 [ -z "$5" ] || for order in off reboot; do (umask 077; printf %s "$5" >"$1/$order"); done
+[ -z "$5" ] || echo none >"$1/answer"
 POWERGUARD_OFF_TOOLS=$1 /bin/bash "$2" <>"$3" >"$4" 2>&1 & program=$!
 for _ in {1..100}; do [ -e "$1/reboot" ] && break; sleep 0.05; done
 head -c 1M /dev/zero >"$1/filler" 2>/dev/null || :
