@@ -73,13 +73,13 @@ def newest_in(root: Path, *, since_ns: int = 0) -> SavedCheckpoint | None:
     return None
 
 
-def look(root: Path, rank: int | None = None) -> Iterator[Found | Refused]:
-    """Look at every folder under root that has the name and the manifest of a checkpoint, newest first.
+def look(root: Path, rank: int | None = None, *, among: Sequence[Path] | None = None) -> Iterator[Found | Refused]:
+    """Look at every folder under root that has the name and the manifest of a checkpoint, highest step first.
 
-    rank: whose shard must be here where several hosts have roots of their own; None: anybody's. Raises OSError when
-    root cannot be read.
+    rank: whose shard must be here where several hosts have roots of their own; None: anybody's. among: these folders
+    only, in this order. Raises OSError when root cannot be read.
     """
-    for folder in folders(root):
+    for folder in folders(root) if among is None else among:
         try:
             yield _looked_at(folder, rank)
         except OSError as error:

@@ -54,11 +54,14 @@ class Others(Protocol):
 
     @property
     def created(self) -> str:
-        """Wall time for the manifest, RFC 3339: the same for all ranks, known once the shards are gathered."""
+        """Time of the commit for the manifest, RFC 3339: the same for all ranks, known once the shards are gathered."""
         ...
 
-    def gather(self, shard: bytes, *, read: bool) -> list[bytes]:
-        """Hand in this rank's shard, durable; return those of all ranks once all have (read=False: []). May raise."""
+    def gather(self, shard: bytes, *, read: bool, after_ms: int = 0) -> list[bytes]:
+        """Hand in this rank's shard, durable; return those of all ranks once all have (read=False: []). May raise.
+
+        after_ms: the newest commit that this rank has seen; see `manifest.committed_ms`.
+        """
         ...
 
     def failed(self, error: Exception) -> None:
@@ -70,9 +73,12 @@ class Others(Protocol):
         ...
 
 
-def wall_time() -> str:
-    """Return the time of day for people, RFC 3339."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+def commit_time(after_ms: int) -> str:
+    """Return the time of day, RFC 3339, and later than after_ms in any case: a clock may have been set back."""
+    now = datetime.now(UTC)
+    if now.timestamp() * 1000 < after_ms + 1:
+        now = datetime.fromtimestamp((after_ms + 1) / 1000, UTC)
+    return now.isoformat(timespec="milliseconds")
 
 
 class Nobody:
@@ -82,10 +88,11 @@ class Nobody:
 
     def __init__(self) -> None:
         self.token = secrets.token_hex(4)
-        self.created = wall_time()
+        self.created = ""
 
-    def gather(self, shard: bytes, *, read: bool) -> list[bytes]:
+    def gather(self, shard: bytes, *, read: bool, after_ms: int = 0) -> list[bytes]:
         """There is this shard."""
+        self.created = commit_time(after_ms)
         return [shard] if read else []
 
     def failed(self, error: Exception) -> None:

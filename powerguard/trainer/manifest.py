@@ -8,6 +8,7 @@ import json
 import math
 import re
 from dataclasses import dataclass
+from datetime import datetime
 from hashlib import sha256
 from typing import Any, Final, NoReturn
 
@@ -83,6 +84,18 @@ def _unpadded(content: bytes) -> bytes:
     if content[end:] != b"\n" * (len(content) - end):
         _refuse("goes on behind its end")
     return content[:end]
+
+
+def committed_ms(created: str) -> int:
+    """Return when a checkpoint was committed, in ms since 1970; 0 for what is no time.
+
+    A training commits each checkpoint later than every one that it has seen, whatever the clock says, so that the
+    highest is the one committed last. Steps do not say that: a training may be rolled back.
+    """
+    try:
+        return max(0, round(datetime.fromisoformat(created).timestamp() * 1000))
+    except (ValueError, OverflowError):
+        return 0
 
 
 def shard_file(rank: int) -> str:
@@ -166,7 +179,8 @@ class Shard:
 class Manifest:
     """What a checkpoint consists of.
 
-    created: wall time, RFC 3339, for people. reason: why it was made ("periodic", "on_battery" ...), for people.
+    created: wall time of the commit, RFC 3339; `committed_ms` orders checkpoints by it. reason: why it was made
+        ("periodic", "on_battery" ...), for people.
     ranks: how many shards there are, one per rank, in the order of the ranks. hosts: how many hosts wrote them.
     """
 

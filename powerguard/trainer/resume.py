@@ -1,7 +1,7 @@
-"""What a training starts from: the newest checkpoint that every rank can read to the last byte, from whichever tier.
+"""What a training starts from: the checkpoint committed last that every rank can read to the last byte, in any tier.
 
-Every rank tells what it can see; rank 0 finds what all of them can, newest first; all try the first of these, verifying
-while they read; when all have it, it is taken, else all go on to the next together. A copy that cannot be read is
+Every rank tells what it can see; rank 0 finds what all of them can, the one committed last first; all try the first of
+these, verifying while they read; when all have it, it is taken, else all try the next. A copy that cannot be read is
 replaced by the same checkpoint from the next tier before an older one is thought of, and a single bad chunk by that
 chunk from the next tier. What turns out to be rotten is set aside, told and counted; nothing is deleted here.
 
@@ -22,7 +22,7 @@ from powerguard.fields import clean_text
 from powerguard.trainer.chunks import THREADS, over_chunks
 from powerguard.trainer.found import Found
 from powerguard.trainer.items import Loaded
-from powerguard.trainer.manifest import Shard, StoreError
+from powerguard.trainer.manifest import Shard, StoreError, committed_ms
 from powerguard.trainer.ranks.base import Ranks
 from powerguard.trainer.reader import CorruptError, ShardReader
 from powerguard.trainer.snapshot import Snapshot
@@ -49,7 +49,8 @@ class Chosen:
 
     tiers: where this rank's bytes came from, the main one first. repaired: chunks that came from another tier than the
     rest, and were mended on the local disk where that could be written. refused: what was passed over, and why.
-    local: every byte of every rank came from its local disk, and so has just been verified there.
+    local: every byte of every rank came from its local disk, and so has just been verified there. newest_ms: the newest
+    commit that any rank saw in any tier.
     """
 
     found: Found
@@ -58,6 +59,7 @@ class Chosen:
     repaired: int = 0
     refused: tuple[str, ...] = ()
     local: bool = False
+    newest_ms: int = 0
 
     @property
     def step(self) -> int:
@@ -166,6 +168,7 @@ class _Choice:
         self._copies: dict[tuple[int, str], list[tuple[Tier, Found]]] = {}
         self._troubles: list[str] = []
         self._refused: list[str] = []
+        self._newest_ms = 0
 
     def run(self, look_s: float, load_s: float) -> Chosen | None:
         candidates = self._agreed(look_s)
@@ -182,7 +185,7 @@ class _Choice:
             bad, local = self._exchanged(turn, report, load_s)
             if not bad and chosen is not None:
                 self._tidy()
-                return replace(chosen, local=local)
+                return replace(chosen, local=local, newest_ms=self._newest_ms)
             self._pass_over(candidate, bad)
         if candidates:
             raise ResumeError(self._nothing_left("none of the checkpoints could be read by all ranks"))
@@ -191,15 +194,17 @@ class _Choice:
     # --- Who can see what ------------------------------------------------------------------------------------------
 
     def _agreed(self, look_s: float) -> list[_Candidate]:
-        """The checkpoints that all ranks can see, newest first, as rank 0 tells it to everyone."""
+        """The checkpoints that all ranks can see, the one committed last first, as rank 0 tells it to everyone."""
         ranks = self._ranks
         ranks.set(f"{self._key}/see/{ranks.rank}", json.dumps(self._seen()).encode())
         if ranks.rank == 0:
             views = [json.loads(self._awaited(f"see/{rank}", look_s, rank)) for rank in range(ranks.size)]
             told = [[each.step, each.digest, each.error] for each in self._common(views)]
-            ranks.set(f"{self._key}/candidates", json.dumps(told).encode())
+            newest_ms = max((each[1] for view in views for each in view["have"]), default=0)
+            ranks.set(f"{self._key}/candidates", json.dumps({"newest_ms": newest_ms, "candidates": told}).encode())
         answer = json.loads(self._awaited("candidates", look_s + 30.0, 0))
-        return [_Candidate(step, digest, error) for step, digest, error in answer]
+        self._newest_ms = answer["newest_ms"]
+        return [_Candidate(step, digest, error) for step, digest, error in answer["candidates"]]
 
     def _seen(self) -> dict[str, Any]:
         """Look into every tier; say what is there and what could not be looked at."""
@@ -216,15 +221,15 @@ class _Choice:
         have = []
         for (step, digest), copies in self._copies.items():
             manifest = copies[0][1].manifest
-            have.append([step, manifest.created, digest, manifest.job, manifest.ranks])
+            have.append([step, committed_ms(manifest.created), digest, manifest.job, manifest.ranks])
         return {"have": have, "troubles": self._troubles + self._refused[:4], "aside": len(aside)}
 
     def _common(self, views: list[dict[str, Any]]) -> list[_Candidate]:
-        """What every rank sees, newest first; an error in place of one that must not be taken."""
-        sets = [{(step, created, digest) for step, created, digest, _, _ in view["have"]} for view in views]
+        """What every rank sees, committed last first; an error in place of one that must not be taken."""
+        sets = [{(at_ms, step, digest) for step, at_ms, digest, _, _ in view["have"]} for view in views]
         worlds = {digest: (job, size) for view in views for _, _, digest, job, size in view["have"]}
         candidates = []
-        for step, _, digest in sorted(set.intersection(*sets), reverse=True):
+        for _, step, digest in sorted(set.intersection(*sets), reverse=True):
             job, size = worlds[digest]
             error, where = "", self._copies[step, digest][0][1].path
             if job != self._job:
@@ -415,13 +420,13 @@ def _is_corrupt(error: Exception) -> bool:
     return isinstance(error, CorruptError) or (isinstance(error, TierError) and error.kind is Kind.CORRUPT)
 
 
-def _why_none(sets: Sequence[set[tuple[int, str, str]]], views: Sequence[Mapping[str, Any]]) -> str:
+def _why_none(sets: Sequence[set[tuple[int, int, str]]], views: Sequence[Mapping[str, Any]]) -> str:
     """Why no checkpoint is seen by all ranks, where that is not because there is none; "" then."""
     hint = "To start anew, move the checkpoints away"
     some = [rank for rank, each in enumerate(sets) if each]
     if some:
         none = [rank for rank, each in enumerate(sets) if not each] or list(range(len(sets)))
-        newest = max(step for each in sets for step, _, _ in each)
+        newest = max(step for each in sets for _, step, _ in each)
         text = f"no checkpoint can be read by all ranks: rank {ranks_told(some)} can (up to step {newest}),"
         text += f" rank {ranks_told(none)} cannot read that one"
     elif any(view["troubles"] for view in views):

@@ -10,7 +10,7 @@ from typing import Final
 from powerguard.trainer.chunks import CancelledError
 from powerguard.trainer.items import State
 from powerguard.trainer.keeper import GivenUp, Order, Others, Taken, Tell
-from powerguard.trainer.manifest import Layout, Manifest, Shard
+from powerguard.trainer.manifest import Layout, Manifest, Shard, committed_ms
 from powerguard.trainer.ranks.base import Ranks, boottime_s
 from powerguard.trainer.resume import LocalTier, choose
 from powerguard.trainer.snapshot import Snapshot, laid_out
@@ -51,6 +51,8 @@ class Stored:
         self._restores = 0
         self._aside = 0
         self._scrub_at_s = clock() + _SCRUB_EVERY_S
+        self._seen_ms, self._seen_at_s = 0, clock()
+        """The newest commit that this rank has seen, in any tier, and when it saw it, by a clock that nobody sets."""
 
     @property
     def root(self) -> Path:
@@ -59,7 +61,10 @@ class Stored:
 
     def newest_step(self) -> int | None:
         """Return the highest step of the checkpoints that lie there; None: there is none."""
-        return max((found.step for found in self._store.found()), default=None)
+        found = self._store.found()
+        for each in found:
+            self._see(committed_ms(each.manifest.created))
+        return max((each.step for each in found), default=None)
 
     def leave_behind(self, above: int) -> None:
         """Set aside every checkpoint of a step above this one; see `Store.leave_behind`."""
@@ -91,7 +96,10 @@ class Stored:
         try:
             shard = self._write(name, taken, tell, order)
             tell(Phase.COMMITTING, taken.size_bytes, taken.size_bytes)
-            saved = self._commit(name, taken, others.gather(shard.to_json(), read=self._store.leader), order)
+            after_ms = self._seen_ms + int(1000 * (self._clock() - self._seen_at_s))
+            shards = others.gather(shard.to_json(), read=self._store.leader, after_ms=after_ms)
+            self._see(committed_ms(others.created))
+            saved = self._commit(name, taken, shards, order)
             self._leave_room(taken.size_bytes)
         except CancelledError as error:
             over = GivenUp(str(error))
@@ -133,6 +141,11 @@ class Stored:
     def _abandon(self, name: str) -> None:
         with contextlib.suppress(OSError, StoreError):  # a disk that refused the write may refuse this, too
             self._store.abandon(name)
+
+    def _see(self, committed_at_ms: int) -> None:
+        """Note a commit: what is committed from now on is later, by as much as time has gone by."""
+        if committed_at_ms > self._seen_ms:
+            self._seen_ms, self._seen_at_s = committed_at_ms, self._clock()
 
     def _commit(self, name: str, taken: Taken, shards: list[bytes], order: Order) -> SavedCheckpoint:
         """Commit as the leader of this root; else say where it will lie, once the leader has."""
@@ -211,6 +224,7 @@ class Stored:
         self.corrupt()  # those are in what is returned
         if chosen is None:
             return None
+        self._see(chosen.newest_ms)
         if chosen.local:
             self._store.trust(chosen.found)  # neither retention nor the scrub need read it again now
         self._state.load(chosen.items)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from powerguard.trainer.agreement import Agreement, GenerationOverError
 from powerguard.trainer.desk import Desk
 from powerguard.trainer.flag import Flag
-from powerguard.trainer.keeper import GivenUp, wall_time
+from powerguard.trainer.keeper import GivenUp, commit_time
 from powerguard.trainer.operation import Operation
 from powerguard.trainer.ranks.base import Ranks, RanksError
 from powerguard.trainer.ranks.machine import Generation
@@ -291,10 +291,10 @@ class Part:
         self.token = known.token
         self.created = ""
 
-    def gather(self, shard: bytes, *, read: bool) -> list[bytes]:
+    def gather(self, shard: bytes, *, read: bool, after_ms: int = 0) -> list[bytes]:
         """Hand in this rank's shard, and rank 0's time of day with it. Raises NotCommittedError."""
         try:
-            values = self._agreement.gather(self._number, "shard", _stamped(shard), read=read)
+            values = self._agreement.gather(self._number, "shard", _stamped(shard, after_ms), read=read)
         except GenerationOverError as over:
             raise NotCommittedError(str(over)) from None
         self.created, shards = _unstamped(values)
@@ -334,9 +334,9 @@ class Collective:
             ranks.close()
             raise
 
-    def gather(self, shard: bytes, *, read: bool) -> list[bytes]:
+    def gather(self, shard: bytes, *, read: bool, after_ms: int = 0) -> list[bytes]:
         """Wait for all shards. Raises NotCommittedError."""
-        self.created, shards = _unstamped(self._all("shard", _stamped(shard)))
+        self.created, shards = _unstamped(self._all("shard", _stamped(shard, after_ms)))
         return shards if read else []
 
     def failed(self, error: Exception) -> None:
@@ -376,8 +376,8 @@ class Collective:
             raise NotCommittedError(msg) from error
 
 
-def _stamped(shard: bytes) -> bytes:
-    return wall_time().encode() + b" " + shard
+def _stamped(shard: bytes, after_ms: int) -> bytes:
+    return commit_time(after_ms).encode() + b" " + shard
 
 
 def _unstamped(values: list[bytes]) -> tuple[str, list[bytes]]:

@@ -1,10 +1,18 @@
 """Where a training begins: a forgotten `restore`, a new run, a roll-back. No acknowledged step is lost."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from powerguard.trainer import Guard, Parts, StoreError
+from powerguard.trainer.manifest import committed_ms
+from powerguard.trainer.snapshot import Snapshot
+from powerguard.trainer.store import SavedCheckpoint, Store
+from powerguard.trainer.tiers.base import NEWEST
+from tests.trainer.checkpoints import manifest
+from tests.trainer.test_resume import upload
 
 
 class Job:
@@ -33,8 +41,8 @@ def begun(root: Path, *steps: int) -> None:
     job.guard.close()
 
 
-def resumed_at(root: Path) -> int:
-    job = Job(root)
+def resumed_at(root: Path, **options: object) -> int:
+    job = Job(root, **options)
     step = job.guard.restore()
     assert int.from_bytes(job.state, "little") == step
     job.guard.close()
@@ -91,3 +99,87 @@ def test_what_this_process_has_committed_is_never_pruned_for_older_steps(tmp_pat
     newest = job.guard.save(6)
     job.guard.close()
     assert Path(newest.path).exists()
+
+
+# --- With a second tier ----------------------------------------------------------------------------------------------
+
+
+def committed(root: Path, step: int, created: str) -> SavedCheckpoint:
+    """Commit a checkpoint by a clock that is wrong."""
+    parts = Parts(lambda: {"state": bytearray(step.to_bytes(8, "little"))}, lambda _: None)
+    with Store(root, job="llm", slots=0) as store, Snapshot() as snapshot:
+        layout = snapshot.take(parts.items())
+        name = store.name(step, "00000001")
+        shard = store.write_shard(name, 0, snapshot, layout)
+        return store.commit(name, replace(manifest(step, [shard], job="llm"), created=created))
+
+
+def copied(root: Path, nas: Path, *steps: int) -> None:
+    """Copy checkpoints of a root to the second tier, in this order."""
+    nas.mkdir(exist_ok=True)
+    with Store(root, job="llm", slots=0) as store:
+        known = {found.step: found.saved() for found in store.found()}
+    for step in steps:
+        assert upload(known[step], nas)
+
+
+def rolled_back(root: Path, to: int, *steps: int) -> None:
+    job = Job(root)
+    job.guard.start_from(to)
+    job.train(*steps)
+    job.guard.close()
+
+
+@pytest.mark.parametrize("disk_is_lost", [False, True])
+def test_a_rolled_back_run_goes_on_from_what_it_committed_last(tmp_path: Path, disk_is_lost: bool) -> None:
+    """The second tier still has the higher step that training went back behind."""
+    root, nas = tmp_path / "root", tmp_path / "nas"
+    begun(root, 40, 100)
+    copied(root, nas, 40, 100)
+    rolled_back(root, 40, 42)
+    if disk_is_lost:
+        copied(root, nas, 42)
+        shutil.rmtree(root)
+    assert resumed_at(root, remote=str(nas)) == 42
+
+
+def test_many_higher_steps_of_the_second_tier_do_not_hide_the_last_commit(tmp_path: Path) -> None:
+    root, nas = tmp_path / "root", tmp_path / "nas"
+    for step in range(100, 100 + NEWEST + 1):
+        begun(root, step)
+        copied(root, nas, step)
+    rolled_back(root, 40, 42)
+    copied(root, nas, 42)
+    shutil.rmtree(root)
+    assert resumed_at(root, remote=str(nas)) == 42
+
+
+def test_a_clock_that_was_set_back_does_not_make_a_commit_older(tmp_path: Path) -> None:
+    """The old run's clock was wrong by 70 years: what is committed after it is later all the same."""
+    root, nas = tmp_path / "root", tmp_path / "nas"
+    begun(root, 40)
+    committed(root, 100, "2096-01-01T00:00:00.000+00:00")
+    copied(root, nas, 100)
+    rolled_back(root, 40, 42)
+    assert resumed_at(root, remote=str(nas)) == 42
+
+
+def test_what_follows_a_restore_from_the_second_tier_is_later(tmp_path: Path) -> None:
+    root, nas = tmp_path / "root", tmp_path / "nas"
+    committed(root, 100, "2096-01-01T00:00:00.000+00:00")
+    copied(root, nas, 100)
+    shutil.rmtree(root)
+    job = Job(root, remote=str(nas))
+    assert job.guard.restore() == 100
+    job.train(101)
+    job.guard.close()
+    assert resumed_at(root, remote=str(nas)) == 101
+
+
+def test_a_time_that_is_none_is_the_oldest(tmp_path: Path) -> None:
+    """A manifest of another program, or a hostile one: it decides nothing."""
+    assert [committed_ms(text) for text in ("", "soon", "0001-01-01", "1969-12-31T00:00:00+00:00")] == [0, 0, 0, 0]
+    assert committed_ms("2026-01-01T00:00:00.001+00:00") == 1767225600001
+    committed(tmp_path, 100, "soon")
+    rolled_back(tmp_path, 100, 101)
+    assert resumed_at(tmp_path) == 101

@@ -110,27 +110,23 @@ class ObjectTier:
 
     def found(self) -> list[Found]:
         found: list[Found] = []
-        for name in self._names():
+        for name in self._by_commit():
             if len(found) == NEWEST:
                 break
-            with self._worded(name):
-                there = {entry["path"].rpartition("/")[2] for entry in self._entries(name)}
-            if MANIFEST in there and SET_ASIDE not in there:
-                content = self._content(f"{name}/{MANIFEST}", MAX_MANIFEST_BYTES)
-                with suppress(ManifestError):  # removed, or rotten: as if it were not there; nothing is lost by that
-                    manifest = Manifest.parse(content or b"")
-                    if manifest.step == step_of(name):
-                        path = f"{self.url}/{name}"
-                        found.append(
-                            Found(
-                                step=manifest.step,
-                                name=name,
-                                path=path,
-                                manifest=manifest,
-                                digest=manifest.digest,
-                                tier=self.word,
-                            )
+            content = self._content(f"{name}/{MANIFEST}", MAX_MANIFEST_BYTES)
+            with suppress(ManifestError):  # removed, or rotten: as if it were not there; nothing is lost by that
+                manifest = Manifest.parse(content or b"")
+                if manifest.step == step_of(name):
+                    found.append(
+                        Found(
+                            step=manifest.step,
+                            name=name,
+                            path=f"{self.url}/{name}",
+                            manifest=manifest,
+                            digest=manifest.digest,
+                            tier=self.word,
                         )
+                    )
         return found
 
     def has(self, name: str, digest: str) -> bool:
@@ -178,6 +174,16 @@ class ObjectTier:
         with self._worded("list"):
             prefixes = obstore.list_with_delimiter(self._store)["common_prefixes"]
         return sorted((name for name in prefixes if step_of(name) is not None), reverse=True)
+
+    def _by_commit(self) -> list[str]:
+        """The names of those that are committed and not set aside, the one committed last first."""
+        known = []
+        for name in self._names():
+            with self._worded(name):
+                there = {entry["path"].rpartition("/")[2]: entry["last_modified"] for entry in self._entries(name)}
+            if MANIFEST in there and SET_ASIDE not in there:
+                known.append((there[MANIFEST], name))
+        return [name for _, name in sorted(known, reverse=True)]
 
     def _entries(self, name: str) -> "Sequence[ObjectMeta]":
         """What lies directly in a checkpoint's folder: the manifest, a marker."""

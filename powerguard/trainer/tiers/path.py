@@ -197,8 +197,9 @@ class PathTier:
 
     def _found(self) -> list[Found]:
         found: list[Found] = []
-        if self._names():
-            for each in look(self._root):
+        if names := self._names():
+            by_commit = sorted((self._root / name for name in names), key=_committed_ns, reverse=True)
+            for each in look(self._root, among=by_commit):
                 if isinstance(each, Found) and not self._is_aside(each.name):
                     found.append(replace(each, tier=self.word))
                 if len(found) == NEWEST:
@@ -385,3 +386,11 @@ def _sync(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def _committed_ns(folder: Path) -> int:
+    """When its manifest was stored; 0 where there is none, or none any more."""
+    try:
+        return (folder / MANIFEST).stat(follow_symlinks=False).st_mtime_ns
+    except FileNotFoundError:
+        return 0

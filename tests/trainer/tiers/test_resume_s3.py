@@ -1,6 +1,7 @@
 """Resuming from an object store: only what is needed, and through whatever the network does."""
 
 import shutil
+import time
 from pathlib import Path
 
 from powerguard.trainer.ranks.base import Alone
@@ -27,6 +28,17 @@ def test_of_an_object_store_only_the_rotten_chunk_is_fetched(tmp_path: Path, pro
     assert (chosen.tiers, chosen.repaired) == (("local", "s3"), 1)
     assert chosen.items["state"].data == state(7, mib=40)
     assert sum("/shard-00000/" in path for method, path in proxy.asked if method == "GET") == 1
+
+
+def test_the_checkpoint_committed_last_comes_first(tmp_path: Path, proxy: Proxy, bucket: str) -> None:
+    """A training that was rolled back has a lower step than what it left behind; a store tells whole seconds."""
+    remote = remote_of(bucket, proxy.url, tmp_path)
+    for step in (100, 42):
+        saved = save(tmp_path / "root", step, mib=1)
+        order = Order(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
+        assert Transfer(order, ObjectTier(remote, "llm"), Gate(), Progress()).run()
+        time.sleep(1.1)
+    assert [found.step for found in ObjectTier(remote, "llm").found()] == [42, 100]
 
 
 def test_an_object_store_in_a_storm_still_yields_it(tmp_path: Path, proxy: Proxy, bucket: str) -> None:
