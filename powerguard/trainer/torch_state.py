@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import torch
 
 from powerguard.trainer.items import Buffer, Item, Loaded
+from powerguard.trainer.torch_ddp import settle_buckets, warn_of_unwrapped
 from powerguard.trainer.torch_tree import (
     Json,
     Packer,
@@ -66,7 +67,9 @@ class TorchState:
     """Everything that the next training step depends on. A `powerguard.trainer.items.State`.
 
     model: module, or several as a list or a mapping; DDP and torch.compile are looked through, so that a job may be
-        started with or without them. Parameters and all buffers are kept, those that are not persistent too.
+        started with or without them. Parameters and all buffers are kept, those that are not persistent too. Give the
+        module that DDP returned: from three ranks on DDP has its final buckets before the first step then (see
+        `powerguard.trainer.torch_ddp`), and making the state is a collective.
     optimizer, scheduler, scaler, sampler, dataloader: one or several of whatever has `state_dict()` and
         `load_state_dict()`. A loader that has not needs a `ResumableSampler`.
     ema: a module, or anything `extra` takes.
@@ -111,6 +114,9 @@ class TorchState:
             self._keepers[f"extra.{name}"] = _keeper(f"extra.{name}", part)
         if random:
             self._keepers["random"] = RandomStates()
+        modules = [part for _, part in _each("model", model) if isinstance(part, torch.nn.Module)]
+        settle_buckets(modules)
+        warn_of_unwrapped(modules)
         self._division = self._divided() if divide else None
 
     def _divided(self) -> "Division":
