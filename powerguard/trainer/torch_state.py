@@ -105,9 +105,12 @@ class TorchState:
             "dataloader": dataloader,
         }
         self._keepers: dict[str, Keeper] = {}
+        self._kinds: dict[str, str] = {}
         for word, thing in given.items():
             for name, part in _each(word, thing):
                 self._keepers[name] = _keeper(name, part)
+                if word in ("optimizer", "scheduler"):
+                    self._kinds[name] = _kind(word, part)
         if ema is not None:
             self._keepers["ema"] = _keeper("ema", ema)
         for name, part in (extra or {}).items():
@@ -135,7 +138,7 @@ class TorchState:
         """One item for each tensor, live, and one of JSON. Raises StateError naming the key that cannot be kept."""
         packer = Packer()
         parts = {name: packer.pack(name, keeper.tree()) for name, keeper in self._keepers.items()}
-        index: dict[str, Json] = {"format": FORMAT, "parts": parts}
+        index: dict[str, Json] = {"format": FORMAT, "parts": parts, "kinds": self._kinds}
         items: Sequence[Item] = packer.items
         if self._division is not None:
             alike = [keeper.alike(name) for name, keeper in self._keepers.items()]
@@ -155,6 +158,7 @@ class TorchState:
         parts: dict[str, Json] = index["parts"]
         slips = [f"{name} is in the checkpoint and not given" for name in parts if name not in self._keepers]
         slips += [f"{name} is given and not in the checkpoint" for name in self._keepers if name not in parts]
+        slips += self._other_kinds(index.get("kinds", {}))
         source = Unpacker(self._whole(items, index))
         for name, keeper in self._keepers.items():
             if name in parts:
@@ -169,6 +173,12 @@ class TorchState:
             raise StateError(msg)
         for name, keeper in self._keepers.items():  # random numbers come last: loading the others may draw some
             keeper.load(name, parts[name], source)
+
+    def _other_kinds(self, kinds: Mapping[str, Json]) -> Iterable[str]:
+        """Name each optimizer and schedule of another class: most would be loaded, and fail at the next step."""
+        for name, mine in self._kinds.items():
+            if (kept := kinds.get(name, mine)) != mine:
+                yield f"{name} is {kept} in the checkpoint, {mine} here (make it with {kept})"
 
     def _whole(self, items: Mapping[str, Loaded], index: Mapping[str, Json]) -> Mapping[str, Loaded]:
         """What this rank keeps, and what the others keep for it."""
@@ -187,6 +197,13 @@ def _each(word: str, thing: object) -> Iterable[tuple[str, object]]:
     if isinstance(thing, Sequence):
         return [(f"{word}.{at}", part) for at, part in enumerate(thing)]
     return [(word, thing)]
+
+
+def _kind(word: str, thing: object) -> str:
+    """Name the class of an optimizer or a schedule, with Accelerate's wrapper looked through."""
+    if type(thing).__name__ in ("AcceleratedOptimizer", "AcceleratedScheduler"):
+        thing = getattr(thing, word)
+    return type(thing).__name__
 
 
 def _keeper(name: str, thing: object) -> Keeper:
@@ -322,13 +339,19 @@ class _Optimizer:
         there = [len(group["params"]) for group in node["param_groups"]]
         if here != there:
             return [f"{name} has parameter groups of {there} in the checkpoint, of {here} here"]
-        slips = []
+        slips = list(self._lost_options(name, node["param_groups"]))
         for param, parts in self._pairs(source.pairs(node["state"]), node["param_groups"]):
             for key, part in parts.items():
                 if isinstance(part, dict) and part.get("sharded") not in (None, layout_of(param)):
                     kept, mine = part["sharded"], layout_of(param)
                     slips.append(f"{name}: {key} was spread as {kept}, its parameter is spread as {mine}")
         return slips
+
+    def _lost_options(self, name: str, groups: Sequence[Mapping[str, Json]]) -> Iterable[str]:
+        """Name options that a group would lose. An option of the class may be missing: a newer torch fills it in."""
+        for at, (here, there) in enumerate(zip(self._optimizer.param_groups, groups, strict=True)):
+            for key in here.keys() - there.keys() - self._optimizer.defaults.keys():
+                yield f"parameter group {at} of {name} has no {key} in the checkpoint (set it after restore())"
 
     def load(self, name: str, node: Json, source: Unpacker) -> None:
         state = source.unpack(name, node)
