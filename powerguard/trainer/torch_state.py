@@ -208,7 +208,7 @@ def _kind(word: str, thing: object) -> str:
 
 def _keeper(name: str, thing: object) -> Keeper:
     if isinstance(thing, torch.nn.Module):
-        return _Module(unwrapped(thing))
+        return _Module(name, unwrapped(thing))
     if isinstance(thing, torch.optim.Optimizer):
         return _Optimizer(thing)
     if isinstance(thing, torch.Generator):
@@ -246,10 +246,18 @@ def unwrapped(module: Module) -> Module:
 class _Module:
     """Loaded in place, tensor by tensor: no second copy of the model is ever in memory."""
 
-    def __init__(self, module: Module) -> None:
+    def __init__(self, name: str, module: Module) -> None:
         self.module = module
+        self._name = name
+
+    def _refuse_lazy(self) -> None:
+        for key, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
+            if torch.nn.parameter.is_lazy(tensor):
+                msg = f"{self._name}/{key} has no shape yet (run the model once before restore() and the first step)"
+                raise StateError(msg)
 
     def tree(self) -> object:
+        self._refuse_lazy()
         state = self.module.state_dict(keep_vars=False)
         return {
             "state": dict(state),
@@ -271,6 +279,7 @@ class _Module:
         return params.__contains__  # buffers are not: each rank has the running statistics of its own data
 
     def check(self, name: str, node: Json, source: Unpacker) -> list[str]:
+        self._refuse_lazy()
         here = self.module.state_dict()
         there = source.pairs(node["state"])
         slips = [f"{name}/{key} is in the checkpoint and not in the model" for key in there if key not in here]

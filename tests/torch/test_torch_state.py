@@ -530,6 +530,17 @@ def test_what_is_no_state_is_refused_at_once() -> None:
         TorchState(model=nn.Linear(1, 1), sampler=3)
 
 
+def test_a_lazy_parameter_is_named_until_it_has_a_shape() -> None:
+    """The first forward pass gives it one; the state may be made before."""
+    model = nn.Sequential(nn.LazyLinear(3))
+    state = TorchState(model=model)
+    for use in (lambda: list(state.items()), lambda: state.load(kept(TorchState(model=nn.Linear(2, 3)).items()))):
+        with pytest.raises(StateError, match=r"^model/0\.weight has no shape yet \(run the model once before restore"):
+            use()
+    model(torch.ones(1, 2))
+    assert list(state.items())
+
+
 def test_nobody_to_divide_with() -> None:
     with pytest.raises(StateError, match=r"torch\.distributed is not initialised"):
         TorchState(model=nn.Linear(1, 1), divide=True)
