@@ -100,7 +100,7 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
 
     args.dir.mkdir(parents=True, exist_ok=True)
-    state = TorchState(model=model, optimizer=optimizer, scheduler=scheduler, dataloader=loader)  # <--
+    state = TorchState(model=wrapped, optimizer=optimizer, scheduler=scheduler, dataloader=loader)  # <--
     socket = args.socket or args.dir / "char.sock"
     options = {"every_s": args.every, "socket": socket, "conduct": args.conduct}
     with Guard(state, args.dir / "checkpoints", job="char", **options) as guard:  # <--

@@ -212,6 +212,16 @@ class Agreement:
         """The step at which this rank's training thread stands or saves now; None while it runs."""
         return self._standing
 
+    def stand_at(self, step: int) -> None:
+        """Bid this boundary until `wait` is called there: this rank and all others are in a save of this very step.
+
+        Not before all others are: a rank that stands at the boundary where the step ended would wait for this one's
+        part in a generation, and this one for that rank to come to the save.
+        """
+        with self._replica.lock:
+            self.step = step if self.step is None else max(self.step, step)
+            self._standing = step
+
     def leave(self) -> Generation | None:
         """Stand at no boundary any more (an interrupt); return what this rank was last sent to save for, if known."""
         self._standing = None

@@ -275,11 +275,14 @@ class Boundary:
         """Save this state whatever is asked, and wait until it is durable; return how that ended.
 
         A wish that came meanwhile has this checkpoint, and training stands here for it, or ends (StopTraining). With
-        several ranks, all agree on the next boundary for it.
+        several ranks, one that came when all were here is for this step, too, and has a checkpoint of its own.
         others: the other ranks, which all save at this step and wait for each other.
         """
         desk, waits = self._desk, others
+        together = self.together if others is not None and self._stand_in is None else None
         try:
+            if together is not None:
+                together.agreement.stand_at(step)
             with desk.lock:
                 desk.changed.wait_for(lambda: not self._writer.busy)
             outcome = self._take(step)
@@ -295,13 +298,17 @@ class Boundary:
                 self._cut_off(CutOffError(error))
             if waits is not None:
                 waits.failed(CutOffError(error))
+            if together is not None:
+                together.cut_off(CutOffError(error), beyond=self._handed)
             raise
-        if isinstance(outcome, SavedCheckpoint):
-            if self.together is None:  # nothing more to write: that is what whoever waits has asked for
-                self._here(step, partial(self._stop, step), whole=True)
-            self._reset_clock(step)
         if waits is not None and isinstance(outcome, Exception):
             waits.failed(outcome)
+        if together is not None:
+            self._here(step, partial(self._stop_together, together, step), whole=True)
+        elif self.together is None and isinstance(outcome, SavedCheckpoint):
+            self._here(step, partial(self._stop, step), whole=True)  # nothing more to write: whoever waits has this one
+        if isinstance(outcome, SavedCheckpoint):
+            self._reset_clock(step)
         return outcome
 
     def _measure(self) -> None:

@@ -32,7 +32,7 @@ from powerguard.trainer.tiers.upload import Uploader
 from powerguard.trainer.together import Together
 from powerguard.trainer.uploads import Uploads
 from powerguard.trainer.writer import Writer
-from powerguard.wire import After, Loop, Phase
+from powerguard.wire import MAX_STEP, After, Loop, Phase
 
 
 class Guard:
@@ -163,7 +163,8 @@ class Guard:
 
         step: how many have been done. Raises StopTraining, a SystemExit, when asked to end; GivenUp once closed.
         """
-        step = step if type(step) is int else whole(step)
+        if type(step) is not int or not 0 <= step <= MAX_STEP:
+            step = whole(step)
         now_s = self._clock()
         pace = self._pace
         seen = pace.seen
@@ -197,6 +198,7 @@ class Guard:
         that an emergency finds it; whatever happens to the model meanwhile (averaged weights swapped in, say) does not
         matter. Without it, the last durable checkpoint is what there is.
         """
+        step = None if step is None else whole(step)
         began_s, stepped_at_s, before = self._clock(), self._pace.stepped_at_s, self._pace.loop
         self._pace.loop = one_of(Loop, loop, "loop")
         if step is not None and self._keeper.beside:
@@ -214,8 +216,9 @@ class Guard:
         """Make the state after this step durable and only then return: at the end of training, or by one's own rule.
 
         A checkpoint that was asked for meanwhile is this one: training stands still here until it may go on.
-        Where there are several ranks, every one of them calls it for the same step. Raises what the state, the disk or
-        the store raise, NotCommittedError when another rank could not, and StopTraining when asked to end.
+        With several ranks every rank calls it for the same step, and a checkpoint that was asked for is another one of
+        this step. Raises what the state, the disk or the store raise, NotCommittedError when another rank could not,
+        and StopTraining when asked to end.
         """
         step = whole(step)
         self._begin()

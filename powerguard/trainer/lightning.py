@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import Callback
 
 from powerguard.trainer.guard import Guard
 from powerguard.trainer.items import Buffer, Item, Loaded
+from powerguard.trainer.torch_ddp import settle_buckets
 from powerguard.trainer.torch_state import RandomStates
 from powerguard.trainer.torch_tree import Packer, StateError, Unpacker
 
@@ -98,6 +99,7 @@ class PowerguardCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:  # noqa: ARG002 - Lightning's signature
         self._step = trainer.global_step
+        settle_buckets([trainer.strategy.model])
         if self.guard is not None and trainer.ckpt_path:
             self.guard.start_from(self._step)
         if self._state is not None:

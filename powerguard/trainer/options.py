@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from powerguard.trainer.manifest import MAX_TEXT, StoreError
-from powerguard.wire import After
+from powerguard.wire import MAX_STEP, After
 
 _Word = TypeVar("_Word", bound=StrEnum)
 
@@ -29,12 +29,19 @@ def check_options(*, job: object, conduct: str, every_s: object, remote_every_s:
 
 
 def whole(step: object) -> int:
-    """Return a step as a plain number, also of a numpy scalar or a tensor. Raises TypeError where it is none."""
+    """Return a step as a plain number, also of a numpy scalar or a tensor.
+
+    Raises TypeError if it is no number, and ValueError if no checkpoint can have this step.
+    """
     try:
-        return int(operator.index(step))  # type: ignore[arg-type] # that is the question
+        number = int(operator.index(step))  # type: ignore[arg-type] # that is the question
     except TypeError:
         msg = f"step is {step!r}: must be a whole number, how many steps have been done"
         raise TypeError(msg) from None
+    if not 0 <= number <= MAX_STEP:
+        msg = f"step is {number}: must be from 0 to 2**62, how many steps have been done"
+        raise ValueError(msg)
+    return number
 
 
 def one_of(kind: type[_Word], word: str, name: str) -> _Word:

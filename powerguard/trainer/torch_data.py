@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 
 class ResumableSampler(Sampler):
@@ -97,6 +97,12 @@ class ResumableLoader(DataLoader):
         ranks: int = 1,
         **options: Any,  # noqa: ANN401 - as DataLoader has them
     ) -> None:
+        if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")) or isinstance(data, IterableDataset):
+            msg = (
+                f"{type(data).__name__} has no length and no numbered samples: give TorchState a loader that keeps its"
+                " place in a stream (torchdata's StatefulDataLoader, over a data set with a state_dict)"
+            )
+            raise TypeError(msg)
         sampler = ResumableSampler(len(data), seed=seed, shuffle=shuffle, rank=rank, ranks=ranks)
         super().__init__(data, batch_size=batch_size, sampler=sampler, generator=torch.Generator(), **options)
         self._dropped = len(sampler) % batch_size if self.drop_last else 0

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import torch
 
 from powerguard.trainer.items import Buffer, Item, Loaded
+from powerguard.trainer.torch_ddp import settle_buckets, warn_of_unwrapped
 from powerguard.trainer.torch_tree import (
     Json,
     Packer,
@@ -66,7 +67,9 @@ class TorchState:
     """Everything that the next training step depends on. A `powerguard.trainer.items.State`.
 
     model: module, or several as a list or a mapping; DDP and torch.compile are looked through, so that a job may be
-        started with or without them. Parameters and all buffers are kept, those that are not persistent too.
+        started with or without them. Parameters and all buffers are kept, those that are not persistent too. Give the
+        module that DDP returned: from three ranks on DDP has its final buckets before the first step then (see
+        `powerguard.trainer.torch_ddp`), and making the state is a collective.
     optimizer, scheduler, scaler, sampler, dataloader: one or several of whatever has `state_dict()` and
         `load_state_dict()`. A loader that has not needs a `ResumableSampler`.
     ema: a module, or anything `extra` takes.
@@ -102,15 +105,21 @@ class TorchState:
             "dataloader": dataloader,
         }
         self._keepers: dict[str, Keeper] = {}
+        self._kinds: dict[str, str] = {}
         for word, thing in given.items():
             for name, part in _each(word, thing):
                 self._keepers[name] = _keeper(name, part)
+                if word in ("optimizer", "scheduler"):
+                    self._kinds[name] = _kind(word, part)
         if ema is not None:
             self._keepers["ema"] = _keeper("ema", ema)
         for name, part in (extra or {}).items():
             self._keepers[f"extra.{name}"] = _keeper(f"extra.{name}", part)
         if random:
             self._keepers["random"] = RandomStates()
+        modules = [part for _, part in _each("model", model) if isinstance(part, torch.nn.Module)]
+        settle_buckets(modules)
+        warn_of_unwrapped(modules)
         self._division = self._divided() if divide else None
 
     def _divided(self) -> "Division":
@@ -129,7 +138,7 @@ class TorchState:
         """One item for each tensor, live, and one of JSON. Raises StateError naming the key that cannot be kept."""
         packer = Packer()
         parts = {name: packer.pack(name, keeper.tree()) for name, keeper in self._keepers.items()}
-        index: dict[str, Json] = {"format": FORMAT, "parts": parts}
+        index: dict[str, Json] = {"format": FORMAT, "parts": parts, "kinds": self._kinds}
         items: Sequence[Item] = packer.items
         if self._division is not None:
             alike = [keeper.alike(name) for name, keeper in self._keepers.items()]
@@ -149,6 +158,7 @@ class TorchState:
         parts: dict[str, Json] = index["parts"]
         slips = [f"{name} is in the checkpoint and not given" for name in parts if name not in self._keepers]
         slips += [f"{name} is given and not in the checkpoint" for name in self._keepers if name not in parts]
+        slips += self._other_kinds(index.get("kinds", {}))
         source = Unpacker(self._whole(items, index))
         for name, keeper in self._keepers.items():
             if name in parts:
@@ -163,6 +173,12 @@ class TorchState:
             raise StateError(msg)
         for name, keeper in self._keepers.items():  # random numbers come last: loading the others may draw some
             keeper.load(name, parts[name], source)
+
+    def _other_kinds(self, kinds: Mapping[str, Json]) -> Iterable[str]:
+        """Name each optimizer and schedule of another class: most would be loaded, and fail at the next step."""
+        for name, mine in self._kinds.items():
+            if (kept := kinds.get(name, mine)) != mine:
+                yield f"{name} is {kept} in the checkpoint, {mine} here (make it with {kept})"
 
     def _whole(self, items: Mapping[str, Loaded], index: Mapping[str, Json]) -> Mapping[str, Loaded]:
         """What this rank keeps, and what the others keep for it."""
@@ -183,9 +199,16 @@ def _each(word: str, thing: object) -> Iterable[tuple[str, object]]:
     return [(word, thing)]
 
 
+def _kind(word: str, thing: object) -> str:
+    """Name the class of an optimizer or a schedule, with Accelerate's wrapper looked through."""
+    if type(thing).__name__ in ("AcceleratedOptimizer", "AcceleratedScheduler"):
+        thing = getattr(thing, word)
+    return type(thing).__name__
+
+
 def _keeper(name: str, thing: object) -> Keeper:
     if isinstance(thing, torch.nn.Module):
-        return _Module(unwrapped(thing))
+        return _Module(name, unwrapped(thing))
     if isinstance(thing, torch.optim.Optimizer):
         return _Optimizer(thing)
     if isinstance(thing, torch.Generator):
@@ -223,10 +246,18 @@ def unwrapped(module: Module) -> Module:
 class _Module:
     """Loaded in place, tensor by tensor: no second copy of the model is ever in memory."""
 
-    def __init__(self, module: Module) -> None:
+    def __init__(self, name: str, module: Module) -> None:
         self.module = module
+        self._name = name
+
+    def _refuse_lazy(self) -> None:
+        for key, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
+            if torch.nn.parameter.is_lazy(tensor):
+                msg = f"{self._name}/{key} has no shape yet (run the model once before restore() and the first step)"
+                raise StateError(msg)
 
     def tree(self) -> object:
+        self._refuse_lazy()
         state = self.module.state_dict(keep_vars=False)
         return {
             "state": dict(state),
@@ -248,6 +279,7 @@ class _Module:
         return params.__contains__  # buffers are not: each rank has the running statistics of its own data
 
     def check(self, name: str, node: Json, source: Unpacker) -> list[str]:
+        self._refuse_lazy()
         here = self.module.state_dict()
         there = source.pairs(node["state"])
         slips = [f"{name}/{key} is in the checkpoint and not in the model" for key in there if key not in here]
@@ -316,13 +348,19 @@ class _Optimizer:
         there = [len(group["params"]) for group in node["param_groups"]]
         if here != there:
             return [f"{name} has parameter groups of {there} in the checkpoint, of {here} here"]
-        slips = []
+        slips = list(self._lost_options(name, node["param_groups"]))
         for param, parts in self._pairs(source.pairs(node["state"]), node["param_groups"]):
             for key, part in parts.items():
                 if isinstance(part, dict) and part.get("sharded") not in (None, layout_of(param)):
                     kept, mine = part["sharded"], layout_of(param)
                     slips.append(f"{name}: {key} was spread as {kept}, its parameter is spread as {mine}")
         return slips
+
+    def _lost_options(self, name: str, groups: Sequence[Mapping[str, Json]]) -> Iterable[str]:
+        """Name options that a group would lose. An option of the class may be missing: a newer torch fills it in."""
+        for at, (here, there) in enumerate(zip(self._optimizer.param_groups, groups, strict=True)):
+            for key in here.keys() - there.keys() - self._optimizer.defaults.keys():
+                yield f"parameter group {at} of {name} has no {key} in the checkpoint (set it after restore())"
 
     def load(self, name: str, node: Json, source: Unpacker) -> None:
         state = source.unpack(name, node)

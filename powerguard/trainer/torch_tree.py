@@ -89,7 +89,8 @@ class Sharded:
 def _from_cuda(tensor: Tensor, target: memoryview) -> None:
     """Copy from a GPU through two pinned buffers in turn: one is filled by the GPU while the other is emptied.
 
-    The snapshot itself is ordinary memory, to which CUDA would copy at a fraction of the bus. Not proven on a GPU yet.
+    The snapshot itself is ordinary memory, to which CUDA would copy at a fraction of the bus. An H100 copied 20 GB/s
+    this way with 8 or more torch threads, and 5 GB/s with one: emptying the buffers is the limit.
     """
     source = tensor.contiguous().view(-1).view(torch.uint8)
     size = source.numel()

@@ -21,6 +21,7 @@ from powerguard.trainer.guard import Guard
 from powerguard.trainer.seal import seal
 from powerguard.trainer.sealed_steps import newest_whole, prune, saved_in, unseal
 from powerguard.trainer.store import SavedCheckpoint
+from powerguard.trainer.torch_ddp import settle_buckets
 
 Trainer = Any
 Arguments = Any
@@ -61,6 +62,7 @@ class PowerguardCallback(TrainerCallback):
 
     def on_train_begin(self, args: Arguments, state: State, control: Control, **_: object) -> None:  # noqa: ARG002
         self._close()  # a training that failed before
+        settle_buckets([self._trainer.model_wrapped])
         restored = None
         folder = self._folder(state.global_step)
         if state.global_step and folder.is_dir():

@@ -1,4 +1,4 @@
-"""Two ranks of a framework on CPUs: framework_child.py lightning|transformers FOLDER OUT AT
+"""The ranks of a framework on CPUs: framework_child.py lightning|transformers FOLDER OUT AT
 
 At step AT rank 0 is asked to save and end (-1: never). Each rank tells its losses in OUT/loss-RANK.
 """
@@ -17,7 +17,7 @@ from tests.trainer.toy import ask
 
 STEPS = 20
 KIND, FOLDER, OUT, AT = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
-RANK = int(os.environ["RANK"])
+RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 SOCKET = FOLDER / "job.sock"
 DATA = torch.randn(400, 8, generator=torch.Generator().manual_seed(1))
 
@@ -35,7 +35,7 @@ def begin(step: int, loss: torch.Tensor) -> None:
 
 def layers() -> nn.Module:
     torch.manual_seed(5)
-    return nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 1))
+    return nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.3), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))
 
 
 def in_lightning() -> None:
@@ -61,7 +61,7 @@ def in_lightning() -> None:
     trainer = lightning.Trainer(
         max_steps=STEPS,
         accelerator="cpu",
-        devices=2,
+        devices=RANKS,
         strategy="ddp",
         use_distributed_sampler=False,
         logger=False,
@@ -71,7 +71,7 @@ def in_lightning() -> None:
     )
     net = Net()
     torch.manual_seed(RANK)
-    trainer.fit(net, ResumableLoader(DATA, batch_size=8, seed=2, rank=RANK, ranks=2))
+    trainer.fit(net, ResumableLoader(DATA, batch_size=8, seed=2, rank=RANK, ranks=RANKS))
 
 
 def in_transformers() -> None:
@@ -95,11 +95,13 @@ def in_transformers() -> None:
         output_dir=str(FOLDER / "ck"),
         max_steps=STEPS,
         per_device_train_batch_size=8,
+        learning_rate=0.01,
         use_cpu=True,
         report_to=[],
         disable_tqdm=True,
         save_strategy="no",
         logging_strategy="no",
+        ddp_find_unused_parameters=False,  # as with gradient checkpointing: buckets are rebuilt
     )
     net.trainer = Trainer(net, arguments, train_dataset=[{"x": row} for row in DATA])
     torch.manual_seed(RANK)

@@ -24,7 +24,8 @@ EVERY_S = 0.15
 
 
 def model() -> nn.Module:
-    return nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Dropout(0.2), nn.Linear(64, 1))
+    first = [nn.Linear(16, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Dropout(0.2)]
+    return nn.Sequential(*first, nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))
 
 
 def noise(x: torch.Tensor) -> torch.Tensor:
@@ -51,7 +52,7 @@ def main(root: Path, out: Path, steps: int) -> None:
     data = torch.randn(501, 16, generator=generator)
     loader = ResumableLoader(data, batch_size=8, seed=5, rank=rank, ranks=ranks)
     net = model()
-    wrapped = DistributedDataParallel(net) if ranks > 1 else net
+    wrapped = DistributedDataParallel(net, bucket_cap_mb=0.004) if ranks > 1 else net  # three buckets
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.003)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     divide = ranks > 1 and "divide" in sys.argv

@@ -1,4 +1,4 @@
-"""FSDP2, DDP and DCP on two ranks: see fsdp_child.py, which is what runs on them."""
+"""FSDP2, DDP and DCP on two ranks and four: see fsdp_child.py, which is what runs on them."""
 
 from pathlib import Path
 
@@ -14,10 +14,11 @@ CHILD = Path(__file__).with_name("fsdp_child.py")
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
-def test_two_ranks_go_on_bit_for_bit(tmp_path: Path) -> None:
-    """Shards as they are, uneven ones too; what is alike divided; what DCP wrote on two ranks is loaded on this one."""
-    Launched(2, CHILD, tmp_path, log=tmp_path / "log").end()
-    assert sorted(path.name for path in tmp_path.glob("good-*")) == ["good-0", "good-1"]
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_go_on_bit_for_bit(ranks: int, tmp_path: Path) -> None:
+    """Shards as they are, uneven ones too; what is alike divided; what DCP wrote on all ranks is loaded on this one."""
+    Launched(ranks, CHILD, tmp_path, log=tmp_path / "log").end()
+    assert sorted(path.name for path in tmp_path.glob("good-*")) == [f"good-{rank}" for rank in range(ranks)]
     (folder,) = (tmp_path / "dcp").iterdir()
     assert verify(folder).is_whole
     assert len(list(folder.glob("*.distcp"))) >= 2

@@ -1,5 +1,7 @@
 """ResumableLoader: every sample once an epoch, and after a resume the very batches that would have come."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -64,6 +66,18 @@ def test_the_rest_is_what_would_have_come(done: int, workers: int) -> None:
     carried(TorchState(model=model, dataloader=first), TorchState(model=model, dataloader=second))
     assert batches(second, 40 - done) == expected
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """Data without a length or a number for each sample."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+def test_a_stream_is_refused_with_what_to_use() -> None:
+    with pytest.raises(TypeError, match=r"^Stream has no length and no numbered samples: .*StatefulDataLoader"):
+        ResumableLoader(Stream(), batch_size=2)
 
 
 def test_other_data_is_refused() -> None:

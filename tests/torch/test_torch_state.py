@@ -3,6 +3,7 @@
 import json
 import random
 from collections import Counter, OrderedDict, defaultdict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -371,6 +372,8 @@ def test_what_accelerate_has_prepared_is_kept() -> None:
     accelerator, model, optimizer, schedule = made()
     train(accelerator, model, optimizer, schedule)
     items = kept(TorchState(model=model, optimizer=optimizer, scheduler=schedule).items())
+    kinds = json.loads(bytes(items[INDEX].data))["kinds"]
+    assert kinds == {"optimizer": "AdamW", "scheduler": "ExponentialLR"}, "torch's, so that it loads without Accelerate"
     expected = train(accelerator, model, optimizer, schedule)
     accelerator, model, optimizer, schedule = made()
     TorchState(model=model, optimizer=optimizer, scheduler=schedule).load(items)
@@ -443,6 +446,68 @@ def test_another_model_is_refused_and_untouched(model: nn.Module, told: str) -> 
     assert all(torch.equal(a, b) for a, b in zip(before, model.state_dict().values(), strict=True))
 
 
+def stepped(make: Any, **options: Any) -> tuple[nn.Module, Any]:
+    model = nn.Linear(2, 3)
+    optimizer = make(model.parameters(), lr=0.1, **options)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("Adam", "SGD"), ("AdamW", "Adam"), ("SGD", "Adagrad"), ("AdamW", "Adagrad"), ("RMSprop", "Adam")],
+)
+def test_another_class_of_optimizer_is_refused(old: str, new: str) -> None:
+    """Before anything is touched, and not with a KeyError of the next step."""
+    model, optimizer = stepped(getattr(torch.optim, old))
+    items = kept(TorchState(model=model, optimizer=optimizer).items())
+    model, optimizer = stepped(getattr(torch.optim, new))
+    before, drawn = [param.clone() for param in model.parameters()], torch.get_rng_state()
+    with pytest.raises(StateError, match=rf"optimizer is {old} in the checkpoint, {new} here \(make it with {old}\)"):
+        TorchState(model=model, optimizer=optimizer).load(items)
+    assert all(torch.equal(one, two) for one, two in zip(before, model.parameters(), strict=True))
+    assert torch.equal(torch.get_rng_state(), drawn)
+    optimizer.step()
+
+
+def test_a_checkpoint_without_classes_is_loaded() -> None:
+    """An older release wrote none."""
+    model, optimizer = stepped(torch.optim.AdamW)
+    items = dict(kept(TorchState(model=model, optimizer=optimizer).items()))
+    index = json.loads(bytes(items[INDEX].data))
+    del index["kinds"]
+    items[INDEX] = replace(items[INDEX], data=memoryview(json.dumps(index).encode()))
+    again, other = stepped(torch.optim.AdamW)
+    TorchState(model=again, optimizer=other).load(items)
+    assert all(torch.equal(one, two) for one, two in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_a_group_without_an_option_of_its_own_is_refused() -> None:
+    """An option that a class adds in a newer torch is its own to fill in; one of the user's is not."""
+    model, optimizer = stepped(torch.optim.AdamW)
+    del optimizer.param_groups[0]["decoupled_weight_decay"]
+    items = kept(TorchState(model=model, optimizer=optimizer).items())
+    model, optimizer = stepped(torch.optim.AdamW)
+    TorchState(model=model, optimizer=optimizer).load(items)
+    optimizer.step()
+    optimizer.param_groups[0]["lr_scale"] = 0.5
+    with pytest.raises(StateError, match=r"parameter group 0 of optimizer has no lr_scale in the checkpoint"):
+        TorchState(model=model, optimizer=optimizer).load(items)
+    assert optimizer.param_groups[0]["lr_scale"] == 0.5
+
+
+def test_another_class_of_schedule_is_refused() -> None:
+    """It would be loaded without a word, and go on with the other's figures."""
+    schedules = torch.optim.lr_scheduler
+    model, optimizer = stepped(torch.optim.SGD)
+    old = TorchState(model=model, optimizer=optimizer, scheduler=schedules.CosineAnnealingLR(optimizer, 5))
+    model, optimizer = stepped(torch.optim.SGD)
+    new = TorchState(model=model, optimizer=optimizer, scheduler=schedules.StepLR(optimizer, 5))
+    with pytest.raises(StateError, match=r"scheduler is CosineAnnealingLR in the checkpoint, StepLR here"):
+        carried(old, new)
+
+
 def test_another_optimizer_or_part_is_refused() -> None:
     model = nn.Linear(2, 2)
     groups = [{"params": [model.weight]}, {"params": [model.bias]}]
@@ -463,6 +528,17 @@ def test_what_is_no_state_is_refused_at_once() -> None:
     """At the start, not in the emergency."""
     with pytest.raises(StateError, match=r"^sampler: a int has no state_dict"):
         TorchState(model=nn.Linear(1, 1), sampler=3)
+
+
+def test_a_lazy_parameter_is_named_until_it_has_a_shape() -> None:
+    """The first forward pass gives it one; the state may be made before."""
+    model = nn.Sequential(nn.LazyLinear(3))
+    state = TorchState(model=model)
+    for use in (lambda: list(state.items()), lambda: state.load(kept(TorchState(model=nn.Linear(2, 3)).items()))):
+        with pytest.raises(StateError, match=r"^model/0\.weight has no shape yet \(run the model once before restore"):
+            use()
+    model(torch.ones(1, 2))
+    assert list(state.items())
 
 
 def test_nobody_to_divide_with() -> None:

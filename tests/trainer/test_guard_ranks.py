@@ -28,10 +28,22 @@ class Rank:
         self.fail_with: BaseException | None = None
         self.ended_by: BaseException | None = None
         self.final: int | None = None
+        self.fails_save = False
+        self.failed_save: BaseException | None = None
         self._barrier = barrier
         self.evaluates_at = -1
         self.evaluating = threading.Event()
         self.evaluated = threading.Event()
+        self.saves_at = -1
+        self.only_saves = False
+        """It calls `save` in the place of `step` there."""
+        self.saves = threading.Event()
+        """It may call `save`."""
+        self.saves.set()
+        self.saving = threading.Event()
+        """It takes its state in `save`, and so do all others: none can without them."""
+        self.saved = threading.Event()
+        """It may end with that."""
         self._over = threading.Event()
         self._root = root
         self._ranks = MemoryRanks(memory, number, len(hosts), hosts)
@@ -44,6 +56,12 @@ class Rank:
         """The step and the rank."""
         if self.fail_with is not None:
             raise self.fail_with
+        if self.done == self.saves_at and not self.saved.is_set():
+            self.saving.set()
+            assert self.saved.wait(60)
+            if self.fails_save:
+                msg = "no memory"
+                raise OSError(msg)
         yield Buffer.json("state", [self.number, self.done])
         yield Buffer("bulk", bytes([self.done % 256]) * 100_000)
 
@@ -64,9 +82,12 @@ class Rank:
                     self._barrier.wait(60)
                     time.sleep(0.002)
                     self.done += 1
-                    guard.step(self.done)
+                    if not (self.only_saves and self.done == self.saves_at):
+                        guard.step(self.done)
                     if self.done == self.evaluates_at:
                         self._evaluate(guard)
+                    if self.done == self.saves_at:
+                        self._save(guard)
                 self.final = guard.save(self.done).step
         except BaseException as error:  # noqa: BLE001 - the test looks at how it ended
             self.ended_by = error
@@ -77,6 +98,13 @@ class Rank:
             self.evaluating.set()
             while not self.evaluated.wait(0.01):
                 guard.poll()
+
+    def _save(self, guard: Guard) -> None:
+        assert self.saves.wait(60)
+        try:
+            guard.save(self.done)
+        except (NotCommittedError, OSError) as error:
+            self.failed_save = error
 
     def finish(self) -> None:
         self._over.set()
@@ -446,6 +474,114 @@ def test_an_end_in_an_evaluation_of_all_ranks(folder: Path) -> None:
         rank.join()
         assert isinstance(rank.ended_by, StopTraining)
     assert world.steps_on_disk() == [step]
+
+
+def saving(folder: Path, *, late: int = 0, only_saves: bool = False) -> tuple[World, int]:
+    """A world whose ranks are all in `save` after the same step. late: so many are about to call it."""
+    world = World(folder, ["a", "a", "b"])
+    world.ranks[0].guard.desk.pause()
+    world.until(lambda: all(rank.guard.desk.status().paused for rank in world.ranks))
+    step = world.ranks[0].done + 2
+    for rank in world.ranks:
+        rank.saves_at, rank.only_saves = step, only_saves
+    for rank in world.ranks[3 - late :]:
+        rank.saves.clear()
+    world.ranks[0].guard.desk.resume()
+    if late:
+        world.until(lambda: all(rank.done == step for rank in world.ranks))
+    else:
+        for rank in world.ranks:
+            assert rank.saving.wait(60), rank.ended_by
+    return world, step
+
+
+def agreed(world: World) -> int | None:
+    """The step at which all are to save, or do."""
+    together = world.ranks[0].guard._together
+    assert together is not None
+    front = together.agreement.state.front
+    return None if front is None else front.step
+
+
+def let_save(world: World) -> None:
+    for rank in world.ranks:
+        rank.saved.set()
+        rank.saves.set()
+
+
+def test_a_pause_during_a_save_of_all_ranks_stands_at_its_step(folder: Path) -> None:
+    """Not one step later, which may be minutes: no rank leaves `save` while somebody wants it to stand."""
+    world, step = saving(folder)
+    world.trigger(2, "e", After.PAUSE)
+    world.until(lambda: agreed(world))
+    assert agreed(world) == step
+    let_save(world)
+    told = world.ended(2, "e")
+    assert (told.step, told.paused_step, told.at_paused_step) == (step, step, True)
+    world.until(lambda: all(rank.guard.desk.status().paused for rank in world.ranks))
+    assert [rank.done for rank in world.ranks] == [step] * 3
+    assert set(world.steps_on_disk()) == {step}
+    world.ranks[2].guard.desk.resume()
+    world.until(lambda: all(rank.done > step for rank in world.ranks))
+    world.trigger(0, "later", After.PAUSE)
+    assert (world.ended(0, "later").step or 0) > step
+    world.end()
+
+
+def test_an_end_during_a_save_of_all_ranks_comes_in_it(folder: Path) -> None:
+    world, step = saving(folder)
+    world.trigger(0, "e", After.EXIT)
+    world.until(lambda: agreed(world))
+    let_save(world)
+    assert world.ended(0, "e").step == step
+    world.ranks[0].guard.desk.tell("e")
+    for rank in world.ranks:
+        rank.join()
+        assert isinstance(rank.ended_by, StopTraining)
+    assert [rank.done for rank in world.ranks] == [step] * 3
+
+
+def test_a_wish_during_a_save_that_fails_is_served_at_its_step(folder: Path) -> None:
+    """A second try, of the state that is still there; only then does `save` raise what it has to."""
+    world, step = saving(folder)
+    world.trigger(0, "e", After.PAUSE)
+    world.until(lambda: agreed(world))
+    world.ranks[1].fails_save = True
+    let_save(world)
+    told = world.ended(0, "e")
+    assert (told.step, told.durable, told.at_paused_step) == (step, True, True)
+    assert world.steps_on_disk() == [step]
+    assert [rank.failed_save for rank in world.ranks] == [None] * 3
+    world.ranks[0].guard.desk.resume()
+    world.until(lambda: all(rank.done > step for rank in world.ranks))
+    kinds = [type(rank.failed_save) for rank in world.ranks]
+    assert kinds == [NotCommittedError, OSError, NotCommittedError]
+    world.end()
+
+
+def test_a_wish_before_all_ranks_are_in_a_save_is_for_the_next_step(folder: Path) -> None:
+    """A rank that waits for the others in `save` can save nothing for a wish: they may stand where the step ended."""
+    world, step = saving(folder, late=1)
+    world.trigger(0, "e", After.PAUSE)
+    world.until(lambda: agreed(world))
+    let_save(world)
+    told = world.ended(0, "e")
+    assert (told.step, told.at_paused_step) == (step + 1, True)
+    assert [rank.done for rank in world.ranks] == [step + 1] * 3
+    assert world.steps_on_disk() == [step + 1, step]
+    world.end()
+
+
+def test_a_save_in_the_place_of_a_step_is_a_boundary(folder: Path) -> None:
+    """A wish that is agreed on for that step finds it there, and does not fail one step later as passed."""
+    world, step = saving(folder, late=3, only_saves=True)
+    world.trigger(0, "e", After.PAUSE)
+    world.until(lambda: agreed(world))
+    assert agreed(world) == step
+    let_save(world)
+    told = world.ended(0, "e")
+    assert (told.durable, told.step, told.at_paused_step) == (True, step, True)
+    world.end()
 
 
 def test_rank_zeros_clock_saves_for_all(folder: Path) -> None:

@@ -13,6 +13,7 @@ from powerguard.trainer import Buffer, Guard, Parts, StoreError
 from powerguard.trainer.endpoint import SOCKETS
 from powerguard.trainer.found import newest_in
 from powerguard.trainer.keeper import GivenUp
+from powerguard.wire import Loop
 
 
 def test_a_save_after_the_end_is_refused_at_once(tmp_path: Path) -> None:
@@ -77,6 +78,20 @@ def test_an_option_that_would_fail_at_a_step_is_refused_at_once(
 def test_a_second_tier_without_a_bucket_is_refused_at_once(tmp_path: Path, url: str) -> None:
     with pytest.raises(ValueError, match="names no bucket"):
         Guard(Parts(dict, lambda _: None), tmp_path, job="a", socket=None, remote=url)
+
+
+@pytest.mark.parametrize("step", [-1, 2**62 + 1, 2**70])
+def test_a_step_that_no_checkpoint_can_name_is_refused_at_once(tmp_path: Path, step: int) -> None:
+    """At the first step, and not by the first checkpoint, which may be the emergency's."""
+    with Guard(Parts(lambda: {"w": b"1"}, lambda _: None), tmp_path / "root", job="a", socket=None) as guard:
+        for call in (guard.step, guard.save, guard.start_from):
+            with pytest.raises(ValueError, match=rf"^step is {step}: must be from 0 to 2\*\*62"):
+                call(step)
+        with pytest.raises(ValueError, match=rf"^step is {step}"), guard.phase("eval", step=step):
+            pass
+        assert guard.desk.pace.loop is Loop.TRAIN
+        guard.step(2**62)
+        assert guard.save(2**62).step == 2**62
 
 
 def test_the_package_tells_type_checkers_that_it_is_typed() -> None:
