@@ -49,6 +49,7 @@ class Guard:
     ranks: how this process reaches the other ranks of its job; None: found out (torch.distributed, torchrun, Slurm).
     signals: SIGTERM and SIGUSR1 ask for a checkpoint and the end. restored: what training started from, where something
     else than `restore` loaded it. new_run: begin at step 0 although checkpoints lie there; they are set aside.
+    must_exist: refuse to begin where root is not there, as when its disk is not mounted; without it, it is made.
 
     With several ranks every rank has its Guard. All save at the same step or none does; the first rank of each host is
     the one that can be asked. Raises StoreError, EndpointError, RanksError or OSError: what, where, what is right.
@@ -72,6 +73,7 @@ class Guard:
         signals: bool = False,
         restored: SavedCheckpoint | None = None,
         new_run: bool = False,
+        must_exist: bool = False,
         disk: Disk | None = None,
         clock: Callable[[], float] = boottime_s,
     ) -> None:
@@ -82,7 +84,16 @@ class Guard:
             raise StoreError(msg)
         self._ranks = ranks = detect(root) if ranks is None else ranks
         self._remote = None if remote is None else Remote.of(remote)
-        self._keeper = keeper_of(state, root, job=job, keep=keep, disk=disk, ranks=ranks, remote=remote is not None)
+        self._keeper = keeper_of(
+            state,
+            root,
+            job=job,
+            keep=keep,
+            disk=disk,
+            ranks=ranks,
+            remote=remote is not None,
+            must_exist=must_exist,
+        )
         self.desk = Desk(job=job, conduct=After(conduct), clock=clock, ranks=ranks.size, hosts=ranks.hosts)
         self._writer = Writer(self.desk, self._keeper)
         self._pace = self.desk.pace

@@ -27,7 +27,7 @@ from powerguard.trainer.endpoint import (
 from powerguard.trainer.items import State
 from powerguard.trainer.keeper import Keeper, Save, Saving
 from powerguard.trainer.ranks import Ranks, RanksError
-from powerguard.trainer.store import HERE, Store, StoreError
+from powerguard.trainer.store import HERE, Store, StoreError, make_root
 from powerguard.trainer.stored import Stored
 
 AUTO = "auto"
@@ -38,7 +38,15 @@ _log = logging.getLogger("powerguard.trainer")
 
 
 def keeper_of(
-    state: State | Save, root: Path | str | None, *, job: str, keep: int, disk: Disk | None, ranks: Ranks, remote: bool
+    state: State | Save,
+    root: Path | str | None,
+    *,
+    job: str,
+    keep: int,
+    disk: Disk | None,
+    ranks: Ranks,
+    remote: bool,
+    must_exist: bool,
 ) -> Keeper:
     if not callable(state):
         if not callable(getattr(state, "items", None)) or not callable(getattr(state, "load", None)):
@@ -46,6 +54,9 @@ def keeper_of(
             raise StoreError(msg)
         if root is None or not str(root):
             msg = "a state with items() needs a root: the folder for its checkpoints"
+            raise StoreError(msg)
+        if must_exist and not Path(root).is_dir():
+            msg = f"{root}: is not there, and must_exist=True (is its disk mounted? else make the folder once)"
             raise StoreError(msg)
         store = Store(
             root,
@@ -85,7 +96,7 @@ def _leads(root: Path, ranks: Ranks) -> bool:
             store.set(f"root/seen/{ranks.host}", b"1")
             return not is_shared
         name = f"{HERE}{secrets.token_hex(8)}"
-        root.mkdir(parents=True, exist_ok=True)
+        make_root(root)
         (root / name).touch()
         try:
             store.set("root/file", name.encode())

@@ -11,11 +11,11 @@ Training never starts anew because something could not be read: that is an error
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Timer
 from typing import Any, Final
 
 from powerguard.fields import clean_text
@@ -32,6 +32,7 @@ from powerguard.trainer.tiers.gate import Gate
 
 _log = logging.getLogger("powerguard.trainer")
 _PATIENCE_S: Final = 120.0
+_TELL_S: Final = 10.0
 _LOOK_S: Final = 600.0
 _LOAD_S: Final = 6 * 3600.0
 _CONNECTIONS: Final = 8
@@ -164,6 +165,7 @@ class _Choice:
         self._job = job
         self._memory = memory
         self._key = key
+        self._patience_s = patience_s
         self._gates = {tier.word: Gate(patience_s=patience_s) for tier in tiers}
         self._copies: dict[tuple[int, str], list[tuple[Tier, Found]]] = {}
         self._troubles: list[str] = []
@@ -211,9 +213,10 @@ class _Choice:
         aside: list[str] = []
         for tier in self._tiers:
             try:
-                for found in self._gates[tier.word].call(tier.found):
-                    self._copies.setdefault((found.step, found.digest), []).append((tier, found))
-                aside += self._gates[tier.word].call(tier.aside)
+                with _told_if_slow(tier.word, self._patience_s):
+                    for found in self._gates[tier.word].call(tier.found):
+                        self._copies.setdefault((found.step, found.digest), []).append((tier, found))
+                    aside += self._gates[tier.word].call(tier.aside)
             except (TierError, StoreError, OSError) as error:
                 self._trouble(f"{tier.word}: {error}")
             if isinstance(tier, LocalTier):
@@ -414,6 +417,19 @@ class _Load:
             _log.warning("chunk_not_mended file=%s/%s chunk=%d reason=%s", found.path, self._shard.file, index, error)
         else:
             _log.warning("chunk_mended file=%s/%s chunk=%d", found.path, self._shard.file, index)
+
+
+@contextmanager
+def _told_if_slow(word: str, patience_s: float) -> Iterator[None]:
+    """Say once that a tier is waited for, while it has not answered."""
+    text = "tier_slow %s: no answer for %.0f s: tried for about %.0f s, then left out"
+    timer = Timer(_TELL_S, _log.warning, (text, word, _TELL_S, max(patience_s, _TELL_S)))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _is_corrupt(error: Exception) -> bool:

@@ -113,12 +113,9 @@ class Store:
         self._read: set[str] = set()
         self._manifest_bytes = MANIFEST_ROOM
         self._lock: FolderLock | None = None
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            why = "is no folder" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
-            msg = f"{self.root}: cannot be made, for checkpoints: {why} (name a folder on a disk, or one to be made)"
-            raise StoreError(msg) from error
+        self._left: list[str] = []
+        """What an earlier run has left here beside checkpoints, as it was found at the start."""
+        make_root(self.root)
         if leader:
             self._lock = _locked(self.root)
             self._tidy()
@@ -137,13 +134,20 @@ class Store:
         But a rank of an earlier run may not have ended yet: what it writes is given back once it lets go.
         """
         try:
+            self._left = [path.name for path in self._slots.free()]
             self._slots.tidy({shard_file(rank) for rank in range(self.ranks)})
             for path in files_in(self.root):
                 if path.name.startswith(HERE):
                     self._disk.unlink(path)
             for path in folders(self.root):
-                if not (path / MANIFEST).exists() and not self._slots.give_back(path, unborn=True):
-                    self._dead.add(path.name)
+                if not (path / MANIFEST).exists():
+                    self._left.append(path.name)
+                    _log.warning(
+                        "%s: has no manifest, so it is no checkpoint: a save that was cut off, or a deleted manifest",
+                        path,
+                    )
+                    if not self._slots.give_back(path, unborn=True):
+                        self._dead.add(path.name)
         except OSError as error:
             _log.warning("%s: what an earlier run has left stays for now: %s", self.root, error)
 
@@ -372,6 +376,19 @@ class Store:
         """The newest checkpoint whose manifest and sizes hold; None when there is none."""
         return next((found.saved() for found in self.found()), None)
 
+    def warn_of_none(self) -> None:
+        """Say what lies here where training begins at step 0: an earlier run's leftovers, without a checkpoint."""
+        aside = [path.name for path in files_in(self.root) if path.name.startswith((_BAD, _OLD)) and is_folder(path)]
+        left = [*self._left, *aside]
+        if self.leader and left:
+            shown = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
+            _log.warning(
+                "%s: training begins at step 0; an earlier run has left %s here, but no checkpoint. If there should be"
+                " one, stop now: was it deleted, or does it lie on a disk that is not mounted?",
+                self.root,
+                shown,
+            )
+
     def leave_behind(self, above: int) -> None:
         """Set aside every checkpoint of a step above this one: training goes on from an earlier step, or from none.
 
@@ -506,6 +523,33 @@ class Store:
         elif scrubbed.whole:
             self.trust(found)
         return scrubbed
+
+
+def make_root(root: Path) -> None:
+    """Make the folder for checkpoints where it is not there, with a warning: a disk may not be mounted."""
+    try:
+        root.mkdir(parents=True)
+    except FileExistsError:
+        if not root.is_dir():
+            msg = f"{root}: cannot be made, for checkpoints: is no folder (name a folder on a disk, or one to be made)"
+            raise StoreError(msg) from None
+    except OSError as error:
+        why = "is no folder" if isinstance(error, NotADirectoryError) else error.strerror
+        msg = f"{root}: cannot be made, for checkpoints: {why} (name a folder on a disk, or one to be made)"
+        raise StoreError(msg) from error
+    else:
+        _log.warning(
+            "%s: was not there and was made, on the file system mounted at %s: if checkpoints should lie there, stop"
+            " now and mount their disk (must_exist=True refuses to begin so)",
+            root,
+            mount_of(root),
+        )
+
+
+def mount_of(path: Path) -> Path:
+    """Return where the file system that a path lies on is mounted."""
+    path = path.resolve()
+    return next(each for each in (path, *path.parents) if each.is_mount())
 
 
 def _locked(root: Path) -> FolderLock:

@@ -223,6 +223,7 @@ class Stored:
         chosen = choose(tiers, ranks, job=self._store.job, into=self._snapshots[0], key=f"resume/{self._restores}")
         self.corrupt()  # those are in what is returned
         if chosen is None:
+            self._store.warn_of_none()
             return None
         self._see(chosen.newest_ms)
         if chosen.local:

@@ -1,5 +1,6 @@
 """Where a training begins: a forgotten `restore`, a new run, a roll-back. No acknowledged step is lost."""
 
+import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from powerguard.trainer import Guard, Parts, StoreError
 from powerguard.trainer.manifest import committed_ms
 from powerguard.trainer.snapshot import Snapshot
-from powerguard.trainer.store import SavedCheckpoint, Store
+from powerguard.trainer.store import SavedCheckpoint, Store, mount_of
 from powerguard.trainer.tiers.base import NEWEST
 from tests.trainer.checkpoints import manifest
 from tests.trainer.test_resume import upload
@@ -99,6 +100,70 @@ def test_what_this_process_has_committed_is_never_pruned_for_older_steps(tmp_pat
     newest = job.guard.save(6)
     job.guard.close()
     assert Path(newest.path).exists()
+
+
+# --- What is not as it should be -------------------------------------------------------------------------------------
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    caplog.clear()
+    return [text for text in found if "nobody can ask" not in text]
+
+
+def test_a_folder_that_is_not_there_is_made_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """After a power cut a disk may not be mounted: training would begin at 0 on the system disk without a word."""
+    root = tmp_path / "nvme" / "llm"
+    begun(root, 1)
+    (text,) = warned(caplog)
+    assert f"{root}: was not there and was made, on the file system mounted at {mount_of(tmp_path)}" in text
+    assert resumed_at(root) == 1
+    assert warned(caplog) == [], "it is there now"
+
+
+def test_a_folder_that_must_exist_is_not_made(tmp_path: Path) -> None:
+    root = tmp_path / "nvme" / "llm"
+    with pytest.raises(StoreError, match=r"llm: is not there, and must_exist=True \(is its disk mounted"):
+        Job(root, must_exist=True)
+    assert not root.parent.exists()
+    root.mkdir(parents=True)
+    Job(root, must_exist=True).guard.close()
+
+
+def test_the_disk_that_a_folder_lies_on_is_named(tmp_path: Path) -> None:
+    assert mount_of(Path("/proc/self/task")) == Path("/proc")
+    (tmp_path / "link").symlink_to("/proc/self")
+    assert mount_of(tmp_path / "link" / "task") == Path("/proc")
+
+
+def test_what_an_earlier_run_has_left_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Deleted manifests: the shards are there, and training begins at 0."""
+    begun(tmp_path, 1, 2)
+    warned(caplog)
+    names = sorted(path.name for path in tmp_path.glob("step-*"))
+    (tmp_path / names[1] / "MANIFEST.json").unlink()
+    assert resumed_at(tmp_path) == 1
+    (text,) = warned(caplog)
+    assert f"{names[1]}: has no manifest, so it is no checkpoint" in text
+    (tmp_path / names[0] / "MANIFEST.json").unlink()
+    assert resumed_at(tmp_path) == 0
+    first, second = warned(caplog)
+    assert f"{names[0]}: has no manifest" in first
+    assert "training begins at step 0; an earlier run has left" in second
+    assert names[0] in second
+    assert ".slot-" in second
+
+
+def test_a_folder_set_aside_is_told_where_nothing_else_is_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun(tmp_path, 1)
+    (found,) = tmp_path.glob("step-*")
+    found.rename(tmp_path / f"old-{found.name}")
+    warned(caplog)
+    assert resumed_at(tmp_path) == 0
+    (text,) = warned(caplog)
+    assert f"old-{found.name} here, but no checkpoint" in text
 
 
 # --- With a second tier ----------------------------------------------------------------------------------------------

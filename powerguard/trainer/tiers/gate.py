@@ -71,12 +71,13 @@ class Gate:
         """Do it when the gate is open, as often as it takes. Raises TierError: not transient, or out of patience."""
         while True:
             self._enter(size_bytes)
+            began_s = self._clock()
             try:
                 result = what()
             except TierError as error:
                 if error.kind not in TRANSIENT:
                     raise
-                self._failed(error)
+                self._failed(error, began_s)
                 continue
             with self._changed:
                 self._errors = 0
@@ -96,13 +97,14 @@ class Gate:
             while (rest_s := mine_s - self._clock()) > 0:
                 self._changed.wait(rest_s)
 
-    def _failed(self, error: TierError) -> None:
+    def _failed(self, error: TierError, began_s: float) -> None:
+        """Count an error of a call that began at began_s: what hung before it failed has used up patience, too."""
         with self._changed:
             now_s = self._clock()
             self.trouble = error
             self.retries[error.kind] = self.retries.get(error.kind, 0) + 1
             if self._failing_since_s is None:
-                self._failing_since_s = now_s
+                self._failing_since_s = began_s
             if now_s - self._failing_since_s >= self._patience_s:
                 raise error
             if now_s >= self._closed_until_s:  # what was in flight when the gate closed is the same storm

@@ -50,6 +50,23 @@ def test_patience_ends() -> None:
     assert gate.call(failing(0)) == "yes"
 
 
+def test_a_call_that_hangs_before_it_fails_uses_up_patience() -> None:
+    """A store that accepts and never answers: two calls of a minute are two minutes, and a third is not made."""
+    now = [100.0]
+    calls = 0
+
+    def hangs() -> None:
+        nonlocal calls
+        calls += 1
+        now[0] += 60.0
+        raise TierError(Kind.NETWORK, "no answer")
+
+    gate = Gate(first_s=0.0, most_s=0.0, patience_s=120.0, clock=lambda: now[0])
+    with pytest.raises(TierError):
+        gate.call(hangs)
+    assert calls == 2
+
+
 def test_rests_double_are_random_and_bounded() -> None:
     rng = random.Random(1)
     rests = [backoff_s(errors, first_s=1.0, most_s=60.0, rng=rng) for errors in range(1, 2000)]

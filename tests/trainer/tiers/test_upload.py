@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from powerguard.trainer.ranks.base import Alone
+from powerguard.trainer.resume import LocalTier, choose
 from powerguard.trainer.snapshot import Snapshot
 from powerguard.trainer.store import Store
 from powerguard.trainer.tiers import Remote, tier_of
@@ -450,6 +452,19 @@ def test_a_mount_that_hangs_does_not_hang_a_start(tmp_path: Path) -> None:
     with hung(nas), pytest.raises(TierError, match=r"no answer within 0\.3 s"):
         tier.found()
     assert PathTier(Remote(url=str(nas)), "llm").found() == []
+
+
+def test_a_tier_that_is_slow_at_a_start_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Ten seconds of silence are enough: the operator must know what the start waits for, and how long."""
+    nas = tmp_path / "nas"
+    nas.mkdir()
+    save(tmp_path / "root", 1, mib=1)
+    tier = PathTier(Remote(url=str(nas)), "llm", limit_s=11.0)
+    with hung(nas), Store(tmp_path / "root", job="llm", slots=0) as store:
+        chosen = choose([LocalTier(store), tier], Alone(), job="llm", patience_s=0.0)
+    assert chosen is not None
+    told = [record.getMessage() for record in caplog.records if "tier_slow" in record.getMessage()]
+    assert told == [f"tier_slow {tier.word}: no answer for 10 s: tried for about 10 s, then left out"]
 
 
 # --- The local checkpoint ------------------------------------------------------------------------------------------
