@@ -74,7 +74,7 @@ def _standing(state: State, reading: Reading) -> Iterator[tuple[str, str, Level]
 
 
 def _is_low_on_utility(state: State) -> bool:
-    """Say whether two readings in a row of one UPS do. After an outage, and in a calibration, the guard says it already."""
+    """Say whether two readings of one UPS in a row do. After an outage and in a calibration the guard says it."""
     if state.guarded_since_s is not None or not isinstance(state.phase, Online):
         return False
     for feed in [each.feed for each in state.upses] or [state.feed]:
