@@ -225,6 +225,8 @@ def may_latch(policy: Policy, state: State, plan: Budget, due_at_s: float, now_s
         return True
     if contradicts_commit(policy, state, now_s, plan.stop_s):
         return False
+    if state.battery.higher_since_s is not None and feed.low_battery_at_s is None:
+        return False  # This reading, our account included, says more than two before it: `account` soon forgets those.
     if reading.output_source is not OutputSource.BATTERY:
         # Off or unknown on battery is no proof of either; it may not hold up a commit that our own account demands.
         return reading.output_source in (OutputSource.OFF, OutputSource.UNKNOWN) and _own_account_agrees(policy, plan)
