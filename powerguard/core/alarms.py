@@ -54,7 +54,7 @@ def _standing(state: State, reading: Reading) -> Iterator[tuple[str, str, Level]
     if state.battery.contradicted or any(each.battery.contradicted for each in state.upses):
         because = "the UPS says battery, but its input is there and its charge is full after a third should be gone"
         yield "battery_contradicted", f"{because}: no power-off by our own account; look at the UPS", Level.ERROR
-    if _is_low_on_utility(state, reading):
+    if _is_low_on_utility(state):
         because = "the UPS calls its battery low with utility there: charge it, or look for a loose or worn battery"
         yield "low_on_utility", because, Level.WARNING
     if reading.replace_battery:
@@ -73,14 +73,15 @@ def _standing(state: State, reading: Reading) -> Iterator[tuple[str, str, Level]
         yield "fsd_at_first", because, Level.WARNING
 
 
-def _is_low_on_utility(state: State, reading: Reading) -> bool:
-    """Say whether two readings in a row do. After an outage, and in a calibration, the guard says it already."""
-    feed = state.feed
-    if not (reading.low_battery and feed.previous is not None and feed.previous.low_battery):
+def _is_low_on_utility(state: State) -> bool:
+    """Say whether two readings of one UPS in a row do. After an outage and in a calibration the guard says it."""
+    if state.guarded_since_s is not None or not isinstance(state.phase, Online):
         return False
-    if feed.supply is not Supply.UTILITY or reading.calibrating or state.guarded_since_s is not None:
-        return False
-    return isinstance(state.phase, Online)
+    for feed in [each.feed for each in state.upses] or [state.feed]:
+        told = [reading for reading in (feed.reading, feed.previous) if reading is not None and reading.low_battery]
+        if len(told) == 2 and feed.supply is Supply.UTILITY and not told[0].calibrating:
+            return True
+    return False
 
 
 def _tell_of_several(turn: Turn) -> None:

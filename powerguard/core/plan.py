@@ -12,7 +12,7 @@ from powerguard.core import account, odds
 from powerguard.core import budget as sums
 from powerguard.core.actions import Conduct, Grade
 from powerguard.core.budget import Budget
-from powerguard.core.feeds import contradicts_commit, told_again
+from powerguard.core.feeds import contradicts_commit, each_alone, told_again
 from powerguard.core.frozen import replace
 from powerguard.core.fusion import is_fresh
 from powerguard.core.model import Emergency, Feed, Holding, Online, Recovery, Shutdown, State, Supply
@@ -225,11 +225,24 @@ def may_latch(policy: Policy, state: State, plan: Budget, due_at_s: float, now_s
         return True
     if contradicts_commit(policy, state, now_s, plan.stop_s):
         return False
+    alone = each_alone(policy, state)
+    if feed.low_battery_at_s is None and any(_may_take_back(*each, due_at_s, now_s) for each in alone):
+        return False
     if reading.output_source is not OutputSource.BATTERY:
         # Off or unknown on battery is no proof of either; it may not hold up a commit that our own account demands.
         return reading.output_source in (OutputSource.OFF, OutputSource.UNKNOWN) and _own_account_agrees(policy, plan)
     # Utility that comes and goes has told battery often enough; two readings in a row may never come.
     return told_again(policy, state, now_s) or is_flapping(state, now_s) or _own_account_agrees(policy, plan)
+
+
+def _may_take_back(policy: Policy, state: State, due_at_s: float, now_s: float) -> bool:
+    """Say whether one UPS on battery says more now than wrong readings before, or has not had 2 s to answer since."""
+    feed = state.feed
+    if feed.reading is None or feed.supply is not _BATTERY or not is_fresh(policy, feed, now_s):
+        return False
+    if state.battery.higher_since_s is not None:
+        return True
+    return feed.reading.at_s <= due_at_s and now_s - due_at_s < _FRESH_S
 
 
 def _own_account_agrees(policy: Policy, plan: Budget) -> bool:

@@ -397,8 +397,13 @@ async def probe(
 
 
 async def _restart_pct(port: SnmpPort, profiles: Sequence[Profile]) -> float | None:
-    """Ask at which charge the UPS switches its output on again: a setting, so it is asked here and in no poll."""
+    """Ask at which charge the UPS switches its output on again: a setting, so it is asked here and in no poll.
+
+    A card may refuse it, or not answer: its readings are as good as before.
+    """
     places = [each.absolute(each.restart_charge.oid) for each in profiles if each.restart_charge is not None]
-    answers = await port.get(places) if places else {}
+    answers: dict[str, Answer] = {}
+    with contextlib.suppress(SnmpError):
+        answers = await port.get(places) if places else {}
     told = (answers.get(place) for place in places)
     return next((float(value) for value in told if isinstance(value, int) and 0 <= value <= 100), None)

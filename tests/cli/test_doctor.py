@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,27 @@ async def test_the_charge_at_which_a_card_returns_is_asked(
         _, checks, _ = await doctor(settings(folder, snmp=ups.port, bmc=9), "--socket", f"{folder}/none.sock")
     assert verdicts(checks, "ups.127.0.0.1") == verdicts_of_card
     assert f"switches its output on again at {restart_pct} % charge" in text_of(checks, "ups.127.0.0.1")
+
+
+class ShyCard(SnmpAgent):
+    """Refuses one object, or does not answer a question about it."""
+
+    def __init__(self, *, is_mute: bool) -> None:
+        super().__init__(lambda: table("apc"), community=COMMUNITY)
+        self._is_mute = is_mute
+
+    def _respond(self, pdu: Any, *, v1: bool, may_write: bool) -> Any:  # noqa: ANN401 - the agent's own type is private
+        answer = super()._respond(pdu, v1=v1, may_write=may_write)
+        if answer is not None and any(name == "1.3.6.1.4.1.318.1.1.1.5.2.6.0" for name, _ in pdu.varbinds):
+            return None if self._is_mute else replace(answer, status=5, index=1)
+        return answer
+
+
+@pytest.mark.parametrize("is_mute", [False, True])
+async def test_a_card_that_does_not_show_this_setting_is_well(folder: Path, *, is_mute: bool) -> None:
+    async with ShyCard(is_mute=is_mute) as ups:
+        _, checks, _ = await doctor(settings(folder, snmp=ups.port, bmc=9), "--socket", f"{folder}/none.sock")
+    assert verdicts(checks, "ups.127.0.0.1") == ["PASS"]
 
 
 class SlowCard(SnmpAgent):

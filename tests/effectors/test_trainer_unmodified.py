@@ -525,6 +525,18 @@ def test_a_log_that_is_written_holds_up_none(tmp_path: Path, capsys: pytest.Capt
         talking.join()
 
 
+def test_a_picture_of_a_step_is_no_checkpoint_and_hides_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Trainings draw as they go: `val_epoch_3.png` has a step in its name, and `last.ckpt` has none."""
+    (tmp_path / "val_epoch_3.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256)))
+    assert newest(tmp_path, 0, 1.5, capsys, quiet_s=0.5) is None
+    (tmp_path / "last.ckpt").write_bytes(bytes(range(256)))
+    told = newest(tmp_path, 0, 40.0, capsys, quiet_s=0.5)
+    assert told is not None
+    assert told["path"] == str(tmp_path / "last.ckpt")
+
+
 def test_the_folders_own_clock_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file server's clock may be behind or ahead of ours: what was there before the request is never the answer."""
     for ahead_s in (-3600, 3600):

@@ -44,6 +44,9 @@ _SAVED: Final = (
     *(".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".distcp", ".npz", ".npy", ".h5", ".hdf5", ".keras", ".pkl"),
     *(".msgpack", ".tar"),
 )
+_SHOWN: Final = (
+    *(".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf", ".mp4", ".avi", ".mov", ".wav", ".mp3", ".flac", ".parquet"),
+)
 _LOG: Final = re.compile(
     r"(?:^|[^a-z])(?:logs?|out|err|stdout|stderr|csv|tsv|jsonl|tfevents|wandb|lock|db)(?:[^a-z]|$)"
 )
@@ -202,7 +205,7 @@ def _rank(name: str) -> int:
 
 
 def _is_log(mark: _Mark) -> bool:
-    """Whether a file is a log, by its name; or a text, by its first bytes, unless it is large and named as a model.
+    """Whether a file is a log, a picture or a sound, by its name; or a text, unless it is large and named as a model.
 
     An empty file passes for a text.
     """
@@ -210,7 +213,7 @@ def _is_log(mark: _Mark) -> bool:
     name = path.name.lower()
     if name.endswith(_SAVED):
         return False
-    if _LOG.search(name) is not None:
+    if name.endswith(_SHOWN) or _LOG.search(name) is not None:
         return True
     return (mark.size < _SMALL_BYTES or _rank(mark.top) == 0) and _is_text(path)
 
