@@ -406,6 +406,7 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "resume_unconfirmed": lambda b, _: b,
     "return_put_off": lambda b, n: f"{b}: it is told to stay away for {_for(n, 'back_off_s')}",
     "resume_failed": lambda b, n: f"{b} in {n.get('tries')} tries: a person must start it",
+    "abort_ended": lambda b, _: f"the shutdown that was called off may come again: {b}",
     "shutdown_aborted": _who("the shutdown was called off"),
     "source_lost": _source_lost,
     "source_recovered": lambda b, n: f"{b} again after {_for(n, 'lost_s')}",

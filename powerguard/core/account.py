@@ -168,9 +168,9 @@ def enter(
     used = used + fell if used + fell < 1.0 else 1.0
     steady = step_at_s is None or reading.at_s - step_at_s >= SMOOTHING_S
     contradicted = draining and _is_contradicted(battery, reading, charge, used)
-    if contradicted and charge is not None:
-        used, left = min(used, health * (1.0 - charge)), None
-        model = model if battery.contradicted else replace(model, discharge=None)
+    if battery.contradicted and draining and charge is not None and charge < _STILL_FULL:
+        # Only now the charge falls: it was full until now, and what was counted meanwhile was not taken out.
+        used, left, model = min(used, health * (1.0 - charge)), None, replace(model, discharge=None)
     battery = replace(
         battery,
         contradicted=contradicted,
@@ -219,7 +219,7 @@ def _reported_tau(
     if battery.tau_point is None:
         return replace(battery, tau_point=told)
     before = feed.previous
-    if charge is None or charge < _ALMOST_FULL or before is None or not before.runtime_s:
+    if not charge or not _has_just_begun(battery, reading, charge) or before is None or not before.runtime_s:
         return battery
     claimed_s = tau_s(table(policy, battery), told[0])
     if learning.MANY_TIMES * max(told[1], before.runtime_s / charge) > claimed_s:
@@ -229,6 +229,15 @@ def _reported_tau(
     )
     # What was counted in shares of the wrong battery is not known; it has been on battery for some seconds only.
     return replace(battery, tau_point=told, model=model, used=min(battery.used or 0.0, 1.0 - charge), unflagged=None)
+
+
+def _has_just_begun(battery: Battery, reading: Reading, charge: float) -> bool:
+    """Say whether little has been taken yet, by the charge: it is almost full, or as our account began with it."""
+    began = battery.model.discharge
+    if charge >= _ALMOST_FULL:
+        return True
+    as_counted = charge >= 1.0 - (battery.used or 0.0) / battery.health - _AGREED
+    return began is not None and reading.at_s - began.since_s <= SMOOTHING_S and as_counted
 
 
 def _begun(battery: Battery, health: float, charge: float, used: float | None, *, draining: bool) -> float:
@@ -245,14 +254,14 @@ def _is_contradicted(battery: Battery, reading: Reading, charge: float | None, u
 
     Its input is there, its charge is full, its runtime does not fall, it calls nothing low. An inverter that says
     battery for ever must not power the host off by our account, which counts on that word alone. It lasts until one of
-    them says something else.
+    them says something else; the account goes on counting meanwhile, so that training is saved and paused in time.
     """
     if reading.input_present is not True or reading.low_battery or charge is None or charge < _STILL_FULL:
         return False
     began = battery.model.discharge
-    if began is None or (began.slope is not None and began.slope >= _FALLS):
+    if began is None or (reading.runtime_s is not None and (began.slope is None or began.slope >= _FALLS)):
         return False
-    return battery.contradicted or used - began.used >= _DENIED_SHARE * battery.health
+    return used - began.used >= _DENIED_SHARE * battery.health
 
 
 def _fallen_while_away(battery: Battery, feed: Feed, charge: float | None) -> tuple[float, float | None]:
@@ -312,12 +321,15 @@ def _left(
         low_left = seconds / tau_now_s if battery.low_left is None else battery.low_left
     own = battery.health - (battery.used or 0.0)
     left, suspect, higher_since_s = max(0.0, min(_told(own, gauge, battery.charged))), None, None
+    fell_at_s = battery.fell_at_s if draining else None
     bound = _bound(before)
     if draining and bound is not None and battery.unflagged is not None:
         # A fall faster than the load explains counts only when the next reading repeats it: gauges glitch.
         allowed = bound - _PHYSICS * (reading.at_s - before.at_s) / tau_now_s - _GRAIN
         if left < allowed and (battery.suspect is None or left > battery.suspect + _GRAIN):
             left, suspect = battery.unflagged, left
+        elif left < allowed:
+            fell_at_s = reading.at_s
         if left > battery.unflagged + _AGREED and None not in (reading.runtime_s, reading.charge_pct):
             higher_since_s = reading.at_s if battery.higher_since_s is None else battery.higher_since_s
         if higher_since_s is None or reading.at_s - higher_since_s < AGREED_S:
@@ -333,7 +345,13 @@ def _left(
         reckoned = _caught_up(policy, before, feed, reading, drained=draining)
         battery = replace(battery, gauge=reckoned.gauge, charged=reckoned.charged)
     return replace(
-        battery, low_left=low_left, left=left, unflagged=unflagged, suspect=suspect, higher_since_s=higher_since_s
+        battery,
+        low_left=low_left,
+        left=left,
+        unflagged=unflagged,
+        suspect=suspect,
+        fell_at_s=fell_at_s,
+        higher_since_s=higher_since_s,
     )
 
 

@@ -53,7 +53,7 @@ def _standing(state: State, reading: Reading) -> Iterator[tuple[str, str, Level]
         yield "output_unknown", because, Level.ERROR
     if state.battery.contradicted or any(each.battery.contradicted for each in state.upses):
         because = "the UPS says battery, but its input is there and its charge is full after a third should be gone"
-        yield "battery_contradicted", f"{because}: no power-off by our own account; look at the UPS", Level.ERROR
+        yield "battery_contradicted", f"{because}: not powered off by our own account; look at the UPS", Level.ERROR
     if _is_low_on_utility(state):
         because = "the UPS calls its battery low with utility there: charge it, or look for a loose or worn battery"
         yield "low_on_utility", because, Level.WARNING

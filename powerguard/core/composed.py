@@ -218,7 +218,7 @@ def _reading(
         output_source=word,
         charge_pct=min(charges, default=None),
         runtime_s=min(runtimes, default=None),
-        input_present=False if any(each.input_present is False for each in on_battery) else base.input_present,
+        input_present=_input(on_battery, told if is_tested else (), base),
         low_battery=any(each.low_battery for each in told),
         replace_battery=any(each.replace_battery for each in told),
         overload=any(each.overload for each in told),
@@ -228,6 +228,16 @@ def _reading(
         output_off_in_s=None,
         alarms=tuple(sorted({alarm for each in told for alarm in each.alarms})),
     )
+
+
+def _input(on_battery: list[Reading], tested: Iterable[Reading], base: Reading) -> bool | None:
+    """Say whether the input is there: of a UPS in a test its own word counts, whoever has just answered."""
+    if any(each.input_present is False for each in on_battery):
+        return False
+    words = {each.input_present for each in tested if each.testing or each.calibrating}
+    if not words:
+        return base.input_present
+    return words.pop() if len(words) == 1 else None
 
 
 def _battery(
@@ -261,6 +271,7 @@ def _battery(
         step_at_s=max(steps, default=None),
         health=_mean(policy, counted or upses, lambda battery: battery.health) or policy.health,
         composed=composed,
+        contradicted=bool(going) and all(each.battery.contradicted for each in going),
     )
 
 

@@ -217,6 +217,8 @@ def _take_in_reading(turn: Turn, reading: Reading) -> None:
     if came_back is not None:
         lost_s = turn.now_s - came_back
         turn.note("source_recovered", f"{reading.source} answers", lost_s=lost_s, **_which(turn, reading.ups))
+    if before.battery.contradicted and not entered.battery.contradicted and feed.supply is Supply.BATTERY:
+        _end_abort(turn)
     if feed.suspect:
         # The only thing that one unconfirmed reading may cause.
         turn.order(PollNow, limit_s=2.0, ups=reading.ups)
@@ -228,6 +230,14 @@ def _take_in_reading(turn: Turn, reading: Reading) -> None:
     elif sums.power_off_at_s(feed) is None and sums.power_off_at_s(old) is not None:
         turn.note("power_off_cancelled", "the countdown was read back as cancelled")
     alarms.tell(turn, told)
+
+
+def _end_abort(turn: Turn) -> None:
+    """What was called off while everything denied the battery is a real outage now."""
+    if turn.outage is not None and turn.outage.aborted_by:
+        turn.set_outage(aborted_by="")
+        trainers.forget_outage(turn)
+        turn.note("abort_ended", "the UPS does not contradict its battery any more: the outage counts", Level.WARNING)
 
 
 def _take_in_battery(turn: Turn, event: BatteryReplaced) -> None:
@@ -436,8 +446,9 @@ def _cause_online(turn: Turn) -> tuple[Cause | None, str]:
         return Cause.BATTERY, feed.proven_by
     if sums.power_off_at_s(feed) is not None:
         return Cause.POWER_OFF_ORDERED, "countdown" if feed.countdown_at_s is not None else "fsd"
-    if plan.is_calibrating(feed) and not (feed.reading is not None and feed.reading.input_present):
-        # With the input seen, training goes on beside it, and saves (`moves`). Without, this may be an outage.
+    seen = [each.input_present for each in (feed.reading, feed.previous) if each is not None]
+    if plan.is_calibrating(feed) and True not in seen:
+        # With the input seen, training goes on beside it, and saves (`moves`). Without, twice, this may be an outage.
         because = plan.calibration_low(policy, state, now_s)
         return (Cause.CALIBRATION_LOW, because) if because else (None, "")
     return None, ""

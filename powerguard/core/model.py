@@ -75,7 +75,7 @@ class Battery:
     higher_since_s: since when they do.
     load: share of the rating, averaged over steps of the load; None until told.
     step_at_s: when the load last made a step of more than 5 %: the UPS's own runtime lags for 20 s after.
-    suspect: a fall faster than physics that waits for a second reading.
+    suspect: a fall faster than physics that waits for a second reading. fell_at_s: when one was last confirmed so.
     health: share of a new battery's energy that a full charge holds.
     tau_point: (load, seconds) of a full battery derived from a reading on utility, where there is no table.
     composed: runtime table of several batteries that feed one host together; empty for one.
@@ -96,6 +96,7 @@ class Battery:
     load: float | None = None
     step_at_s: float | None = None
     suspect: float | None = None
+    fell_at_s: float | None = None
     health: float = 0.75
     tau_point: tuple[float, float] | None = None
     composed: tuple[tuple[float, float], ...] = ()

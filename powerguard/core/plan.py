@@ -15,9 +15,9 @@ from powerguard.core.budget import Budget
 from powerguard.core.feeds import contradicts_commit, each_alone, told_again
 from powerguard.core.frozen import replace
 from powerguard.core.fusion import is_fresh
-from powerguard.core.model import Emergency, Feed, Holding, Online, Recovery, Shutdown, State, Supply
+from powerguard.core.model import Battery, Emergency, Feed, Holding, Online, Recovery, Shutdown, State, Supply
 from powerguard.core.policy import Policy
-from powerguard.core.readings import OutputSource
+from powerguard.core.readings import OutputSource, Reading
 
 _SHORT_RUNTIME_S = 45.0
 _SHORT_RUNTIME_SHARE = 0.25
@@ -33,6 +33,9 @@ _BATTERY = Supply.BATTERY  # By a name of its own, as in `budget`.
 _NO_HOLD = "power_off_at permits no hold"
 _FORECAST_PARTS = 48
 """How finely the moment is looked for at which a pause begins to pay."""
+_ALONE_S = 5.0
+"""So long a commit waits after a fall of the reported runtime alone: gauges were wrong for three readings."""
+_CLEARLY = 2.0
 _LATE = 1.5
 """A checkpoint that takes longer than this many times what it should has no say in the stop any more."""
 _NoCommit = Online | Shutdown  # Written into isinstance, a union is made anew each time.
@@ -162,9 +165,7 @@ def commit_due(policy: Policy, state: State, plan: Budget, now_s: float) -> str:
             return _NO_HOLD
         if plan.cut_in_s <= sums.stop_s(policy, plan.grade, reserve_s=0.0):
             return "power_off_at"
-    if feed.supply is not _BATTERY:
-        return ""
-    if feed.reading is not None and feed.reading.calibrating and feed.reading.input_present:
+    if feed.supply is not _BATTERY or _has_input(state):
         return ""
     waited_s = _on_battery_s(state, now_s)
     if plan.reff_s is None:
@@ -182,6 +183,13 @@ def commit_due(policy: Policy, state: State, plan: Budget, now_s: float) -> str:
         if _reff_after(policy, plan, wait_s, tau_s) >= sums.stop_s(policy, grade, reserve_s=0.0):
             return ""
     return "budget"
+
+
+def _has_input(state: State) -> bool:
+    """Say whether the input is there although the battery carries: in a calibration, or by all but the UPS's word."""
+    reading = state.feed.reading
+    calibrates = reading is not None and reading.calibrating and reading.input_present is True
+    return calibrates or state.battery.contradicted
 
 
 def is_saving(state: State, now_s: float) -> bool:
@@ -226,7 +234,7 @@ def may_latch(policy: Policy, state: State, plan: Budget, due_at_s: float, now_s
     if contradicts_commit(policy, state, now_s, plan.stop_s):
         return False
     alone = each_alone(policy, state)
-    if feed.low_battery_at_s is None and any(_may_take_back(*each, due_at_s, now_s) for each in alone):
+    if feed.low_battery_at_s is None and any(_may_take_back(*each, due_at_s, now_s, plan.stop_s) for each in alone):
         return False
     if reading.output_source is not OutputSource.BATTERY:
         # Off or unknown on battery is no proof of either; it may not hold up a commit that our own account demands.
@@ -235,14 +243,30 @@ def may_latch(policy: Policy, state: State, plan: Budget, due_at_s: float, now_s
     return told_again(policy, state, now_s) or is_flapping(state, now_s) or _own_account_agrees(policy, plan)
 
 
-def _may_take_back(policy: Policy, state: State, due_at_s: float, now_s: float) -> bool:
-    """Say whether one UPS on battery says more now than wrong readings before, or has not had 2 s to answer since."""
+def _may_take_back(policy: Policy, state: State, due_at_s: float, now_s: float, stop_s: float) -> bool:
+    """Say whether one UPS on battery says more now than wrong readings before, or has not had time to say so.
+
+    That is 2 s to answer, and 5 s where its reported runtime alone has fallen faster than any load explains.
+    """
     feed = state.feed
     if feed.reading is None or feed.supply is not _BATTERY or not is_fresh(policy, feed, now_s):
         return False
     if state.battery.higher_since_s is not None:
         return True
+    fell_at_s = state.battery.fell_at_s
+    just_fell = fell_at_s is not None and now_s - fell_at_s < _ALONE_S
+    if just_fell and now_s - due_at_s < _ALONE_S and _runtime_is_alone(policy, state.battery, feed.reading, stop_s):
+        return True
     return feed.reading.at_s <= due_at_s and now_s - due_at_s < _FRESH_S
+
+
+def _runtime_is_alone(policy: Policy, battery: Battery, reading: Reading, stop_s: float) -> bool:
+    """Say whether the charge and our own account say clearly that the stop fits, and the reported runtime does not."""
+    points = account.table(policy, battery)
+    if not points or battery.charged is None or reading.runtime_s is None or reading.charge_pct is None:
+        return False
+    least = min(battery.charged, battery.health - (battery.used or 0.0))
+    return sums.usable(policy, least) * account.tau_s(points, account.load_of(battery)) > _CLEARLY * stop_s
 
 
 def _own_account_agrees(policy: Policy, plan: Budget) -> bool:

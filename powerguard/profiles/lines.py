@@ -14,8 +14,8 @@ MOST_LINES = 12
 """Rows of a column that are believed: three phases, or the banks and groups of a large unit."""
 CEILINGS = frozenset(range(65532, 65536)) | {2**31 - 1, 2**32 - 1}
 """Runtimes, as raw numbers, of counters that are full: the battery lasts for longer than they can count."""
-CEILINGS_MIN = frozenset({1092, 9999, 15300})
-"""The same in minutes, as cards derive them: 65,535 s, four nines, 255 hours."""
+CEILINGS_MIN = frozenset({546, 1092, 4095, 5999, 9999, 15300})
+"""The same in minutes, as cards derive them: 32,767 s, 65,535 s, 12 bits, 100 hours less one, four nines, 255 hours."""
 SATURATED = frozenset({-1, 32767, 65534, 65535, 2**31 - 1, 2**32 - 1, -(2**31), -32768})
 """-1, signed or not, or a counter at its end, whatever the quantity: no measurement."""
 _LEFT_OUT = frozenset(Missing) - {Missing.NULL}

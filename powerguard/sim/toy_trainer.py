@@ -180,6 +180,7 @@ class Training:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._model = Model(_SEED)
+        options.dir.mkdir(parents=True, exist_ok=True)
         self.guard = Guard(
             ToyState(self._model, options.mb * 1_000_000),
             options.dir,

@@ -205,8 +205,10 @@ def check_spent_battery(state: State, now_s: float) -> None:
     reading, second = state.feed.reading, state.feed.previous
     if reading is None or second is None or state.feed.lost_since_s is not None or state.phase.outage.aborted_by:
         return
-    if reading.at_s <= state.phase.due_at_s + 2.0 or state.feed.supply is not Supply.BATTERY:
+    if reading.at_s <= state.phase.due_at_s + 5.0 or state.feed.supply is not Supply.BATTERY:
         return
+    if state.battery.higher_since_s is not None and state.feed.low_battery_at_s is None:
+        return  # Readings that all say more than is held: after 20 s of them it is held no longer.
     fresh = now_s - reading.at_s < 0.01
     said = reading.output_source is OutputSource.BATTERY and not reading.calibrating
     again = second.output_source is OutputSource.BATTERY and reading.at_s - second.at_s >= 0.5

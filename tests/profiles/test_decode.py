@@ -128,7 +128,7 @@ def test_apc_sentinels_are_none_and_say_why(overlay: dict[str, Any], field: str)
     assert why(decoded, field)
 
 
-@pytest.mark.parametrize("minutes", [-1, 0, 1092, 9999, 15300, 65532, 65535, MINUS_ONE_UNSIGNED])
+@pytest.mark.parametrize("minutes", [-1, 0, 546, 1092, 4095, 5999, 9999, 15300, 65532, 65535, MINUS_ONE_UNSIGNED])
 def test_rfc1628_runtime_sentinels(minutes: int) -> None:
     """Huawei says 2^32-1 minutes, Marathon 0 at 100 %, Socomec and Vertiv 65535, XPPC 9999: none of it is a time.
 

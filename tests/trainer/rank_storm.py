@@ -101,7 +101,9 @@ def work(pipe: Connection, folder: Path, rank: int, hosts: Sequence[str], seed: 
     Place.__init__(ranks, rank, len(hosts), hosts)
     disk = Dawdling(random.Random(f"{seed}/{rank}/disk"), 0.002)
     threading.excepthook = lambda ended: rank_of.odd.append(f"{ended.exc_type.__name__}: {ended.exc_value}")
-    rank_of = Rank(pipe, chance, State(rank), root_of(folder, hosts, rank, seed))
+    root = root_of(folder, hosts, rank, seed)
+    root.mkdir(exist_ok=True)
+    rank_of = Rank(pipe, chance, State(rank), root)
     with Guard(
         rank_of.state, rank_of.root, job="storm", conduct="pause", every_s=0.05, socket=None, disk=disk, ranks=ranks
     ) as guard:

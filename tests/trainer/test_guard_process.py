@@ -53,6 +53,7 @@ class Training:
     ) -> None:
         self.folder = folder
         self.socket = folder / "t.sock"
+        (folder / "ck").mkdir(exist_ok=True)
         script = folder / "training.py"
         script.write_text(TRAINING.replace("OPTIONS", options).replace("PREPARE", textwrap.dedent(prepare)))
         self.process = subprocess.Popen(
@@ -291,6 +292,7 @@ def test_it_needs_nothing_but_the_standard_library_and_xxhash(folder: Path) -> N
     import xxhash
 
     site = folder / "site"
+    (folder / "ck").mkdir()
     site.mkdir()
     (site / "powerguard").symlink_to(ROOT / "powerguard")
     (site / "xxhash").symlink_to(Path(xxhash.__file__).parent)

@@ -163,7 +163,7 @@ def test_where_no_daemon_was_installed_that_is_said(tmp_path: Path, caplog: pyte
     parts = Parts(lambda: {"w": bytes(10)}, lambda _: None)
     for options in ({"socket": None}, {}):
         assert not caplog.messages
-        with Guard(parts, tmp_path / "root", job="a", **options) as guard:  # type: ignore[arg-type]
+        with Guard(parts, tmp_path, job="a", **options) as guard:  # type: ignore[arg-type]
             guard.step(1)
     assert caplog.messages[0].startswith(
         f"nobody can ask this training for a checkpoint: no folder {SOCKETS} (`systemd-"
