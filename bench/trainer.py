@@ -85,7 +85,7 @@ class Ours:
         shard = self._store.write_shard(name, 0, self._snapshot, layout, urgent=True)
         written_s = time.perf_counter()
         manifest = Manifest(
-            job="bench", step=self._step, created="now", reason="bench", ranks=1, hosts=1, shards=(shard,)
+            job="bench", step=self._step, created="now", reason="bench", ranks=1, hosts=1, shards=(shard.packed(),)
         )
         self._store.commit(name, manifest)
         done_s = time.perf_counter()

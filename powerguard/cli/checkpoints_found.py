@@ -293,18 +293,20 @@ def _read_native(found: Found, bar: Bar, **access: str | None) -> int:
     """Read and compare every shard that lies here; return how many."""
     if "://" in found.path:
         tier = tier_at(found.path.rpartition("/")[0], **access)
-        shards = list(found.manifest.shards)
+        shards = found.manifest.shards
         total, done = sum(shard.size_bytes for shard in shards), 0
         gate = Gate(patience_s=_PATIENCE_S)
-        for shard in shards:
-            with contextlib.closing(_Patient(tier, found, shard.rank, gate)) as source:
+        for packed in shards:
+            shard = found.shard(packed.rank)
+            with contextlib.closing(_Patient(tier, found, shard, gate)) as source:
                 done = each_chunk(source, shard, lambda size, at=done: bar(at + size, total)) + done  # type: ignore[misc]
         return len(shards)
     folder = Path(found.path)
-    shards = [shard for shard in found.manifest.shards if (folder / shard.file).exists()]
+    shards = tuple(packed for packed in found.manifest.shards if (folder / packed.file).exists())
     total, done = sum(shard.size_bytes for shard in shards), 0
     with held(folder):
-        for shard in shards:
+        for packed in shards:
+            shard = found.shard(packed.rank)
             with ShardReader(folder, shard) as file:
                 done = each_chunk(file, shard, lambda size, at=done: bar(at + size, total)) + done  # type: ignore[misc]
     return len(shards)
@@ -313,9 +315,9 @@ def _read_native(found: Found, bar: Bar, **access: str | None) -> int:
 class _Patient:
     """A shard in an object store, asked for again where that helps. Raises TierError."""
 
-    def __init__(self, tier: ObjectTier, found: Found, rank: int, gate: Gate) -> None:
+    def __init__(self, tier: ObjectTier, found: Found, shard: Shard, gate: Gate) -> None:
         self._gate = gate
-        self._source = gate.call(lambda: tier.open_shard(found, rank))
+        self._source = gate.call(lambda: tier.open_shard(found, shard))
 
     def read_chunk(self, index: int, target: memoryview) -> None:
         self._gate.call(lambda: self._source.read_chunk(index, target))

@@ -28,7 +28,7 @@ from powerguard.cli.render import clean
 from powerguard.trainer.disk import Disk
 from powerguard.trainer.found import Found, SavedCheckpoint
 from powerguard.trainer.items import Buffer, Loaded
-from powerguard.trainer.manifest import Manifest, Shard, StoreError, checkpoint_name, step_of
+from powerguard.trainer.manifest import Manifest, Packed, StoreError, checkpoint_name, step_of
 from powerguard.trainer.reader import held, read_shard
 from powerguard.trainer.seal_manifest import SEAL, SealError
 from powerguard.trainer.snapshot import Snapshot
@@ -217,7 +217,8 @@ class Native:
         if mine.job != theirs.job:
             msg = f"{base.path}: of job {theirs.job!r}, {self._found.name} of {mine.job!r}"
             raise RestoreError(msg)
-        for old, new in zip(mine.shards, theirs.shards, strict=True):
+        for rank in range(mine.ranks):
+            old, new = self._found.shard(rank), base.shard(rank)
             shapes = {item.name: (item.dtype, item.shape) for item in new.items}
             for item in old.items:
                 now = shapes.get(item.name, (item.dtype, item.shape))
@@ -249,7 +250,7 @@ class Native:
             raise RestoreError(msg)
         self._check_memory(base)
         name = checkpoint_name(model.step, secrets.token_hex(4))
-        shards: list[Shard] = []
+        shards: list[Packed] = []
         try:
             for rank in range(self._found.manifest.ranks):
                 bar.renamed(f"rank {rank}")
@@ -258,7 +259,7 @@ class Native:
                 items.update({key: item for key, item in old.items() if self._is_chosen(key)})
                 with Snapshot() as snapshot:
                     layout = snapshot.take(Buffer(i.name, i.data, i.dtype, i.shape) for i in items.values())
-                    shards.append(store.write_shard(name, rank, snapshot, layout, progress=bar))
+                    shards.append(store.write_shard(name, rank, snapshot, layout, progress=bar).packed())
             what = "" if not self._only else f": {', '.join(self._only)}"
             manifest = Manifest(
                 job=model.manifest.job,
@@ -275,7 +276,8 @@ class Native:
             raise
 
     def _names(self) -> list[str]:
-        return sorted({item.name for shard in self._found.manifest.shards for item in shard.items})
+        ranks = range(self._found.manifest.ranks)
+        return sorted({item.name for rank in ranks for item in self._found.shard(rank).items})
 
     def _check_memory(self, base: Found | None) -> None:
         """A host that swaps itself to death restores nothing."""
@@ -292,7 +294,7 @@ class Native:
     def _read(self, found: Found, rank: int) -> Mapping[str, Loaded]:
         if "://" in found.path:
             return read_stored(tier_at(found.path.rpartition("/")[0], **self._access), found, rank)
-        return read_shard(Path(found.path), found.manifest.shards[rank])
+        return read_shard(Path(found.path), found.shard(rank))
 
 
 def _available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:

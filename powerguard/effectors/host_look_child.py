@@ -192,9 +192,10 @@ def _passed(found: Newest, text: str) -> Newest:
 def _read(found: Found, by_s: float) -> tuple[str, str]:
     """Read every shard that lies here; return the state, and why it is not more. Raises StoreError where one is bad."""
     own = threading.local()
-    shards = [shard for shard in found.manifest.shards if Path(found.path, shard.file).exists()]
+    shards = [packed for packed in found.manifest.shards if Path(found.path, packed.file).exists()]
     total, done = sum(shard.size_bytes for shard in shards), 0
-    for shard in shards:
+    for packed in shards:
+        shard = found.shard(packed.rank)
         with ShardReader(Path(found.path), shard) as file:
 
             def work(index: int, start: int, end: int, file: ShardReader = file, most: int = shard.chunk_bytes) -> None:

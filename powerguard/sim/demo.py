@@ -157,8 +157,8 @@ def verified_step(root: Path) -> int | None:
         found = next((each for each in look(root) if isinstance(each, Found)), None)
         if found is None:
             return None
-        for shard in found.manifest.shards:
-            read_shard(Path(found.path), shard)
+        for rank in range(found.manifest.ranks):
+            read_shard(Path(found.path), found.shard(rank))
     except (OSError, StoreError):
         return None
     return found.step

@@ -12,6 +12,7 @@ from powerguard.trainer.manifest import (
     MAX_MANIFEST_BYTES,
     Manifest,
     ManifestError,
+    Shard,
     StoreError,
     digest_of,
     step_of,
@@ -42,6 +43,14 @@ class Found:
     manifest: Manifest
     digest: str
     tier: str = "local"
+
+    def shard(self, rank: int) -> Shard:
+        """The description of one rank's shard. Raises ManifestError if it does not hold together."""
+        try:
+            return self.manifest.shard(rank)
+        except ManifestError as error:
+            msg = f"{self.path}/{MANIFEST}: {error}"
+            raise ManifestError(msg) from error
 
     def saved(self) -> SavedCheckpoint:
         """The same, in short."""

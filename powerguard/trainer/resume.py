@@ -22,7 +22,7 @@ from powerguard.fields import clean_text
 from powerguard.trainer.chunks import THREADS, over_chunks
 from powerguard.trainer.found import Found
 from powerguard.trainer.items import Loaded
-from powerguard.trainer.manifest import Shard, StoreError, committed_ms
+from powerguard.trainer.manifest import ManifestError, Shard, StoreError, committed_ms
 from powerguard.trainer.ranks.base import Ranks
 from powerguard.trainer.reader import CorruptError, ShardReader
 from powerguard.trainer.snapshot import Snapshot
@@ -78,8 +78,8 @@ class LocalTier:
     def found(self) -> list[Found]:
         return self.store.found()
 
-    def open_shard(self, found: Found, rank: int) -> Source:
-        return ShardReader(Path(found.path), found.manifest.shards[rank])
+    def open_shard(self, found: Found, shard: Shard) -> Source:
+        return ShardReader(Path(found.path), shard)
 
     def set_aside(self, found: Found, reason: str) -> None:
         """Rename it to bad-...; of the ranks that share the root only the leader does."""
@@ -256,11 +256,17 @@ class _Choice:
     def _tried(self, candidate: _Candidate, report: _Report) -> Chosen | None:
         """Load this rank's shard; None: it cannot be had, and the report says why."""
         copies = self._copies[candidate.step, candidate.digest]
+        try:
+            shard = copies[0][1].shard(self._ranks.rank)
+        except ManifestError as error:  # the copies have one digest, so each says the same
+            for tier, _ in copies:
+                self._note(report, tier, error)
+            return None
         with ExitStack() as stack:
             sources: list[tuple[Tier, Found, Source]] = []
             for tier, found in copies:
                 try:
-                    source = self._gates[tier.word].call(lambda t=tier, f=found: t.open_shard(f, self._ranks.rank))  # type: ignore[misc]
+                    source = self._gates[tier.word].call(lambda t=tier, f=found: t.open_shard(f, shard))  # type: ignore[misc]
                 except (TierError, StoreError, OSError) as error:
                     self._note(report, tier, error)
                     continue
@@ -268,7 +274,7 @@ class _Choice:
                 sources.append((tier, found, source))
             if not sources:
                 return None
-            load = _Load(sources, self._ranks.rank, self._memory, self._gates, lambda t, e: self._note(report, t, e))
+            load = _Load(sources, shard, self._memory, self._gates, lambda t, e: self._note(report, t, e))
             try:
                 items = load.run()
             except (TierError, StoreError, OSError):
@@ -362,13 +368,13 @@ class _Load:
     def __init__(
         self,
         sources: Sequence[tuple[Tier, Found, Source]],
-        rank: int,
+        shard: Shard,
         memory: Snapshot,
         gates: Mapping[str, Gate],
         note: Callable[[Tier, Exception], None],
     ) -> None:
         self._sources = sources
-        self._shard = sources[0][1].manifest.shards[rank]
+        self._shard = shard
         self._memory = memory
         self._gates = gates
         self._note = note
@@ -433,7 +439,8 @@ def _told_if_slow(word: str, patience_s: float) -> Iterator[None]:
 
 
 def _is_corrupt(error: Exception) -> bool:
-    return isinstance(error, CorruptError) or (isinstance(error, TierError) and error.kind is Kind.CORRUPT)
+    is_corrupt_there = isinstance(error, TierError) and error.kind is Kind.CORRUPT
+    return is_corrupt_there or isinstance(error, (CorruptError, ManifestError))
 
 
 def _why_none(sets: Sequence[set[tuple[int, int, str]]], views: Sequence[Mapping[str, Any]]) -> str:

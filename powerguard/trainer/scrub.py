@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-from powerguard.trainer.manifest import Manifest
+from powerguard.trainer.manifest import MANIFEST, Manifest, ManifestError, Packed, Shard
 from powerguard.trainer.reader import CorruptError, ShardReader, held
 from powerguard.trainer.snapshot import Snapshot
 
@@ -35,10 +35,11 @@ def scrub(folder: Path, manifest: Manifest, *, rate: float | None = None, stop: 
     done = 0
     corrupt = None
     whole = True
-    shards = [shard for shard in manifest.shards if manifest.hosts == 1 or (folder / shard.file).exists()]
-    with held(folder), Snapshot(max((shard.chunk_bytes for shard in shards), default=0)) as memory:
+    shards = [packed for packed in manifest.shards if manifest.hosts == 1 or (folder / packed.file).exists()]
+    with held(folder), Snapshot(max((packed.chunk_bytes for packed in shards), default=0)) as memory:
         try:
-            for shard in shards:
+            for packed in shards:
+                shard = _unpacked(folder, packed)
                 with ShardReader(folder, shard) as file:
                     for index, start in enumerate(range(0, shard.size_bytes, shard.chunk_bytes)):
                         due_s = 0.0 if rate is None else began_s + done / rate - time.perf_counter()
@@ -53,3 +54,10 @@ def scrub(folder: Path, manifest: Manifest, *, rate: float | None = None, stop: 
             whole = False
     took_s = time.perf_counter() - began_s
     return Scrubbed(path=str(folder), size_bytes=done, took_s=took_s, whole=whole, corrupt=corrupt)
+
+
+def _unpacked(folder: Path, packed: Packed) -> Shard:
+    try:
+        return packed.unpacked()
+    except ManifestError as error:
+        raise CorruptError(folder / MANIFEST, str(error)) from error

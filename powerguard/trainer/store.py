@@ -268,14 +268,12 @@ class Store:
             raise StoreError(msg)
         content = manifest.to_json()
         if len(content) > MAX_MANIFEST_BYTES:
-            msg = (
-                f"{folder}: its manifest has {len(content)} bytes, more than {MAX_MANIFEST_BYTES} (fewer, larger items)"
-            )
+            msg = f"{folder}: its manifest has over {MAX_MANIFEST_BYTES} bytes: {len(content)} (save larger items)"
             raise StoreError(msg)
         try:
             Manifest.parse(content)
         except ManifestError as error:
-            msg = f"{folder}: nobody could read it again: its manifest {error}"
+            msg = f"{folder}: could not be read again: its manifest {error}"
             raise StoreError(msg) from error
         with self._room.told(manifest.size_bytes):
             self._twice(folder / UNBORN, lambda: self._write_manifest(folder / UNBORN, content))
@@ -422,7 +420,7 @@ class Store:
                 f"{found.path}: has shards of {found.manifest.ranks} ranks, none of rank {rank} (same number of ranks?)"
             )
             raise StoreError(msg)
-        items = read_shard(Path(found.path), found.manifest.shards[rank], into, progress=progress, cancel=cancel)
+        items = read_shard(Path(found.path), found.shard(rank), into, progress=progress, cancel=cancel)
         if found.manifest.ranks == 1:
             self.trust(found)
         return items

@@ -10,7 +10,7 @@ from typing import Final
 from powerguard.trainer.chunks import CancelledError
 from powerguard.trainer.items import State
 from powerguard.trainer.keeper import GivenUp, Order, Others, Taken, Tell
-from powerguard.trainer.manifest import Layout, Manifest, Shard, committed_ms
+from powerguard.trainer.manifest import Layout, Manifest, Packed, Shard, committed_ms
 from powerguard.trainer.ranks.base import Ranks, boottime_s
 from powerguard.trainer.resume import LocalTier, choose
 from powerguard.trainer.snapshot import Snapshot, laid_out
@@ -78,7 +78,7 @@ class Stored:
     def size_bytes(self) -> int | None:
         """What this rank would write: asked of the items, without copying any. Raises what no save could write."""
         layout = laid_out(self._state.items())
-        Shard.check(layout)
+        Shard.check(layout, self._store.ranks)
         return layout.size_bytes
 
     def take(self, step: int, slot: int) -> Taken | SavedCheckpoint:
@@ -97,7 +97,7 @@ class Stored:
             shard = self._write(name, taken, tell, order)
             tell(Phase.COMMITTING, taken.size_bytes, taken.size_bytes)
             after_ms = self._seen_ms + int(1000 * (self._clock() - self._seen_at_s))
-            shards = others.gather(shard.to_json(), read=self._store.leader, after_ms=after_ms)
+            shards = others.gather(shard.packed().to_json(), read=self._store.leader, after_ms=after_ms)
             self._see(committed_ms(others.created))
             saved = self._commit(name, taken, shards, order)
             self._leave_room(taken.size_bytes)
@@ -159,7 +159,7 @@ class Stored:
             reason=order.reason,
             ranks=self._store.ranks,
             hosts=self._hosts,
-            shards=tuple(Shard.parse(each) for each in shards),
+            shards=tuple(Packed.parse(each) for each in shards),
         )
         return self._store.commit(name, manifest)
 

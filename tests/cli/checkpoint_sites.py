@@ -26,7 +26,13 @@ def save(root: Path, step: int, *, ranks: int = 1, job: str = "llm", extra: str 
                 shards.append(store.write_shard(name, rank, snapshot, layout))
         created = f"2026-11-21T04:{minute or step % 60:02d}:00Z"
         manifest = Manifest(
-            job=job, step=step, created=created, reason="periodic", ranks=ranks, hosts=1, shards=tuple(shards)
+            job=job,
+            step=step,
+            created=created,
+            reason="periodic",
+            ranks=ranks,
+            hosts=1,
+            shards=tuple(shard.packed() for shard in shards),
         )
         saved: SavedCheckpoint = store.commit(name, manifest)
     return Path(saved.path)

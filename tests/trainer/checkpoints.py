@@ -18,7 +18,7 @@ def manifest(step: int, shards: Sequence[Shard], *, hosts: int = 1, job: str = "
         reason="test",
         ranks=len(shards),
         hosts=hosts,
-        shards=tuple(shards),
+        shards=tuple(shard.packed() for shard in shards),
     )
 
 

@@ -71,7 +71,7 @@ class Job:
                     reason="test",
                     ranks=len(self.stores),
                     hosts=1,
-                    shards=tuple(shards[rank] for rank in range(len(self.stores))),
+                    shards=tuple(shards[rank].packed() for rank in range(len(self.stores))),
                 ),
             )
         return name

@@ -46,7 +46,7 @@ def test_it_comes_back(store: Store, threads: int) -> None:
     told: list[tuple[int, int | None]] = []
     items = read_shard(
         Path(found.path),
-        found.manifest.shards[0],
+        found.shard(0),
         threads=threads,
         progress=lambda done, of: told.append((done, of)),
     )
@@ -95,7 +95,7 @@ def test_thousands_of_damages_are_all_refused(found: Found, store: Store, damage
                 os.ftruncate(file.fileno(), len(content))
                 os.pwrite(file.fileno(), content, 0)
     print(refused)
-    assert read_shard(Path(found.path), found.manifest.shards[0])["b"].value() == [1, 2]
+    assert read_shard(Path(found.path), found.shard(0))["b"].value() == [1, 2]
 
 
 def is_refused(store: Store, snapshot: Snapshot) -> bool:
@@ -127,7 +127,7 @@ def test_a_file_that_is_cut_while_it_is_read(found: Found, store: Store) -> None
         os.truncate(path, 4 * CHUNK)
 
     with pytest.raises(CorruptError, match=r"ends too early \(chunk 4, from byte 16384\)"):
-        read_shard(Path(found.path), found.manifest.shards[0], threads=1, progress=cut)
+        read_shard(Path(found.path), found.shard(0), threads=1, progress=cut)
 
 
 @pytest.mark.parametrize("kind", ["missing", "link", "pipe", "folder", "socket"])
@@ -170,7 +170,7 @@ def test_a_folder_that_is_a_link_is_none(found: Found, store: Store) -> None:
 
 def test_a_file_of_a_petabyte_of_nothing_takes_no_memory(found: Found, store: Store) -> None:
     """Holes cost the one who makes them nothing: what could not have been written here is not read."""
-    shard = found.manifest.shards[0]
+    shard = found.shard(0)
     huge = replace(shard, size_bytes=1 << 50, chunk_bytes=1 << 30, digests=("0" * 32,) * (1 << 20))
     os.truncate(Path(found.path, SHARD), 1 << 42)
     os.truncate(Path(found.path, SHARD), shard.size_bytes)
@@ -191,7 +191,7 @@ def test_reading_can_be_called_off(found: Found) -> None:
     cancel = Event()
     cancel.set()
     with pytest.raises(CancelledError):
-        read_shard(Path(found.path), found.manifest.shards[0], cancel=cancel)
+        read_shard(Path(found.path), found.shard(0), cancel=cancel)
 
 
 def test_held_is_not_pruned(store: Store, found: Found) -> None:

@@ -1,21 +1,24 @@
 """What a training starts from: the newest checkpoint that all ranks can read, whatever became of the tiers."""
 
 import shutil
+import zlib
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from powerguard.trainer.found import Found, SavedCheckpoint
 from powerguard.trainer.items import Parts
-from powerguard.trainer.manifest import MANIFEST
+from powerguard.trainer.manifest import MANIFEST, Manifest, Shard, StoreError
 from powerguard.trainer.ranks.base import Alone, Memory, MemoryRanks
 from powerguard.trainer.resume import Chosen, LocalTier, ResumeError, choose
 from powerguard.trainer.store import Store
 from powerguard.trainer.stored import Stored
 from powerguard.trainer.tiers import PathTier, Remote
-from powerguard.trainer.tiers.base import SET_ASIDE, Source, Tier
+from powerguard.trainer.tiers.base import SET_ASIDE, Kind, Source, Tier, TierError
 from powerguard.trainer.tiers.gate import Gate
 from powerguard.trainer.tiers.transfer import Order, Progress, Transfer
 from tests.trainer.tiers.rig import CHUNK, flip, save, state
@@ -104,6 +107,60 @@ def test_a_newer_one_on_the_nas_wins(root: Path, nas: Path) -> None:
     assert chosen is not None
     assert (chosen.step, chosen.tiers, chosen.found.tier, chosen.local) == (9, ("path",), "path", False)
     assert chosen.items["state"].data == state(9)
+
+
+def break_description(saved: SavedCheckpoint, rank: int) -> None:
+    """Leave a manifest whose digests all hold, and in which one rank's shard has no digests and no items."""
+    path = Path(saved.path, MANIFEST)
+    manifest = Manifest.parse(path.read_bytes())
+    shards = list(manifest.shards)
+    empty = b64encode(zlib.compress(b'{"digests":[],"items":[]}')).decode()
+    shards[rank] = replace(shards[rank], content=empty)
+    path.write_bytes(replace(manifest, shards=tuple(shards)).to_json())
+
+
+def test_a_shard_whose_description_is_wrong_costs_that_checkpoint_and_not_the_older_one(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The manifest itself verifies, so each rank finds that out for itself, and all ranks take the next older one."""
+    save(root, 6, ranks=2, mib=9)
+    saved = save(root, 7, ranks=2, mib=9)
+    break_description(saved, 1)
+    chosen = all_ranks([root, root], ["a", "a"])
+    assert [each.step for each in chosen] == [6, 6]
+    assert [each.items["state"].data == state(6, rank, 9) for rank, each in enumerate(chosen)] == [True, True]
+    assert "shard-00001 of 9441280 bytes has 0 digests" in chosen[0].refused[0]
+    assert "checkpoint_passed_over step 7: rank 1" in caplog.text
+    assert [path.name for path in root.glob("bad-*")] == [f"bad-{Path(saved.path).name}"]
+
+
+def test_a_scrub_sets_aside_what_has_a_wrong_description(root: Path) -> None:
+    older = save(root, 6, ranks=2, mib=1)
+    break_description(save(root, 7, ranks=2, mib=1), 1)
+    with Store(root, job="llm", ranks=2, slots=0) as store:
+        scrubbed = store.scrub()
+        assert scrubbed is not None
+        assert (scrubbed.whole, str(scrubbed.corrupt).endswith("has 0 digests")) == (False, True)
+        assert store.newest() == older
+
+
+def test_an_upload_of_a_wrong_description_fails_and_commits_nothing(root: Path, nas: Path) -> None:
+    saved = save(root, 7, ranks=2, mib=1)
+    break_description(saved, 1)
+    digest = Manifest.parse(Path(saved.path, MANIFEST).read_bytes()).digest
+    with pytest.raises(TierError, match=r"local checkpoint: .*has 0 digests") as failed:
+        upload(replace(saved, manifest_digest=digest), nas)
+    assert failed.value.kind is Kind.CORRUPT
+    assert nas_tier(nas).found() == []
+
+
+def test_a_job_of_too_many_ranks_learns_it_before_its_first_save(root: Path) -> None:
+    """One manifest names every rank's items, so the size of one rank's part says whether all of them fit."""
+    parts = {f"tensor-{number}": bytearray(1) for number in range(3_000)}
+    with Store(root, job="llm", ranks=10_000, leader=False, slots=0) as store:
+        stored = Stored(Parts(lambda: parts, lambda _: None), store)
+        with pytest.raises(StoreError, match=r"10000 ranks with 3000 items each .* more than 67 MB.*\(save fewer"):
+            stored.size_bytes()
 
 
 def test_one_rotten_chunk_comes_from_the_nas_and_is_mended(root: Path, nas: Path) -> None:
@@ -313,10 +370,10 @@ def test_a_rank_that_runs_out_of_memory_keeps_nobody_waiting(root: Path, broken:
     memory = Memory()
 
     class Full(LocalTier):
-        def open_shard(self, found: Found, rank: int) -> Source:
-            if rank == broken:
+        def open_shard(self, found: Found, shard: Shard) -> Source:
+            if shard.rank == broken:
                 raise MemoryError
-            return super().open_shard(found, rank)
+            return super().open_shard(found, shard)
 
     def start(rank: int) -> str:
         with Store(root, job="llm", rank=rank, ranks=2, leader=rank == 0, slots=0) as store:

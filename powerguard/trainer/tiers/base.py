@@ -252,7 +252,7 @@ class Tier(Protocol):
         """The newest checkpoints that are not set aside: those committed last, by the server's clock."""
         ...
 
-    def open_shard(self, found: Found, rank: int) -> Source: ...
+    def open_shard(self, found: Found, shard: Shard) -> Source: ...
 
     def set_aside(self, found: Found, reason: str) -> None:
         """See that it is never chosen again, without deleting it."""
@@ -270,9 +270,9 @@ def read_shard(
 
     Raises what the tier raises; what is in `into` then is to be used by nobody.
     """
-    shard = found.manifest.shards[rank]
+    shard = found.shard(rank)
     memory = Snapshot() if into is None else into
-    with closing(tier.open_shard(found, rank)) as source:  # before the memory: its size was checked against real bytes
+    with closing(tier.open_shard(found, shard)) as source:  # before the memory: its size was checked against real bytes
         memory.reserve(shard.size_bytes)
         buffer = memory.buffer
         over_chunks(

@@ -76,7 +76,8 @@ class ObjectTier:
         """Nothing is left to do: an object is there as a whole, and with its checksum, or not at all."""
 
     def absent(self, name: str, manifest: Manifest) -> list[int]:
-        return [shard.rank for shard in manifest.shards if len(self._chunks(name, shard)) < len(shard.digests)]
+        shards = (packed.unpacked() for packed in manifest.shards)  # one at a time: all of them may fill the memory
+        return [shard.rank for shard in shards if len(self._chunks(name, shard)) < len(shard.digests)]
 
     def commit(self, name: str, manifest: Manifest) -> bool:
         import obstore
@@ -133,8 +134,7 @@ class ObjectTier:
         """Is this very checkpoint committed here?"""
         return self.committed(name) == digest
 
-    def open_shard(self, found: Found, rank: int) -> Source:
-        shard = found.manifest.shards[rank]
+    def open_shard(self, found: Found, shard: Shard) -> Source:
         where = self._chunks(found.name, shard)
         missing = next((index for index in range(len(shard.digests)) if index not in where), None)
         if missing is not None:

@@ -180,8 +180,7 @@ class PathTier:
         """Is this very checkpoint committed here?"""
         return self._limited(lambda: self.committed(name)) == digest
 
-    def open_shard(self, found: Found, rank: int) -> Source:
-        shard = found.manifest.shards[rank]
+    def open_shard(self, found: Found, shard: Shard) -> Source:
         file = self._limited(lambda: ShardReader(self._root / found.name, shard))
         return _PathShard(file, shard.chunk_bytes, self._limit_s)
 

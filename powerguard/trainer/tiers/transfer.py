@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from threading import Event, Lock
 from typing import Final
 
-from powerguard.trainer.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, ManifestError, Shard
+from powerguard.trainer.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, ManifestError, Packed, Shard
 from powerguard.trainer.ranks.base import boottime_s
 from powerguard.trainer.reader import CorruptError, ShardReader
 from powerguard.trainer.snapshot import Snapshot
@@ -95,10 +95,10 @@ class Transfer:
         name, target = self._name, self._target
         manifest = self._manifest()
         if self.gate.call(lambda: target.committed(name)) is None:
-            mine = [shard for shard in manifest.shards if (self._folder / shard.file).exists()]
-            self.progress.bytes_total = sum(shard.size_bytes for shard in mine)
-            for shard in mine:
-                self._upload(shard)
+            mine = [packed for packed in manifest.shards if (self._folder / packed.file).exists()]
+            self.progress.bytes_total = sum(packed.size_bytes for packed in mine)
+            for packed in mine:
+                self._upload(self._unpacked(packed))
             if not self._all_there(manifest):
                 return False
         self.gate.call(lambda: target.commit(name, manifest))  # where one stands already, this says whether it is ours
@@ -116,6 +116,12 @@ class Transfer:
         if manifest.digest != self._order.digest:
             raise TierError(Kind.LOST, f"{self._folder}: is not the checkpoint that was offered")
         return manifest
+
+    def _unpacked(self, packed: Packed) -> Shard:
+        try:
+            return packed.unpacked()
+        except ManifestError as error:
+            raise TierError(Kind.CORRUPT, f"local checkpoint: {self._folder / MANIFEST}: {error}") from None
 
     def _upload(self, shard: Shard) -> None:
         name, target, progress = self._name, self._target, self.progress

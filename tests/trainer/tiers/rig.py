@@ -59,7 +59,7 @@ def save(
         reason="periodic",
         ranks=ranks,
         hosts=len(stores),
-        shards=tuple(shards),
+        shards=tuple(shard.packed() for shard in shards),
     )
     saved = {store.root: store.commit(name, manifest) for store in stores.values()}
     for store in stores.values():

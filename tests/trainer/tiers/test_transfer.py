@@ -53,7 +53,7 @@ def test_twice_is_as_good_as_once(tmp_path: Path, remote: Remote) -> None:
 def test_what_is_there_in_parts_of_another_size_counts(tmp_path: Path, remote: Remote) -> None:
     """An option that was changed, or another version: a name says what it holds."""
     saved = save(tmp_path / "root", 7)
-    shard = manifest_of(saved).shards[0]
+    shard = manifest_of(saved).shard(0)
     name = Path(saved.path).name
     tier = tier_of(remote, "llm")
     content = memoryview(Path(saved.path, shard.file).read_bytes())
@@ -136,7 +136,7 @@ def test_a_torn_file_of_a_killed_upload_is_mended_by_part(tmp_path: Path) -> Non
     saved = save(tmp_path / "root", 7)
     (tmp_path / "nas").mkdir()
     remote = Remote(url=str(tmp_path / "nas"), part_bytes=CHUNK)
-    shard = manifest_of(saved).shards[0]
+    shard = manifest_of(saved).shard(0)
     torn = tmp_path / "nas" / "llm" / Path(saved.path).name / f"{shard.file}.part"
     torn.parent.mkdir(parents=True)
     content = bytearray(Path(saved.path, shard.file).read_bytes())
@@ -149,7 +149,7 @@ def test_a_torn_file_of_a_killed_upload_is_mended_by_part(tmp_path: Path) -> Non
 
 
 def state_file(saved: SavedCheckpoint) -> bytes:
-    shard = manifest_of(saved).shards[0]
+    shard = manifest_of(saved).shard(0)
     return Path(saved.path, shard.file).read_bytes()[: shard.size_bytes]
 
 
@@ -195,9 +195,9 @@ def test_an_object_that_was_cut_or_spoilt_is_noticed(tmp_path: Path, s3: S3Serve
     tier = ObjectTier(remote, "llm")
     (found,) = tier.found()
     folder = f"{bucket.removeprefix('s3://')}/llm/{found.name}"
-    part = tier.missing(found.name, replace(found.manifest.shards[0], digests=("0" * 32,) * 3), lambda _: None)[0]
+    part = tier.missing(found.name, replace(found.shard(0), digests=("0" * 32,) * 3), lambda _: None)[0]
     assert part.first == 0  # parts of other digests are not taken for these
-    (path, first) = tier._chunks(found.name, found.manifest.shards[0])[1]
+    (path, first) = tier._chunks(found.name, found.shard(0))[1]
     key = path.rpartition("/")[2]
     content = bytearray(s3.get(f"/{folder}/shard-00000/{key}"))
     content[9] ^= 1
