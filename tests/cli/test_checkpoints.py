@@ -18,6 +18,7 @@ from powerguard.trainer.manifest import MANIFEST
 from powerguard.trainer.seal import seal
 from powerguard.trainer.seal_manifest import SEAL
 from tests.cli.checkpoint_sites import flip, save
+from tests.trainer.checkpoints import break_description
 
 ROOT = Path(__file__).parents[2]
 
@@ -119,6 +120,16 @@ def test_every_shard_is_read(tmp_path: Path, ranks: int, capsys: pytest.CaptureF
     flip(path / f"shard-{ranks - 1:05d}")
     assert main(["checkpoints", "verify", str(path)]) == 1
     assert f"shard-{ranks - 1:05d}" in capsys.readouterr().out
+
+
+def test_a_shard_with_a_wrong_description_is_corrupt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The manifest itself verifies; the shard's part of it says what is wrong, in every verb that reads it."""
+    path = save(tmp_path / "r", 7, ranks=3)
+    break_description(path, 2)
+    assert main(["checkpoints", "verify", str(path)]) == 1
+    assert f"{path}/{MANIFEST}: shard-00002 of " in capsys.readouterr().out
+    assert main(["checkpoints", "restore", str(path), "--to", str(tmp_path / "new")]) == 1
+    assert f"{path}/{MANIFEST}: shard-00002 of " in capsys.readouterr().err
 
 
 def test_object_of_checkpoints(nas: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,6 +39,7 @@ from powerguard.trainer.manifest import MANIFEST
 from powerguard.trainer.seal import seal
 from tests.cli.checkpoint_sites import flip, save
 from tests.peers.nvml import Gpus as Cards
+from tests.trainer.checkpoints import break_description
 
 ROOT_DISK = Mounted(point="/", kind="ext4", source="/dev/sda2", on_root=True, fsid=11)
 NAS = Mounted(point="/nas", kind="nfs4", source="nas:/export", on_root=False, fsid=22)
@@ -125,6 +126,16 @@ async def test_a_flipped_bit_is_found_where_every_byte_is_read(
     flip(next(save(root, 200).glob("shard-*")))
     found = await checks(tmp_path, root, verify=verify).check()
     assert found["newest"] == f"llm: step {step} ({state}) in {root}"
+
+
+async def test_a_wrong_description_is_passed_over_where_every_byte_is_read(tmp_path: Path) -> None:
+    root = tmp_path / "llm"
+    save(root, 100)
+    newer = save(root, 200)
+    break_description(newer)
+    found = await checks(tmp_path, root, verify="full").check()
+    assert found["newest"] == f"llm: step 100 (read) in {root}"
+    assert "shard-00000 of " in str(found["notes"])
 
 
 async def test_sealed_and_foreign_checkpoints(tmp_path: Path) -> None:

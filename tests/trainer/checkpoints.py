@@ -1,11 +1,15 @@
 """Make checkpoints for tests: one call from items to a committed folder."""
 
 import os
+import zlib
+from base64 import b64encode
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from threading import Event
 
 from powerguard.trainer.items import Item
-from powerguard.trainer.manifest import Manifest, Shard
+from powerguard.trainer.manifest import MANIFEST, Manifest, Shard
 from powerguard.trainer.snapshot import Snapshot
 from powerguard.trainer.store import SavedCheckpoint, Store
 
@@ -33,3 +37,13 @@ def save(
     saved = store.commit(name, manifest(step, [shard]))
     store.prune()
     return saved
+
+
+def break_description(folder: Path, rank: int = 0) -> None:
+    """Leave a manifest whose digests all hold, and in which one rank's shard has no digests and no items."""
+    path = folder / MANIFEST
+    broken = Manifest.parse(path.read_bytes())
+    shards = list(broken.shards)
+    empty = b64encode(zlib.compress(b'{"digests":[],"items":[]}')).decode()
+    shards[rank] = replace(shards[rank], content=empty)
+    path.write_bytes(replace(broken, shards=tuple(shards)).to_json())

@@ -1,8 +1,6 @@
 """What a training starts from: the newest checkpoint that all ranks can read, whatever became of the tiers."""
 
 import shutil
-import zlib
-from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -21,6 +19,7 @@ from powerguard.trainer.tiers import PathTier, Remote
 from powerguard.trainer.tiers.base import SET_ASIDE, Kind, Source, Tier, TierError
 from powerguard.trainer.tiers.gate import Gate
 from powerguard.trainer.tiers.transfer import Order, Progress, Transfer
+from tests.trainer.checkpoints import break_description
 from tests.trainer.tiers.rig import CHUNK, flip, save, state
 
 
@@ -109,23 +108,13 @@ def test_a_newer_one_on_the_nas_wins(root: Path, nas: Path) -> None:
     assert chosen.items["state"].data == state(9)
 
 
-def break_description(saved: SavedCheckpoint, rank: int) -> None:
-    """Leave a manifest whose digests all hold, and in which one rank's shard has no digests and no items."""
-    path = Path(saved.path, MANIFEST)
-    manifest = Manifest.parse(path.read_bytes())
-    shards = list(manifest.shards)
-    empty = b64encode(zlib.compress(b'{"digests":[],"items":[]}')).decode()
-    shards[rank] = replace(shards[rank], content=empty)
-    path.write_bytes(replace(manifest, shards=tuple(shards)).to_json())
-
-
 def test_a_shard_whose_description_is_wrong_costs_that_checkpoint_and_not_the_older_one(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The manifest itself verifies, so each rank finds that out for itself, and all ranks take the next older one."""
     save(root, 6, ranks=2, mib=9)
     saved = save(root, 7, ranks=2, mib=9)
-    break_description(saved, 1)
+    break_description(Path(saved.path), 1)
     chosen = all_ranks([root, root], ["a", "a"])
     assert [each.step for each in chosen] == [6, 6]
     assert [each.items["state"].data == state(6, rank, 9) for rank, each in enumerate(chosen)] == [True, True]
@@ -136,7 +125,7 @@ def test_a_shard_whose_description_is_wrong_costs_that_checkpoint_and_not_the_ol
 
 def test_a_scrub_sets_aside_what_has_a_wrong_description(root: Path) -> None:
     older = save(root, 6, ranks=2, mib=1)
-    break_description(save(root, 7, ranks=2, mib=1), 1)
+    break_description(Path(save(root, 7, ranks=2, mib=1).path), 1)
     with Store(root, job="llm", ranks=2, slots=0) as store:
         scrubbed = store.scrub()
         assert scrubbed is not None
@@ -146,7 +135,7 @@ def test_a_scrub_sets_aside_what_has_a_wrong_description(root: Path) -> None:
 
 def test_an_upload_of_a_wrong_description_fails_and_commits_nothing(root: Path, nas: Path) -> None:
     saved = save(root, 7, ranks=2, mib=1)
-    break_description(saved, 1)
+    break_description(Path(saved.path), 1)
     digest = Manifest.parse(Path(saved.path, MANIFEST).read_bytes()).digest
     with pytest.raises(TierError, match=r"local checkpoint: .*has 0 digests") as failed:
         upload(replace(saved, manifest_digest=digest), nas)
