@@ -20,7 +20,7 @@ from powerguard.trainer.disk import Disk
 from powerguard.trainer.endpoint import Endpoint
 from powerguard.trainer.items import State
 from powerguard.trainer.keeper import GivenUp, Save
-from powerguard.trainer.opening import AUTO, Signals, endpoint_of, keeper_of, look_after
+from powerguard.trainer.opening import AUTO, Place, Signals, endpoint_of, keeper_of, look_after
 from powerguard.trainer.options import check_options, one_of, whole
 from powerguard.trainer.pace import STEPS
 from powerguard.trainer.ranks import Ranks, detect
@@ -84,16 +84,8 @@ class Guard:
             raise StoreError(msg)
         self._ranks = ranks = detect(root) if ranks is None else ranks
         self._remote = None if remote is None else Remote.of(remote)
-        self._keeper = keeper_of(
-            state,
-            root,
-            job=job,
-            keep=keep,
-            disk=disk,
-            ranks=ranks,
-            remote=remote is not None,
-            must_exist=must_exist,
-        )
+        place = Place(job=job, keep=keep, disk=disk, must_exist=must_exist)
+        self._keeper = keeper_of(state, root, place, ranks=ranks, remote=remote is not None)
         self.desk = Desk(job=job, conduct=After(conduct), clock=clock, ranks=ranks.size, hosts=ranks.hosts)
         self._writer = Writer(self.desk, self._keeper)
         self._pace = self.desk.pace

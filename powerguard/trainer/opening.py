@@ -8,6 +8,7 @@ import signal
 import threading
 import weakref
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -37,17 +38,17 @@ _MEET_S = 60.0
 _log = logging.getLogger("powerguard.trainer")
 
 
-def keeper_of(
-    state: State | Save,
-    root: Path | str | None,
-    *,
-    job: str,
-    keep: int,
-    disk: Disk | None,
-    ranks: Ranks,
-    remote: bool,
-    must_exist: bool,
-) -> Keeper:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """How checkpoints are kept under a root; see `guard.Guard`."""
+
+    job: str
+    keep: int
+    disk: Disk | None
+    must_exist: bool
+
+
+def keeper_of(state: State | Save, root: Path | str | None, place: Place, *, ranks: Ranks, remote: bool) -> Keeper:
     if not callable(state):
         if not callable(getattr(state, "items", None)) or not callable(getattr(state, "load", None)):
             msg = f"state {state!r:.80}: must have items() and load(), as Parts(save, load) and TorchState have"
@@ -55,18 +56,18 @@ def keeper_of(
         if root is None or not str(root):
             msg = "a state with items() needs a root: the folder for its checkpoints"
             raise StoreError(msg)
-        if must_exist and not Path(root).is_dir():
+        if place.must_exist and not Path(root).is_dir():
             msg = f"{root}: is not there, and must_exist=True (is its disk mounted? else make the folder once)"
             raise StoreError(msg)
         store = Store(
             root,
-            job=job,
+            job=place.job,
             rank=ranks.rank,
             ranks=ranks.size,
             leader=_leads(Path(root), ranks),
             hosts=ranks.hosts,
-            keep=keep,
-            disk=disk,
+            keep=place.keep,
+            disk=place.disk,
         )
         return Stored(state, store, hosts=ranks.hosts)
     if remote:
