@@ -607,6 +607,25 @@ async def test_the_whole_way_through_the_real_helper() -> None:
         jobs.close()
 
 
+def test_a_stamp_of_the_future_hides_no_new_seal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file of notes from a host whose clock is days ahead: what is sealed after the request is newer all the same."""
+    for number in (1, 2):
+        (tmp_path / f"checkpoint-{number}").mkdir()
+        (tmp_path / f"checkpoint-{number}" / "a").write_text("a")
+    seal(tmp_path / "checkpoint-1")
+    (tmp_path / "notes.txt").write_text("x")
+    ahead_s = time.time() + 3 * 86400.0
+    os.utime(tmp_path / "notes.txt", (ahead_s, ahead_s))
+    assert newest_child([str(tmp_path)]) == 0
+    since_ns = int(capsys.readouterr().out)
+    assert newest(tmp_path, since_ns, 0.0, capsys) is None
+    time.sleep(0.02)
+    seal(tmp_path / "checkpoint-2")
+    told = newest(tmp_path, since_ns, 0.0, capsys)
+    assert told is not None
+    assert told["step"] == 2
+
+
 def test_a_seal_that_does_not_hold_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     since_ns = time.time_ns() - 1_000_000_000
     (tmp_path / "checkpoint-1").mkdir()

@@ -94,7 +94,14 @@ def main(argv: list[str]) -> int:
 
 
 def _stamp(folder: Path) -> int:
-    sys.stdout.write(str(max((mark.changed_ns for mark in _marks(folder)), default=0)))
+    """Print the newest stamp: of manifests and seals alone, where checkpoints here get one.
+
+    Any other file may have a stamp of the future, and a new seal would never be newer.
+    """
+    marks = list(_marks(folder))
+    if folder.is_dir() and _is_vouched_for(folder):
+        marks = [mark for mark in marks if Path(mark.path).name in (MANIFEST, SEAL)] or marks
+    sys.stdout.write(str(max((mark.changed_ns for mark in marks), default=0)))
     return 0
 
 
