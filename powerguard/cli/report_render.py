@@ -49,6 +49,7 @@ _MARKED: Final = {
     "source_lost": "UPS silent",
     "source_recovered": "UPS answers again",
     "grade_lowered": "a shorter stop",
+    "grade_raised": "a longer stop again",
     "gpu_power_capped": "GPU power lowered",
     "older_checkpoint_stands": "an older checkpoint stands",
     "load_not_fallen_raised": "load did not fall",

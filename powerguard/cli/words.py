@@ -277,6 +277,10 @@ def _grade_lowered(because: str, numbers: Numbers) -> str:
     return f"only a {numbers.get('new')} stop is planned now instead of a {numbers.get('old')} one, {because}"
 
 
+def _grade_raised(because: str, numbers: Numbers) -> str:
+    return f"a {numbers.get('new')} stop is planned again instead of a {numbers.get('old')} one: {because}"
+
+
 def _host_returned(because: str, numbers: Numbers) -> str:
     return f"the host is back after {_for(numbers, 'away_s')} ({because})"
 
@@ -378,6 +382,7 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "gpu_power_capped": _plain("GPU power is lowered"),
     "gpu_power_restored": _plain("GPU power is as it was before"),
     "grade_lowered": _grade_lowered,
+    "grade_raised": _grade_raised,
     "guard_ended": lambda b, _: f"training is no longer guarded: {b}",
     "guard_started": lambda b, _: f"training is guarded, with a checkpoint whenever it costs little: {b}",
     "host_checked": lambda b, _: f"the host is whole: {b}",

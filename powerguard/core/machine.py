@@ -74,6 +74,8 @@ from powerguard.core.turn import Turn
 
 FLAPPING_FACTOR = 3.0
 """Utility that comes and goes must be stable so many times as long."""
+WRONG = 0.05
+"""What is left rises by more than this on battery only where readings before were wrong (share of a new battery)."""
 LATEST_S = 1e10
 """No clock of ours says more: three hundred years after the boot."""
 LONGEST_MAINTENANCE_S = 30 * 86400.0
@@ -217,6 +219,10 @@ def _take_in_reading(turn: Turn, reading: Reading) -> None:
     if came_back is not None:
         lost_s = turn.now_s - came_back
         turn.note("source_recovered", f"{reading.source} answers", lost_s=lost_s, **_which(turn, reading.ups))
+    was_left, is_left = before.battery.left, entered.battery.left
+    on_battery = old.supply is Supply.BATTERY and feed.supply is Supply.BATTERY
+    if on_battery and was_left is not None and is_left is not None and is_left > was_left + WRONG:
+        turn.raise_grade()
     if before.battery.contradicted and not entered.battery.contradicted and feed.supply is Supply.BATTERY:
         _end_abort(turn)
     if feed.suspect:

@@ -7,7 +7,7 @@ from typing import Any
 
 from powerguard.core import account, plan
 from powerguard.core import budget as sums
-from powerguard.core.actions import Action, Level, Note, Scalar
+from powerguard.core.actions import Action, Grade, Level, Note, Scalar
 from powerguard.core.frozen import replace
 from powerguard.core.model import Emergency, Holding, Online, Outage, Phase, Recovery, Shutdown, State, Step
 from powerguard.core.policy import Policy
@@ -93,6 +93,18 @@ class Turn:
         if grade is not outage.grade:
             self.set_outage(grade=grade)
             self.note("grade_lowered", "so that the checkpoint fits", Level.WARNING, old=outage.grade, new=grade)
+
+    def raise_grade(self) -> None:
+        """Choose the grade again, upward: more is left than wrong readings had it when it was lowered."""
+        outage = self.outage
+        if outage is None or isinstance(self.state.phase, Shutdown | Recovery):
+            return
+        now = replace(plan.outage_budget(self.policy, self.state, self.now_s), grade=Grade.FULL)
+        grade = sums.grade_before_cut(self.policy, self.state.feed, now, at_most=sums.grade_left(self.policy, now))
+        grades = tuple(Grade)
+        if grades.index(grade) < grades.index(outage.grade):
+            self.set_outage(grade=grade)
+            self.note("grade_raised", "more is left than was reported before", old=outage.grade, new=grade)
 
     def numbers(self) -> dict[str, Scalar]:
         """Return the sums of this moment, rounded for people."""

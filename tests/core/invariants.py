@@ -19,6 +19,7 @@ from powerguard.core.actions import (
     Way,
 )
 from powerguard.core.events import Abort, Done, Event, Failed
+from powerguard.core.machine import WRONG
 from powerguard.core.model import (
     EmergencyCheckpoint,
     Holding,
@@ -66,7 +67,9 @@ def check_step(policy: Policy, before: State, event: Event, answer: Step) -> Non
     if not isinstance(old, Online) and not isinstance(new, Online) and not through_online:
         assert old.outage.id == new.outage.id, "an outage keeps its id"
         grades = tuple(Grade)
-        assert grades.index(new.outage.grade) >= grades.index(old.outage.grade), "a grade only goes down"
+        rose = (answer.state.battery.left or 0.0) > (before.battery.left or 0.0) + WRONG
+        lowered = grades.index(new.outage.grade) >= grades.index(old.outage.grade)
+        assert lowered or rose, "a grade goes up only after wrong readings"
     if isinstance(event, Abort) and not isinstance(old, Online | Shutdown):
         assert isinstance(new, Online) or new.outage.aborted_by, "an abort before the latch is never forgotten"
     if isinstance(new, Online | OnBattery) and not answer.state.feed.suspect:

@@ -18,6 +18,7 @@ from powerguard.core.actions import (
     TriggerCheckpoint,
 )
 from powerguard.core.events import Done, Event, Failed, Outcome
+from powerguard.core.machine import WRONG
 from powerguard.core.model import (
     Battery,
     EmergencyCheckpoint,
@@ -157,8 +158,9 @@ def _check_phases(policy: Policy, before: State, answer: Step) -> None:
     through_online = any(move["new"] == "online" for move in moves)
     if not isinstance(old, Online) and not isinstance(new, Online) and not through_online:
         hold(old.outage.id == new.outage.id, "an outage keeps its id")
+        rose = (answer.state.battery.left or 0.0) > (before.battery.left or 0.0) + WRONG
         lowered = _GRADES.index(new.outage.grade) >= _GRADES.index(old.outage.grade)
-        hold(lowered, "a grade only goes down")
+        hold(lowered or rose, "a grade goes up only after wrong readings")
 
 
 def _check_latch(policy: Policy, before: State, state: State, phase: Shutdown) -> None:
