@@ -14,7 +14,7 @@ help:
 	@echo 'make clean      remove all that the other targets made'
 
 demo:
-	scripts/venv .venv trainer
+	scripts/venv .venv
 	.venv/bin/powerguard demo $(ARGS)
 
 test:

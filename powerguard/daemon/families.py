@@ -136,7 +136,11 @@ _DAEMON: Final = (
         one_of(PHASES, lambda v: phase_name(v.daemon.state.phase)),
         "phase",
     ),
-    gauge("armed", "1 when a power-off would be done, 0 in dry-run.", plain(lambda v: v.daemon.armed)),
+    gauge(
+        "armed",
+        "1 when a power-off would be done, 0 in dry-run.",
+        plain(lambda v: v.daemon.armed and v.daemon.host_kind != "dry-run"),
+    ),
     gauge("ready", "1 when the host would be saved if utility failed now.", plain(lambda v: is_ready(v.reasons))),
     gauge("degraded", "1 when anything at all reduces protection.", plain(lambda v: bool(v.reasons))),
     gauge("degraded_reason", "1 for each thing that reduces protection now.", _reasons, "reason"),

@@ -210,7 +210,7 @@ def _read(found: Found, by_s: float) -> tuple[str, str]:
             except _TimeUpError:
                 return "partly", f"the time was up after {done / 1e9:.1f} of {total / 1e9:.1f} GB"
             except ImportError:
-                return "whole", "not read: xxhash is not installed (pip install xxhash)"
+                return "whole", f"not read: xxhash is not installed ({sys.executable} -m pip install xxhash)"
         done += shard.size_bytes
     elsewhere = len(found.manifest.shards) - len(shards)
     return "read", f"{elsewhere} shards lie on other hosts" if elsewhere else ""
@@ -260,7 +260,7 @@ def _verified(path: Path, by_s: float) -> tuple[str, str, str]:
     except _TimeUpError:
         return "partly", "", "the time was up before all of it was read"
     except ImportError:
-        return "whole", "", "not read: xxhash is not installed (pip install xxhash)"
+        return "whole", "", f"not read: xxhash is not installed ({sys.executable} -m pip install xxhash)"
     except (SealError, OSError) as error:
         return "whole", str(error), ""
     return "read", "; ".join(map(str, verdict.findings[:2])), ""

@@ -3,6 +3,7 @@
 import contextlib
 import mmap
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -171,7 +172,7 @@ def hasher() -> Callable[[memoryview], str]:
     try:
         from xxhash import xxh3_128_hexdigest
     except ImportError as error:
-        msg = "sealing needs xxhash, which is not installed (pip install xxhash)"
+        msg = f"sealing needs xxhash, which is not installed ({sys.executable} -m pip install xxhash)"
         raise SealError(msg) from error
     return xxh3_128_hexdigest
 

@@ -89,7 +89,7 @@ def test_without_xxhash_it_says_what_to_install(folder: Path) -> None:
         [sys.executable, "-c", code, "seal", str(folder)], capture_output=True, text=True, check=False, cwd=ROOT
     )
     assert ended.returncode == 1
-    assert "pip install xxhash" in ended.stderr
+    assert f"{sys.executable} -m pip install xxhash" in " ".join(ended.stderr.split())
 
 
 # --- The bar ----------------------------------------------------------------------------------------------------------

@@ -131,6 +131,7 @@ def test_a_reason_is_a_series() -> None:
     assert value(daemon, "degraded_reason", {"reason": "undersized"}) == 0
     daemon = replace(daemon, armed=False)
     assert value(daemon, "armed") == 0
+    assert value(replace(daemon, armed=True, host_kind="dry-run"), "armed") == 0, "armed, and nothing powers it off"
     assert value(daemon, "degraded_reason", {"reason": "dry_run"}) == 1
 
 

@@ -6,7 +6,6 @@ import shutil
 import stat
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,11 +36,7 @@ async def findings(
             group.create_task(_folder(name, folder, kind_of(folder, mountinfo), is_alive=name in alive, spawn=spawn))
             for name, folder in folders.items()
         ]
-    found = [finding for task in tasks for finding in task.result()]
-    if find_spec("xxhash") is None:
-        text = "xxhash is not installed: nothing here can seal or verify a checkpoint"
-        found.append(Finding("checkpoints", "WARN", text, "pip install xxhash"))
-    return found
+    return [finding for task in tasks for finding in task.result()]
 
 
 async def ways(options: Sequence[AnyTrainerOptions], ask: Ask) -> list[Finding]:
