@@ -27,6 +27,20 @@ def _ip_address(text: str) -> str:
     return text
 
 
+def _without_port(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if port.isdecimal() and host and (":" not in host or (host[0], host[-1]) == ("[", "]")):
+        msg = f"must be an address or a name without a port: write host: {host.strip('[]')} and port: {port}"
+        raise ValueError(msg)
+    return text
+
+
+Host = Annotated[
+    str,
+    AfterValidator(_without_port),
+    Field(min_length=1, max_length=253),
+]
+"""Where a peer is reached; its port has a key of its own."""
 ListenAddress = Annotated[
     str,
     AfterValidator(_ip_address),

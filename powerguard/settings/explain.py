@@ -30,6 +30,7 @@ _SIZES: Final = {"": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12,
 _AMOUNT: Final = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?) *([A-Za-z%]*)")
 _LOGIN: Final = re.compile(r"//[^/\s]*@")
 _SHOWN: Final = 48
+_CABLES: Final = ("usb", "usbhid", "hid", "serial", "modbus")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,9 @@ class Explainer:
         told = _below(place.value, name)
         if told is None:
             return Mistake((*place.path, name), f"is required ({_one_of(tags)})")
-        return Mistake((*place.path, name), f"must be {_one_of(tags)}, got {_shown(told)}{_write(_near(told, tags))}")
+        cable = "nut" in tags and str(told).lower() in _CABLES
+        hint = " (a UPS on a cable is read through NUT or apcupsd)" if cable else _write(_near(told, tags))
+        return Mistake((*place.path, name), f"must be {_one_of(tags)}, got {_shown(told)}{hint}")
 
     def wanted(self, node: Node) -> str:
         """Say what belongs at a node of the schema; "" where the schema does not tell."""

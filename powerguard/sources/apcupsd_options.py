@@ -4,17 +4,15 @@ from typing import Literal
 
 from pydantic import Field
 
-from powerguard.options import Options
+from powerguard.options import Host, Options
 
 
 class ApcupsdOptions(Options):
     """A UPS that apcupsd watches, on this host or another: its network information server is asked."""
 
     kind: Literal["apcupsd"]
-    host: str = Field(
+    host: Host = Field(
         default="127.0.0.1",
-        min_length=1,
-        max_length=253,
         description="Address or name of the apcupsd that reads the UPS itself; never that of a net slave, which does "
         "not know how old its news is.",
         examples=["10.0.0.9"],

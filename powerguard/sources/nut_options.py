@@ -4,14 +4,14 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from powerguard.options import Options, Secret
+from powerguard.options import Host, Options, Secret
 
 
 class NutOptions(Options):
     """A UPS that NUT's upsd serves, on this host or another."""
 
     kind: Literal["nut"]
-    host: str = Field(min_length=1, max_length=253, description="Address or name of upsd.", examples=["10.0.0.9"])
+    host: Host = Field(description="Address or name of upsd.", examples=["10.0.0.9"])
     port: int = Field(default=3493, ge=1, le=65535, description="TCP port of upsd.")
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from powerguard.options import Options, Secret
+from powerguard.options import Host, Options, Secret
 
 AuthProtocol = Literal["MD5", "SHA", "SHA-224", "SHA-256", "SHA-384", "SHA-512"]
 PrivProtocol = Literal["DES", "AES", "AES-192", "AES-256"]
@@ -14,7 +14,7 @@ class SnmpOptions(Options):
     """A UPS network card that is polled over SNMP."""
 
     kind: Literal["snmp"]
-    host: str = Field(min_length=1, max_length=253, description="Address or name of the card.", examples=["10.0.0.5"])
+    host: Host = Field(description="Address or name of the card.", examples=["10.0.0.5"])
     port: int = Field(default=161, ge=1, le=65535, description="UDP port of the card.")
     version: Literal[1, "2c", 3] = Field(
         default="2c",
