@@ -111,13 +111,23 @@ def examine(args: argparse.Namespace) -> list[Finding]:
     ]
     return [
         *told,
-        *_secrets(ward),
+        *_looked("secret", lambda: _secrets(ward)),
         *asyncio.run(_live(ward)),
-        *_way_back(ward),
-        *_budget(ward),
-        *_here(ward),
-        *_daemon(args),
+        *_looked("way_back", lambda: _way_back(ward)),
+        *_looked("budget", lambda: _budget(ward)),
+        *_looked("journal", lambda: [_journal(Path(ward.settings.journal.path))]),
+        *_looked("host", lambda: _here(ward)),
+        *_looked("daemon", lambda: _daemon(args)),
     ]
+
+
+def _looked(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
+    """Return what a check finds; one that may not look says so, and the others still count."""
+    try:
+        return check()
+    except OSError as error:
+        what = f"{error.filename}: " if error.filename else ""
+        return [Finding(name, "WARN", f"not checked: {what}{error.strerror or error}", _AS_ROOT)]
 
 
 def _way_back(ward: Ward) -> list[Finding]:
@@ -366,7 +376,7 @@ def _budget(ward: Ward) -> list[Finding]:
 
 
 def _here(ward: Ward) -> list[Finding]:
-    found = [_journal(Path(ward.settings.journal.path)), _group(ward.settings.control.group)]
+    found = [_group(ward.settings.control.group)]
     if not Path("/var/log/journal").is_dir():
         text = "journald keeps nothing over a power-off (no /var/log/journal)"
         found.append(Finding("log", "WARN", text, "mkdir /var/log/journal; journalctl --flush"))

@@ -263,6 +263,27 @@ async def test_for_people(folder: Path) -> None:
     assert lines[-1].endswith(" fail")
 
 
+@pytest.mark.root
+async def test_a_check_that_may_not_look_does_not_end_the_others(folder: Path) -> None:
+    """As an ordinary user, who may not read the daemon's folder: root without the right to read everything."""
+    state = folder / "state"
+    state.mkdir(mode=0o700)
+    os.chown(state, 65534, 65534)
+    config = settings(folder, snmp=9, bmc=9)
+    config.write_text(config.read_text(encoding="utf-8").replace(f"{folder}/journal", f"{state}/journal"), "utf-8")
+    rights = "-dac_override,-dac_read_search"
+    process = await asyncio.create_subprocess_exec(
+        "setpriv", f"--bounding-set={rights}", f"--inh-caps={rights}", sys.executable, "-m", "powerguard", "doctor",
+        "--config", str(config), "--json", stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    out, _ = await process.communicate()
+    checks = json.loads(out)["checks"]
+    assert process.returncode == 2
+    assert text_of(checks, "journal") == f"not checked: {state}/journal.sqlite: Permission denied"
+    assert verdicts(checks, "admin") != []
+    assert verdicts(checks, "daemon") == ["FAIL"]
+
+
 MOUNTS = (
     "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
     "30 22 0:40 / /var/lib rw - nfs4 server:/x rw\n"
