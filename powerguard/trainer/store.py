@@ -142,10 +142,10 @@ class Store:
             for path in folders(self.root):
                 if not (path / MANIFEST).exists():
                     self._left.append(path.name)
-                    _log.warning(
-                        "%s: has no manifest, so it is no checkpoint: a save that was cut off, or a deleted manifest",
-                        path,
-                    )
+                    # A ready-made folder has room for a manifest until there is one: a kill cut the save off.
+                    level = logging.INFO if (path / UNBORN).exists() else logging.WARNING
+                    text = "%s: has no manifest, so it is no checkpoint: a save that was cut off, or a deleted manifest"
+                    _log.log(level, text, path)
                     if not self._slots.give_back(path, unborn=True):
                         self._dead.add(path.name)
         except OSError as error:

@@ -492,6 +492,34 @@ def test_no_flipped_byte_of_the_first_page_keeps_the_daemon_from_its_journal(tmp
             kept.unlink()
 
 
+@pytest.mark.parametrize("left", [None, 0, 32, 56])
+def test_a_log_that_is_gone_is_told(tmp_path: Path, left: int | None) -> None:
+    """A file system check may take it, or a person: SQLite reads the older state without a word, a latch not in it."""
+    path = tmp_path / "journal.sqlite"
+    journal_of(path)
+    assert not Path(f"{path}-in-use").exists(), "stopped in order"
+    store = Store(path)
+    store.load()
+    state = dump(to_plain(State(serial=8)))
+    store.write(Batch(snapshot=Snapshot(boot_id="b", at_s=3.0, wall=4.0, state=state)))
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    for name in ("journal.sqlite", "journal.sqlite-wal", "journal.sqlite-in-use"):
+        shutil.copy(tmp_path / name, killed / name)
+    store.close()
+    whole, _ = Store(killed / "journal.sqlite").load()
+    assert whole.state is not None
+    assert (whole.state.serial, whole.lost) == (8, "")
+    log = killed / "journal.sqlite-wal"
+    shutil.copy(tmp_path / "journal.sqlite", tmp_path / "x")
+    log.write_bytes(log.read_bytes()[:left]) if left is not None else log.unlink()
+    again = Store(killed / "journal.sqlite")
+    loaded, _ = again.load()
+    again.close()
+    assert loaded.lost
+    assert "its log is gone" in " ".join(again.told)
+
+
 @pytest.mark.parametrize("column", ["boot_id", "at_s", "wall", "state"])
 def test_a_state_that_was_changed_on_disk_is_not_believed(tmp_path: Path, column: str) -> None:
     """A flipped bit in it may still be JSON, and a moment still a number."""

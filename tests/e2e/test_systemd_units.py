@@ -181,7 +181,11 @@ def test_our_own_folder_of_trainers_is_sticky() -> None:
 def test_orders_for_the_last_step_have_their_files_from_the_boot_on() -> None:
     """As long as an order is, and none: powerguard-off writes in place."""
     lines = (SYSTEMD / "powerguard.tmpfiles.conf").read_text(encoding="utf-8").splitlines()
-    made = [line.split(maxsplit=6)[1:] for line in lines if line.startswith("f ")]
+    files = [line.split(maxsplit=6)[1:] for line in lines if line.startswith("f ")]
+    assert [each[:4] for each in files if each[0].endswith("/answer")] == [
+        ["/run/powerguard-off/answer", "0644", "root", "root"]
+    ]
+    made = [each for each in files if not each[0].endswith("/answer")]
     assert [[path, mode, user, group] for path, mode, user, group, _, _ in made] == [
         [f"/run/powerguard-off/{order}", "0600", "root", "root"] for order in ("off", "reboot")
     ]

@@ -106,6 +106,9 @@ class Store:
         self._inode: tuple[int, int] | None = None
         self._behind = 0
         self._headless = False
+        self._in_use = Path(f"{path}-in-use")
+        """There from the first write to the end in order: a log that is not there meanwhile has been lost."""
+        self._is_marked = False
 
     # --- Opening -----------------------------------------------------------------------------------------------
 
@@ -142,6 +145,11 @@ class Store:
             self.told.append(f"{self.path}: a byte of its header was damaged, and was put right; look for disk errors")
         mended = self.path.with_name(f"{self.path.name}.mended")
         reason, instead = f"{self.path}: its log was damaged", "what is whole of it was brought over"
+        if self._in_use.exists() and self.path.exists() and not wal.has_frames(self.path):
+            self._headless = True
+            self.told.append(
+                f"{self.path}: its log is gone, and with it the newest transactions; what is older was read"
+            )
         if not mended.exists():  # else an earlier start was killed here
             found = wal.look(self.path, self.look_s) if self.path.exists() else None
             if found is None:
@@ -199,10 +207,24 @@ class Store:
             db, self._db = self._db, None
             with contextlib.suppress(sqlite3.Error):
                 db.close()
+                self._unmark()
+
+    def _mark(self) -> None:
+        """Note that there is a log from now on."""
+        if not self._is_marked:
+            self._in_use.touch(mode=0o640)
+            sync_folder(self.path.parent)
+            self._is_marked = True
+
+    def _unmark(self) -> None:
+        self._is_marked = False
+        with contextlib.suppress(OSError):
+            self._in_use.unlink()
 
     def _set_aside(self, why: str, reason: str, instead: str = "a new journal was started") -> None:
         """Give a file that cannot be used another name, with its log, and never delete it."""
         self.close()
+        self._unmark()
         number = 1
         while True:
             other = self.path.with_name(f"{self.path.name}.{why}-{number}")
@@ -317,6 +339,7 @@ class Store:
                 _run(db, _LOST, batch.open_outage)
             for name, by in batch.counters.items():
                 _run(db, _COUNT, name, by)
+        self._mark()
 
     def prune(self, open_outage: str | None) -> bool:
         """Delete a chunk of what retention no longer covers; True when there may be more. Raises JournalError."""

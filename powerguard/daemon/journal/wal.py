@@ -53,6 +53,14 @@ def log_of(path: Path) -> Path:
     return Path(f"{path}-wal")
 
 
+def has_frames(path: Path) -> bool:
+    """Say whether a journal has a log that is long enough for a frame."""
+    try:
+        return log_of(path).stat().st_size > HEADER.size + FRAME.size
+    except FileNotFoundError:
+        return False
+
+
 def look(path: Path, limit_s: float) -> Damage | None:
     """Return the damage of a journal's log, before SQLite opens it; None where none is proven.
 
