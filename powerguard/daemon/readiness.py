@@ -25,6 +25,7 @@ ERRORS: Final = {
     "blind": "no source of the UPS answers",
     "not_protected": "neither a runtime table nor a reported runtime: nobody knows how long the battery lasts",
     "undersized": "checkpoint and full stop do not fit a full battery",
+    "too_little_left": "the battery would not last for the checkpoint and a bare stop if utility failed now",
     "dry_run": "mode is dry-run: nothing would be powered off",
     "no_power_off": "the daemon cannot power this host off",
     "power_off_overdue": "the host still runs after its forced power-off was due",
@@ -71,6 +72,7 @@ FIXES: Final = {
     "blind": "check the UPS card's network, address and credentials (`powerguard doctor`)",
     "not_protected": "give the UPS a runtime_table from its data sheet",
     "undersized": "a larger UPS, less load, faster checkpoints, or a shorter host.force_after_s",
+    "too_little_left": "let the battery charge; `powerguard plan` has the sums",
     "table_contradicted": "correct runtime_table, or replace the battery; what the UPS says counts until then",
     "sources_disagree": "see the sources in `powerguard status`: one of them lags, is frozen, or is forged",
     "source_doubted": "restart what it asks (driver, card), or take it out of the settings",
@@ -242,6 +244,7 @@ def of_battery(policy: Policy, state: State, now_s: float) -> list[Reason]:
     if share < _CONTRADICTED * state.battery.health:
         detail = f"{100 * share:.0f} % of it at the load of now"
         found.append(_reason("table_contradicted", detail, told_share=share, health=state.battery.health))
+    found += _of_what_is_left(policy, state, full)
     if full.fits:
         return found
     return [
@@ -258,6 +261,20 @@ def of_battery(policy: Policy, state: State, now_s: float) -> list[Reason]:
             grade=full.grade.value,
         ),
     ]
+
+
+def _of_what_is_left(policy: Policy, state: State, full: FullBattery) -> list[Reason]:
+    """Say whether the host would be lost if utility failed now, although a full battery would save it."""
+    left, health = state.battery.left, state.battery.health
+    if not isinstance(state.phase, Online) or left is None or left >= health:
+        return []
+    tau_s = account.tau_s(account.table(policy, state.battery), full.load_paused)
+    need_s = full.checkpoint_s + sums.stop_s(policy, Grade.BARE)
+    available_s = 0.75 * sums.usable(policy, left) * tau_s
+    if need_s <= available_s or need_s > 0.75 * sums.usable(policy, health) * tau_s:
+        return []
+    detail = f"needs {need_s:.0f} s, has {available_s:.0f} s"
+    return [_reason("too_little_left", detail, need_s=need_s, available_s=available_s, left=left)]
 
 
 def _of_daemon(daemon: Daemon) -> list[Reason]:

@@ -79,6 +79,20 @@ def test_undersized_tells_the_numbers() -> None:
     assert not is_ready(readiness(daemon))
 
 
+def test_a_battery_that_is_not_charged_is_no_protection() -> None:
+    """ready means that the host would be saved if utility failed now, and not once the battery is full."""
+    daemon = scene()
+    for left, told in ((0.74, []), (0.3, []), (0.105, ["too_little_left"])):
+        daemon.state = replace(daemon.state, battery=replace(daemon.state.battery, left=left))
+        assert names(daemon) == told
+        assert is_ready(readiness(daemon)) is not bool(told)
+    (reason,) = readiness(daemon)
+    numbers = dict(reason.numbers)
+    assert float(numbers["need_s"]) > float(numbers["available_s"])
+    daemon.policy = replace(daemon.policy, runtime_table=((0.5, 30.0), (1.0, 10.0)))
+    assert names(daemon) == ["undersized"], "a full one would not do either"
+
+
 def test_a_drop_that_was_seen_counts_in_readiness_too() -> None:
     """A battery that is too small for the presumed pause, and large enough for the one that was measured."""
     daemon = scene()
