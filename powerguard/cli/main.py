@@ -176,6 +176,23 @@ def _names(unknown: Sequence[str]) -> str:
     return " ".join(options or unknown)
 
 
+def _near(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
+    """Return the option of this verb, or of a verb of it, that the first unknown one is close to."""
+    from difflib import get_close_matches
+
+    known = _options(parser)
+    near = get_close_matches(_names(unknown[:1]), known, n=1, cutoff=0.7)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def _options(parser: argparse.ArgumentParser) -> set[str]:
+    known = {option for action in parser._actions for option in action.option_strings}  # noqa: SLF001 - no other way
+    for action in parser._actions:  # noqa: SLF001 - as above
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - as above
+            known = known.union(*map(_options, action.choices.values()))
+    return known
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit status. Who interrupts us, reads no further or has no room gets no traceback."""
     _steady()
@@ -217,6 +234,8 @@ def _run(words: list[str]) -> int:
     if verb == "event" and "--" in words:
         cut = words.index("--")
         words, command = words[:cut], words[cut + 1 :]
+    if verb == "help":
+        return _run([*(word for word in words if word != "help"), "--help"])
     verbs = Verbs()
     if verb in _WITH_SECRETS or (verb is not None and verb not in VERBS):
         _refuse_secrets(verbs.parser, words)
@@ -230,7 +249,7 @@ def _run(words: list[str]) -> int:
     if unknown:
         # argparse would blame the whole program; it is the verb that does not know the option.
         parser = verbs.subparsers.choices[verb] if verb is not None else verbs.parser
-        parser.error(f"unknown option {_names(unknown)}")
+        parser.error(f"unknown option {_names(unknown)}{_near(parser, unknown)}")
     if args.version and verb is None:
         args = _with(verbs, "version", args)
     elif verb is None:

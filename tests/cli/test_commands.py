@@ -623,7 +623,10 @@ def test_the_shared_options_stand_behind_every_verb(verb: str) -> None:
 USAGE = [
     (["stauts"], "did you mean status?"),
     (["status", "--bogus"], "powerguard status: unknown option --bogus"),
+    (["status", "--wach"], "unknown option --wach (did you mean --watch?)"),
+    (["battery", "replaced", "--instaled", "2026-11"], "unknown option --instaled (did you mean --installed?)"),
     (["status", "--json", "--short"], "not allowed with"),
+    (["help", "stauts"], "did you mean status?"),
     (["--bogus"], "unknown option --bogus"),
     (["maintenance"], "on|off"),
     (["maintenance", "on", "--for", "2x", "--reason", "x"], "write 90s, 15m, 2h or 1d"),
@@ -633,6 +636,19 @@ USAGE = [
     (["status", "--url", "ftp://x"], None),
     ([], "verbs"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        ([], "powerguard [-h]"),
+        (["plan"], "powerguard plan [-h]"),
+        (["battery", "replaced"], "powerguard battery replaced"),
+    ],
+)
+async def test_help_is_a_verb(words: list[str], usage: str) -> None:
+    ended = await powerguard("help", *words)
+    assert (ended.code, ended.out.startswith(f"usage: {usage}")) == (0, True)
 
 
 @pytest.mark.parametrize(("words", "told"), USAGE, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
