@@ -61,7 +61,7 @@ async def _journal(path: Path) -> None:
     ("words", "said"),
     [
         ("recover --dry-run --config config/powerguard.yaml --socket {folder}/none.sock", "would start: systemctl"),
-        ("config validate tests/settings/mistakes.yaml", "tests/settings/mistakes.yaml:28:9: journal"),
+        ("config validate tests/settings/mistakes.yaml", "tests/settings/mistakes.yaml:30:9: journal"),
         ("config validate config/powerguard.yaml --conf-d {folder}/conf.d", "valid; mode"),
         ("statsu", "did you mean status?"),
         ("status --socket {folder}/none.sock --journal {folder}/none.sqlite", "DOWN"),
