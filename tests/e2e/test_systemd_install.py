@@ -13,7 +13,7 @@ import pytest
 
 from powerguard.clock import boottime_s
 from powerguard.sim.ups import Battery, SimUps
-from tests.e2e.test_late_reboot import PORT, card
+from tests.e2e.test_late_reboot import ONE_BOOT_ID, PORT, card
 from tests.peers.installed import FILES, binds, install, say
 from tests.peers.nspawn import Container
 
@@ -227,12 +227,13 @@ def test_the_power_off_listens_again_after_restart_crash_and_reinstall() -> None
         told = json.loads(container.run("/opt/powerguard/bin/powerguard", "doctor", "--json").stdout)
         return next(str(each["verdict"]) for each in told["checks"] if each["name"] == "host.power_off")
 
-    with host() as container:
+    drop_in = f"{UNITS}/powerguard.service.d/one-boot-id.conf"
+    with host({drop_in: ONE_BOOT_ID}) as container:
         write(container, GOOD.replace("dry-run", "armed"))
         install(container)
         until(lambda: is_active(container, "powerguard.service"), "not started")
         until(lambda: "no_reading" in reasons(container), "no status")
-        assert "no_power_off" not in reasons(container)
+        until(lambda: "no_power_off" not in reasons(container), "the helper does not answer")
         assert power_off_check() == "PASS"
 
         container.check("systemctl", "stop", socket)
@@ -254,7 +255,19 @@ def test_the_power_off_listens_again_after_restart_crash_and_reinstall() -> None
         assert is_active(container, socket)
         until(lambda: is_active(container, "powerguard.service"), "not started again")
         until(lambda: "no_reading" in reasons(container), "no status")
-        assert "no_power_off" not in reasons(container)
+        until(lambda: "no_power_off" not in reasons(container), "the helper does not answer after a reinstall")
+
+
+def test_a_daemon_that_sees_another_boot_id_is_not_ready() -> None:
+    """As in this container with the daemon's whole sandbox: its word would be refused, and it is told beforehand."""
+    with host() as container:
+        write(container, GOOD.replace("dry-run", "armed"))
+        install(container)
+        until(lambda: is_active(container, "powerguard.service"), "not started")
+        until(lambda: "no_power_off" in reasons(container), "ready, and its word would be refused")
+        log = container.check("journalctl", "--unit=powerguard.service", "--output=cat")
+        assert "power_off_unavailable" in log
+        assert "meant for another boot" in log
 
 
 def test_the_daemon_sees_the_clock_and_no_other_device() -> None:
