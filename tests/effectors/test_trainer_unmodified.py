@@ -537,6 +537,82 @@ def test_a_picture_of_a_step_is_no_checkpoint_and_hides_none(
     assert told["path"] == str(tmp_path / "last.ckpt")
 
 
+@pytest.mark.parametrize("name", ["last.ckpt", "emergency.pt", "checkpoint_latest.pth", "interrupted.pt"])
+def test_a_name_that_is_overwritten_counts_beside_steps(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a training saves at a signal often has no step in its name."""
+    (tmp_path / "ckpt_100.pt").write_bytes(b"\0old")
+    (tmp_path / name).write_bytes(b"\0older")
+    since_ns = stamp(tmp_path, capsys)
+    assert newest(tmp_path, since_ns, 1.0, capsys, quiet_s=0.5) is None
+    (tmp_path / name).write_bytes(b"\0new")
+    told = newest(tmp_path, since_ns, 40.0, capsys, quiet_s=0.5)
+    assert told is not None
+    assert told["path"] == str(tmp_path / name)
+
+
+def safetensors(tensor_bytes: int) -> bytes:
+    head = json.dumps({"__metadata__": {"a": "b"}, "w": {"dtype": "U8", "data_offsets": [0, tensor_bytes]}}).encode()
+    return len(head).to_bytes(8, "little") + head + bytes(range(1, 256)) * (tensor_bytes // 255)
+
+
+WHOLE = safetensors(25_500)
+
+
+@pytest.mark.parametrize(
+    ("before", "first", "then"),
+    [
+        ({}, {"__0_0.distcp": b"\0a", "__1_0.distcp": b"\0a"}, {".metadata": b"\x80\4"}),
+        ({".metadata": b"\x80\4old"}, {"__0_0.distcp": b"\0a"}, {".metadata": b"\x80\4new"}),
+        (
+            {},
+            {"model-00001-of-00002.safetensors": WHOLE, "config.json": b"{}"},
+            {"model-00002-of-00002.safetensors": WHOLE},
+        ),
+        ({}, {"pytorch_model-00002-of-00002.bin": b"\0a"}, {"pytorch_model-00001-of-00002.bin": b"\0a"}),
+        ({}, {"model.safetensors": WHOLE[:-1]}, {"model.safetensors": WHOLE}),
+        ({}, {"model.safetensors": WHOLE[:40]}, {"model.safetensors": WHOLE}),
+        ({}, {"model.safetensors": WHOLE[:4]}, {"model.safetensors": WHOLE}),
+    ],
+    ids=["dcp", "dcp over an old one", "part 1", "part 2", "a byte short", "in its header", "in its first bytes"],
+)
+def test_a_part_is_no_checkpoint_however_quiet_it_is(
+    tmp_path: Path,
+    before: dict[str, bytes],
+    first: dict[str, bytes],
+    then: dict[str, bytes],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A rank that waits for another, or a file server that hangs, is silent for longer than the quiet time."""
+    folder = tmp_path / "checkpoint-68"
+    folder.mkdir()
+    for name, content in before.items():
+        (folder / name).write_bytes(content)
+    since_ns = stamp(tmp_path, capsys)
+    for name, content in first.items():
+        (folder / name).write_bytes(content)
+    assert newest(tmp_path, since_ns, 1.5, capsys, quiet_s=0.3) is None
+    for name, content in then.items():
+        (folder / name).write_bytes(content)
+    told = newest(tmp_path, since_ns, 40.0, capsys, quiet_s=0.3)
+    assert told is not None
+    assert (told["path"], told["step"]) == (str(folder), 68)
+
+
+def test_what_is_no_safetensors_header_says_nothing_of_its_length(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file of another kind under that name is judged by its quiet alone."""
+    heads = (b"{}", b'{"w": 1}', b'{"w": {"data_offsets": ["x", null]}}', b"[" * 5000, b"\xff" * 30)
+    for number, head in enumerate(heads):
+        (tmp_path / f"{number}").mkdir()
+        (tmp_path / f"{number}" / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
+        assert newest(tmp_path / f"{number}", 0, 40.0, capsys, quiet_s=0.3) is not None
+    (tmp_path / "0" / "model.safetensors").write_bytes(b"\xff" * 100)
+    assert newest(tmp_path / "0", 0, 40.0, capsys, quiet_s=0.3) is not None
+
+
 def test_the_folders_own_clock_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file server's clock may be behind or ahead of ours: what was there before the request is never the answer."""
     for ahead_s in (-3600, 3600):

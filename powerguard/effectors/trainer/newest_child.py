@@ -26,7 +26,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from powerguard.trainer.disk import is_gone
 from powerguard.trainer.found import newest_in
@@ -39,6 +39,8 @@ _EVERY_S: Final = 0.2
 _MOST: Final = 20_000
 _SMALL_BYTES: Final = 1 << 20
 _HEAD_BYTES: Final = 4096
+_MOST_HEADER_BYTES: Final = 100_000_000
+"""The safetensors library refuses a longer header."""
 _CONTROL: Final = bytes(set(range(32)) - set(b"\t\n\r\f\b\x1b"))
 _SAVED: Final = (
     *(".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".distcp", ".npz", ".npy", ".h5", ".hdf5", ".keras", ".pkl"),
@@ -51,6 +53,13 @@ _LOG: Final = re.compile(
     r"(?:^|[^a-z])(?:logs?|out|err|stdout|stderr|csv|tsv|jsonl|tfevents|wandb|lock|db)(?:[^a-z]|$)"
 )
 _UNBORN: Final = re.compile(r"(?:^|[^a-z])(?:tmp|incomplete)(?:[^a-z]|$)|\.(?:temp|part|partial|dirty)$|~$")
+_OVERWRITTEN: Final = re.compile(r"(?:^|[^a-z])(?:last|latest|emergency|interrupt(?:ed)?)(?:[^a-z]|$)")
+"""Names that trainings write again and again, beside those of their steps."""
+_PART: Final = re.compile(r"^(?P<before>.*)-(?P<part>\d{5})-of-(?P<parts>\d{5})(?P<after>\..*)$")
+"""One file of a model in parts, as Transformers names them: `model-00001-of-00002.safetensors`."""
+_MOST_PARTS: Final = 10_000
+_DCP_INDEX: Final = ".metadata"
+"""The file that torch.distributed.checkpoint writes last, beside its `.distcp` files."""
 _USUAL: Final = re.compile(r"(?:^|[^a-z])(?:checkpoint|ckpt|model|last|latest|emergency|interrupt(?:ed)?)(?:[^a-z]|$)")
 
 
@@ -160,9 +169,13 @@ class _Watch:
         if now_s - self._quiet_since_s < self._quiet_s:
             return None
         found = _likeliest(self._folder, marks, fresh)
-        if found is None or any(_is_unfinished(mark) for mark in fresh if mark.top == Path(found.path).name):
+        if found is None:
             return None
-        return found
+        top = Path(found.path).name
+        mine = [Path(mark.path) for mark in marks if mark.top == top]
+        written = [Path(mark.path) for mark in fresh if mark.top == top]
+        unfinished = any(_is_unfinished(mark) for mark in fresh if mark.top == top)
+        return None if unfinished or _lacks_a_part(mine, written) else found
 
 
 def _verified(folder: Path, since_ns: int) -> Newest | None:
@@ -193,14 +206,16 @@ def _sealed(folder: Path, since_ns: int) -> Iterator[Newest]:
 def _likeliest(folder: Path, marks: frozenset[_Mark], fresh: frozenset[_Mark]) -> Newest | None:
     """Return the newest of the files and folders here that changed since and hold data; None: there is none.
 
-    In a folder in which anything is named by a step, only such names count; else the usual names, if there are any.
+    In a folder in which anything is named by a step, only such names count, and those that are overwritten (`last.ckpt`).
+    In any other folder the usual names count, if there are any.
     """
     tops = {mark.top for mark in marks if step_of(mark.top) is None and not _is_log(mark)}
     highest = max(map(_rank, tops), default=0)
     found = []
     for top in tops:
         mine = [mark for mark in fresh if mark.top == top and mark.size > 0]
-        if mine and _rank(top) == highest and not top.startswith(".") and not _UNBORN.search(top.lower()):
+        may_count = _rank(top) == highest or _OVERWRITTEN.search(top.lower()) is not None
+        if mine and may_count and not top.startswith(".") and not _UNBORN.search(top.lower()):
             size = sum(mark.size for mark in marks if mark.top == top)
             changed_ns = max(mark.changed_ns for mark in mine)
             found.append(Newest(step_in(Path(top).stem), str(folder / top), size, False, changed_ns))
@@ -233,15 +248,38 @@ def _is_text(path: Path) -> bool:
     return False
 
 
-def _is_unfinished(mark: _Mark) -> bool:
-    """Whether a quiet file is not whole all the same: a temporary name, a zip without its end, an end never written.
+def _lacks_a_part(files: list[Path], written: list[Path]) -> bool:
+    """Whether what was written just now is one part of a checkpoint, of which another is not there yet.
 
-    torch.save and numpy write zips, whose directory comes last; a file of preset size ends in a hole until then.
+    files: all of the checkpoint; written: those that changed since. An index of the save before does not count.
+    """
+    indexed = {path.parent for path in written if path.name == _DCP_INDEX}
+    if any(path.suffix == ".distcp" and path.parent not in indexed for path in written):
+        return True
+    return any(not set(_parts(path)) <= set(files) for path in written)
+
+
+def _parts(path: Path) -> Iterator[Path]:
+    """Yield all files of the model that this file is a part of; none where its name does not say so."""
+    found = _PART.match(path.name)
+    if found is not None and int(found["parts"]) <= _MOST_PARTS:
+        for part in range(1, int(found["parts"]) + 1):
+            yield path.with_name(f"{found['before']}-{part:05}-of-{found['parts']}{found['after']}")
+
+
+def _is_unfinished(mark: _Mark) -> bool:
+    """Whether a quiet file is not whole all the same: a temporary name, or an end that was never written.
+
+    torch.save and numpy write zips, whose directory comes last; a `.safetensors` begins with where its tensors end; a
+    file of preset size ends in a hole until then.
     """
     path = Path(mark.path)
     if _UNBORN.search(path.name.lower()):
         return True
     with contextlib.suppress(OSError), path.open("rb") as file:
+        if path.suffix == ".safetensors" and mark.size < _safetensors_bytes(file):
+            return True
+        file.seek(0)
         if file.read(4) == b"PK\3\4" and not zipfile.is_zipfile(file):
             return True
         try:
@@ -249,6 +287,25 @@ def _is_unfinished(mark: _Mark) -> bool:
         except OSError as error:
             return error.errno == errno.ENXIO and mark.size > 0
     return False
+
+
+def _safetensors_bytes(file: BinaryIO) -> int:
+    """Return how long the file will be, by its header; 0 where that is none.
+
+    Eight bytes (little-endian) tell the size of a JSON header, which has begin and end of each tensor, counted from the
+    end of the header. Source: the format's description in the safetensors README.
+    """
+    first = file.read(8)
+    size = int.from_bytes(first, "little")
+    if len(first) < 8 or size > _MOST_HEADER_BYTES:
+        return 8 if len(first) < 8 else 0
+    head = file.read(size)
+    if len(head) < size:
+        return 8 + size
+    with contextlib.suppress(ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+        tensors = [tensor for name, tensor in json.loads(head).items() if name != "__metadata__"]
+        return 8 + size + max((int(tensor["data_offsets"][1]) for tensor in tensors), default=0)
+    return 0
 
 
 def _marks(folder: Path) -> Iterator[_Mark]:
