@@ -178,11 +178,12 @@ class _Life:
 
 
 class _Outage:
-    """Gathers one outage's lines."""
+    """Gathers one outage's lines. Raises ValueError with what is wrong in the first one (meta)."""
 
     def __init__(self, path: str, meta: dict[str, object]) -> None:
         self._path = path
         self.meta = meta
+        self._began_s = None if meta.get("started_at_s") is None else _seconds(meta, "started_at_s")
         self.lives: list[_Life] = []
         self._walls: dict[int, float] = {}
         self._orders: dict[str, Deed] = {}
@@ -269,7 +270,6 @@ class _Outage:
         ]
         if wanted.trainers is not None:
             self.told.append("what the recording's own trainers said and did is left aside: others stand in for them")
-        started = self.meta.get("started_at_s")
         if not self.ended:
             self.told.append("the file ends before the export did: it has been cut off")
         if self.meta.get("complete") is not True:
@@ -279,7 +279,7 @@ class _Outage:
             legs=legs,
             deeds=tuple(_with_progress(deed, lives) for deed in self._orders.values() if _knows(wanted, deed)),
             marks=tuple(marks),
-            began_s=float(started) if isinstance(started, int | float) else None,
+            began_s=self._began_s,
             complete=self.meta.get("complete") is True,
             cut_off=not self.ended,
             told=tuple(self.told),
@@ -398,7 +398,10 @@ def _load_export(path: str, lines: Iterator[tuple[int, str]], wanted: Wanted) ->
                 hint = "upgrade it" if isinstance(version, int) else "is this `powerguard history export`?"
                 message = f"{what}: this powerguard reads {SCHEMA_VERSION}; {hint}"
                 raise ReplayFileError(path, message, number)
-            outages.append(_Outage(path, line))
+            try:
+                outages.append(_Outage(path, line))
+            except ValueError as error:
+                raise ReplayFileError(path, str(error), number) from error
             continue
         if not outages:
             message = "expected a line with kind meta first (is this `powerguard history export`?)"

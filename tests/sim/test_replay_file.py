@@ -363,6 +363,8 @@ WRONG_EXPORTS = [
     ([TOLD], ":1: expected a line with kind meta first"),
     ([META | {"schema_version": 2}], ":1: schema_version 2: this powerguard reads 1; upgrade it"),
     ([META | {"schema_version": "x"}], ":1: schema_version 'x'.*is this `powerguard history export`"),
+    ([META | {"started_at_s": 10**400}], ":1: started_at_s: expected a time in seconds, found 1000"),
+    ([META | {"started_at_s": "x"}], ":1: started_at_s: expected a time in seconds, found 'x'"),
     ([{"kind": "meta"}], ":1: no schema_version: this powerguard reads 1; is this `powerguard history export`"),
     ([META, "{"], ":2:2: no JSON"),
     ([META, '{"at_s":NaN}'], ":2: no JSON: NaN is no number"),
