@@ -207,6 +207,33 @@ class Training:
             self.guard.save(self._model.step)
 
 
+class _Ender(threading.Thread):
+    """Ends the process at SIGTERM, without another save.
+
+    It waits for the signal in a thread of its own. An exception out of a signal handler may meet the training between
+    taking a lock and using it; the close that follows would wait for that lock for ever.
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        super().__init__(daemon=True)
+        self._guard = guard
+        self._has_begun = threading.Event()
+
+    def run(self) -> None:
+        """Wait for the signal, which every thread here must block."""
+        signal.sigwait({signal.SIGTERM})
+        self._has_begun.set()
+        try:
+            self._guard.close(finish=False)
+        finally:
+            os._exit(0)
+
+    def give_way(self) -> None:
+        """Return only where this thread does not end the process: whatever stopped the training was its doing."""
+        if self._has_begun.is_set():
+            self.join()
+
+
 def _disk(options: argparse.Namespace) -> Disk | None:
     if options.full:
         return FullDisk()
@@ -233,11 +260,16 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Train; print one line when the endpoint is open, and an error if there is one."""
     options = parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         training = Training(options)
-        with contextlib.suppress(KeyboardInterrupt):
-            training.run()
+        ender = _Ender(training.guard)
+        ender.start()
+        try:
+            with contextlib.suppress(KeyboardInterrupt):
+                training.run()
+        finally:
+            ender.give_way()
     except (StoreError, EndpointError, OSError) as error:
         print(f"toy_trainer: {error}", file=sys.stderr)
         return 1
