@@ -364,27 +364,6 @@ def _told(*terms: float | None) -> list[float]:
     return [term for term in terms if term is not None]
 
 
-def outlasts(policy: Policy, battery: Battery, denial: Reading, on_battery_s: float, stop_s: float) -> bool:
-    """Say whether the battery still lasts for stop_s by what a source that says battery cannot forge.
-
-    That is the charge that another source reports (denial), or our own account, less what this time on battery can have
-    taken: by our account, and at the most at a full load. Without a table nothing is known, and nothing is held back.
-    """
-    points = table(policy, battery)
-    if not points:
-        return False
-    full_s = tau_s(points, 1.0)
-    began = battery.model.discharge
-    used = 0.0 if battery.used is None else battery.used
-    taken = min(used if began is None else max(0.0, used - began.used), on_battery_s / full_s)
-    charge = learning.charge_of(denial)
-    had = battery.health * charge if charge is not None else battery.health - (used - taken)
-    left = had - taken
-    usable = max(0.0, min((1.0 - policy.margin) * left, left - policy.floor))
-    load = told_load(policy, denial)
-    return usable * tau_s(points, min(1.0, load_of(battery) if load is None else load)) > stop_s
-
-
 def _low_battery_is_doubted(battery: Battery, reading: Reading, low_left: float, tau_now_s: float) -> bool:
     """Charge, reported runtime and our own account all contradict a low-battery flag clearly."""
     own = battery.health - (battery.used or 0.0)

@@ -10,13 +10,15 @@ seconds at the load of a paused host, checkpoint and stop must fit three quarter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from powerguard.core import battery as learning
 from powerguard.core import needs
-from powerguard.core.account import LOAD_FLOOR, advance, load_of, table, tau_s
+from powerguard.core.account import LOAD_FLOOR, advance, load_of, table, tau_s, told_load
 from powerguard.core.actions import Conduct, Grade
 from powerguard.core.frozen import swift
 from powerguard.core.learned import Learned
 from powerguard.core.model import Battery, Feed, Supply, Trainer
 from powerguard.core.policy import Policy
+from powerguard.core.readings import Reading
 
 CUT_GUARD_S = 30.0
 """The forced power-off lies at least this long before a UPS cuts its output by its own countdown."""
@@ -34,6 +36,25 @@ def usable(policy: Policy, left: float) -> float:
 def energy_for(policy: Policy, needed: float) -> float:
     """Return the energy left at which `usable` is just `needed`: the inverse of `usable`."""
     return max(needed / (1.0 - policy.margin), needed + policy.floor)
+
+
+def outlasts(policy: Policy, battery: Battery, denial: Reading, on_battery_s: float, stop_s: float) -> bool:
+    """Say whether the battery still lasts for stop_s by what a source that says battery cannot forge.
+
+    That is the charge that another source reports (denial), or our own account, less what this time on battery can have
+    taken: by our account, and at the most at a full load. Without a table nothing is known, and nothing is held back.
+    """
+    points = table(policy, battery)
+    if not points:
+        return False
+    full_s = tau_s(points, 1.0)
+    began = battery.model.discharge
+    used = 0.0 if battery.used is None else battery.used
+    taken = min(used if began is None else max(0.0, used - began.used), on_battery_s / full_s)
+    charge = learning.charge_of(denial)
+    had = battery.health * charge if charge is not None else battery.health - (used - taken)
+    load = told_load(policy, denial)
+    return usable(policy, had - taken) * tau_s(points, min(1.0, load_of(battery) if load is None else load)) > stop_s
 
 
 def stop_s(policy: Policy, grade: Grade, *, reserve_s: float | None = None) -> float:

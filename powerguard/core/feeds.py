@@ -7,6 +7,7 @@ Each UPS is known by itself, with the same fusion and the same account as a lone
 from collections.abc import Callable
 
 from powerguard.core import account, agreement, fusion, silence, watch
+from powerguard.core.budget import outlasts
 from powerguard.core.composed import compose, word_of
 from powerguard.core.frozen import replace
 from powerguard.core.model import Battery, Feed, State, Supplied, Supply
@@ -174,7 +175,7 @@ def _contradicts(policy: Policy, feed: Feed, battery: Battery, now_s: float, sto
     if agreement.contradicts_commit(policy, feed, now_s):
         return True
     denial = agreement.denied_by(policy, feed, now_s)
-    return denial is not None and account.outlasts(policy, battery, denial, now_s - feed.since_s, stop_s)
+    return denial is not None and outlasts(policy, battery, denial, now_s - feed.since_s, stop_s)
 
 
 def told_again(policy: Policy, state: State, now_s: float) -> bool:
