@@ -6,6 +6,7 @@ so that nothing can happen to this machine; the real ones are out of its reach (
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import select
 import shlex
@@ -27,6 +28,10 @@ from powerguard.effectors.host_options import HostOptions
 from tests.effectors.test_host_findings import found
 
 PROGRAM = Path(__file__).parents[2] / "systemd" / "powerguard-off"
+SOCKET = PROGRAM.with_suffix(".socket")
+PIPE_SIZE = next(
+    int(line.removeprefix("PipeSize=")) for line in SOCKET.read_text("ascii").splitlines() if "PipeSize=" in line
+)
 STARTED = "systemctl start --no-block --job-mode=replace-irreversibly poweroff.target"
 FORCED = "systemctl poweroff --force --force"
 HARD_S = 2.0
@@ -53,6 +58,7 @@ class Helper:
             self.tool(name, "")
         os.mkfifo(folder / "word")
         self.fifo = os.open(folder / "word", os.O_RDWR)
+        fcntl.fcntl(self.fifo, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
 
     def tool(self, name: str, script: str) -> None:
         """Make a tool that records its call and then runs the script."""
