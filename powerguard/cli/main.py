@@ -8,7 +8,7 @@ the standard library.
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Any, Final, NoReturn
@@ -125,14 +125,24 @@ class Verbs:
 
 def _share(parser: argparse.ArgumentParser) -> None:
     """Let the options of all verbs stand behind the verb, too, and behind a verb of a verb."""
-    known = {option for action in parser._actions for option in action.option_strings}  # noqa: SLF001 - no other way
-    for option, metavar, text in _SHARED:
-        if option not in known:
-            parser.add_argument(option, metavar=metavar, default=argparse.SUPPRESS, help=text)
-    for action in parser._actions:  # noqa: SLF001 - as above
+    for each in _with_verbs(parser):
+        known = _own_options(each)
+        for option, metavar, text in _SHARED:
+            if option not in known:
+                each.add_argument(option, metavar=metavar, default=argparse.SUPPRESS, help=text)
+
+
+def _with_verbs(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield a verb's parser, and those of the verbs of it."""
+    yield parser
+    for action in parser._actions:  # noqa: SLF001 - no other way
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - as above
             for each in action.choices.values():
-                _share(each)
+                yield from _with_verbs(each)
+
+
+def _own_options(parser: argparse.ArgumentParser) -> set[str]:
+    return {option for action in parser._actions for option in action.option_strings}  # noqa: SLF001 - no other way
 
 
 def _file(verb: str) -> str:
@@ -180,17 +190,9 @@ def _near(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
     """Return the option of this verb, or of a verb of it, that the first unknown one is close to."""
     from difflib import get_close_matches
 
-    known = _options(parser)
+    known = set[str]().union(*map(_own_options, _with_verbs(parser)))
     near = get_close_matches(_names(unknown[:1]), known, n=1, cutoff=0.7)
     return f" (did you mean {near[0]}?)" if near else ""
-
-
-def _options(parser: argparse.ArgumentParser) -> set[str]:
-    known = {option for action in parser._actions for option in action.option_strings}  # noqa: SLF001 - no other way
-    for action in parser._actions:  # noqa: SLF001 - as above
-        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - as above
-            known = known.union(*map(_options, action.choices.values()))
-    return known
 
 
 def main(argv: Sequence[str] | None = None) -> int:
