@@ -527,12 +527,10 @@ def make_root(root: Path) -> None:
     """Make the folder for checkpoints where it is not there, with a warning: a disk may not be mounted."""
     try:
         root.mkdir(parents=True)
-    except FileExistsError:
-        if not root.is_dir():
-            msg = f"{root}: cannot be made, for checkpoints: is no folder (name a folder on a disk, or one to be made)"
-            raise StoreError(msg) from None
     except OSError as error:
-        why = "is no folder" if isinstance(error, NotADirectoryError) else error.strerror
+        if isinstance(error, FileExistsError) and root.is_dir():
+            return
+        why = "is no folder" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
         msg = f"{root}: cannot be made, for checkpoints: {why} (name a folder on a disk, or one to be made)"
         raise StoreError(msg) from error
     else:
