@@ -1,7 +1,7 @@
 """What a training starts from: the checkpoint committed last that every rank can read to the last byte, in any tier.
 
-Every rank tells what it can see; rank 0 finds what all of them can, the one committed last first; all try the first of
-these, verifying while they read; when all have it, it is taken, else all try the next. A copy that cannot be read is
+Every rank reports what it can see; rank 0 finds what all of them can, the one committed last first; all try the first
+of these, verifying while they read; when all have it, it is taken, else all try the next. A copy that cannot be read is
 replaced by the same checkpoint from the next tier before an older one is thought of, and a single bad chunk by that
 chunk from the next tier. What turns out to be rotten is set aside, told and counted; nothing is deleted here.
 
@@ -196,7 +196,7 @@ class _Choice:
     # --- Who can see what ------------------------------------------------------------------------------------------
 
     def _agreed(self, look_s: float) -> list[_Candidate]:
-        """The checkpoints that all ranks can see, the one committed last first, as rank 0 tells it to everyone."""
+        """The checkpoints that all ranks can see, the one committed last first, as rank 0 publishes it."""
         ranks = self._ranks
         ranks.set(f"{self._key}/see/{ranks.rank}", json.dumps(self._seen()).encode())
         if ranks.rank == 0:
@@ -427,7 +427,7 @@ class _Load:
 
 @contextmanager
 def _told_if_slow(word: str, patience_s: float) -> Iterator[None]:
-    """Say once that a tier is waited for, while it has not answered."""
+    """Log once that a tier has not answered yet, and how long it is waited for."""
     text = "tier_slow %s: no answer for %.0f s: tried for about %.0f s, then left out"
     timer = Timer(_TELL_S, _log.warning, (text, word, _TELL_S, max(patience_s, _TELL_S)))
     timer.daemon = True

@@ -206,7 +206,7 @@ def _sealed(folder: Path, since_ns: int) -> Iterator[Newest]:
 def _likeliest(folder: Path, marks: frozenset[_Mark], fresh: frozenset[_Mark]) -> Newest | None:
     """Return the newest of the files and folders here that changed since and hold data; None: there is none.
 
-    In a folder in which anything is named by a step, only such names count, and those that are overwritten (`last.ckpt`).
+    In a folder in which anything is named by a step, only such names and overwritten ones (`last.ckpt`) count.
     In any other folder the usual names count, if there are any.
     """
     tops = {mark.top for mark in marks if step_of(mark.top) is None and not _is_log(mark)}

@@ -252,7 +252,7 @@ class Site(Options):
 
 
 def warnings(site: Site) -> list[str]:
-    """Return what of a valid site is no world that anybody would train in, for the operator."""
+    """Return what makes a valid site a world in which no training would be run, for the operator."""
     trainer = site.trainer
     if trainer.checkpoint_median_s < trainer.local_every_s:
         return []
