@@ -2,11 +2,12 @@
 
 import ipaddress
 import os
+import pwd
 import stat
 from pathlib import Path
 from typing import Annotated, Final, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 MAX_SECRET_BYTES: Final = 16384
 """Longer is no password, token or key, but a file that was named by mistake."""
@@ -51,6 +52,26 @@ AbsolutePath = Annotated[
     # the length not in the pattern: a counted repetition of 4095 costs 8 MB in pydantic's regex engine
     Field(pattern=r"^/[^\x00]+$", max_length=4096, json_schema_extra={"x-wanted": "an absolute path"}),
 ]
+
+
+def _uid(value: object) -> object:
+    """Return the number of a user's name; everything else as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return pwd.getpwnam(value).pw_uid
+    except (KeyError, ValueError):
+        msg = f"no user {value[:_LONGEST_NAME]!r} on this host (write a name that `id` knows, or its number)"
+        raise ValueError(msg) from None
+
+
+_LONGEST_NAME: Final = 32
+Uid = Annotated[
+    int,
+    BeforeValidator(_uid, json_schema_input_type=int | str),
+    Field(ge=0, le=2**32 - 2, json_schema_extra={"x-wanted": "a user's name or number"}),
+]
+"""A user of this host: a name is looked up when the settings are read."""
 Fingerprint = Annotated[
     str,
     Field(

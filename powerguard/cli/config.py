@@ -96,28 +96,33 @@ def _fail(args: argparse.Namespace, problems: tuple[str, ...]) -> int:
 
 
 def _validate(args: argparse.Namespace) -> int:
+    from dataclasses import replace
     from datetime import UTC, datetime
 
     from powerguard.settings.caution import warnings
-    from powerguard.settings.load import SettingsError, load_with_origins
-    from powerguard.settings.profile_names import unknown_profiles
+    from powerguard.settings.exists import missing
+    from powerguard.settings.explain import Mistake
+    from powerguard.settings.load import SettingsError, check
 
     try:
-        loaded = load_with_origins(_path(args), _conf_d(args))
+        checked = check(_path(args), _conf_d(args))
     except SettingsError as error:
         return _fail(args, error.problems)
-    mistakes, doubts = unknown_profiles(loaded)
-    if mistakes:
-        return _fail(args, tuple(mistakes))
+    settings, mistakes = checked.settings, checked.mistakes
+    doubts: list[Mistake] = []
+    if settings is not None:
+        absent, doubts = missing(settings)
+        mistakes = [*mistakes, *(replace(one, path=checked.original(one.path)) for one in absent)]
+    problems = checked.problems(mistakes)
+    if problems or settings is None:
+        return _fail(args, tuple(problems))
     today = datetime.now(UTC).date()
-    told = [f"{loaded.files.where(warning.path)}: {warning}" for warning in warnings(loaded.settings, today=today)]
-    told += doubts
+    told = [f"{checked.files.where(one.path)}: {one}" for one in [*warnings(settings, today=today), *doubts]]
     if args.json:
         _print_json({"valid": True, "file": str(_path(args)), "problems": [], "warnings": told})
         return 0
     for warning in told:
         say(f"warning: {warning}")
-    settings = loaded.settings
     fed_by = " and ".join(settings.feeding)
     line = f"{_path(args)}: valid; mode {settings.mode}, fed by {fed_by}, {_count(len(settings.trainers))}"
     print("\n".join(fold([line])))

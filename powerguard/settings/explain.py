@@ -212,6 +212,8 @@ class Explainer:
 def _better(node: Node, place: _Place) -> str:
     """Return what was probably meant, where it is allowed; else ""."""
     kind, value, choices = node.get("type"), place.value, _choices(node)
+    if kind == "object" and value is not None and not isinstance(value, dict) and node.get("examples"):
+        return f"{place.path[-1]}: {written(node['examples'][0])}"
     if value is None or isinstance(value, dict | list):
         return ""
     if choices:

@@ -5,16 +5,18 @@ is wrong and what would be right.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from powerguard.options import Options
 from powerguard.settings.explain import Explainer, Mistake
+from powerguard.settings.output_off import UnfitError
 from powerguard.settings.schema import Settings, SourceOptions, json_schema
 from powerguard.strictyaml import Document, KeyPath, Problem, StrictYamlError, load_file
 
@@ -85,12 +87,144 @@ def load(path: Path, conf_d: Path | None = None) -> Settings:
 
 def load_with_origins(path: Path, conf_d: Path | None = None) -> Loaded:
     """Read the settings and keep where each value comes from. As `load`."""
+    checked = check(path, conf_d)
+    problems = checked.problems(checked.mistakes)
+    if problems or checked.settings is None:
+        raise SettingsError(problems)
+    return Loaded(checked.settings, checked.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The files and every mistake in them.
+
+    settings: what is left of the settings without the mistakes, to look for further ones; None if nothing is left.
+    original: path in the files of a path in `settings`, from which items of lists may be gone.
+    unlisted: mistakes that are not in `mistakes`, because there are too many.
+    """
+
+    files: Files
+    settings: Settings | None
+    mistakes: list[Mistake]
+    original: Callable[[KeyPath], KeyPath]
+    unlisted: int = 0
+
+    def problems(self, mistakes: Sequence[Mistake]) -> list[str]:
+        """Return a line for each mistake, in the order of the files."""
+        more = [f"{self.files.documents[0].name}: and {self.unlisted} more mistakes"] if self.unlisted else []
+        return _in_order(self.files, mistakes) + more
+
+
+def check(path: Path, conf_d: Path | None = None) -> Checked:
+    """Read the settings and find every mistake. Raises SettingsError if a file cannot be read.
+
+    A value with a mistake is taken out and the rest is checked again: names that must agree are compared only in
+    settings that hold. A mistake that is due to a value that was taken out is not reported.
+    """
     files = read_files(path, conf_d)
-    settings = validate(Settings, files)
-    mistakes = cross_checks(settings)
-    if mistakes:
-        raise SettingsError(_in_order(files, mistakes))
-    return Loaded(settings, files)
+    left = _Left(files.data)
+    explainer = Explainer(json_schema(), lambda path: files.written(left.original(path)))
+    mistakes: list[Mistake] = []
+    for turn in range(_TURNS):
+        data = left.whole(fill=turn > 0)
+        settings, details = _validated(Settings, data)
+        if settings is not None:
+            names = list(map(str, files.data["ups"])) if isinstance(files.data.get("ups"), dict) else []
+            found = cross_checks(settings, names, lambda path: left.lacks(left.original(path)))
+            mistakes += [Mistake(left.original(each.path), each.what, each.of_key) for each in found]
+            return Checked(files, settings, mistakes, left.original)
+        told = [(each, explainer.explain(each, data)) for each in details[:MAX_TOLD]]
+        new = [(each, Mistake(left.original(what.path), what.what, what.of_key)) for each, what in told]
+        mistakes += [mistake for detail, mistake in new if turn == 0 or not left.is_due(detail, mistake.path)]
+        if len(details) > MAX_TOLD or not all(left.take_out(detail, mistake.path) for detail, mistake in new):
+            return Checked(files, None, mistakes, left.original, len(details) - len(told))
+    return Checked(files, None, mistakes, left.original)
+
+
+_TURNS: Final = 10
+"""A mistake takes out at most what is around it, level by level: nothing in the settings is deeper than this."""
+
+_GONE: Final = object()
+_FILLED: Final = {"mode": "dry-run", "ups": {"none": {"sources": [{"kind": "apcupsd", "host": "none"}]}}}
+"""Stands in for what is required and has mistakes, so that the rest can be checked."""
+
+
+class _Left:
+    """Data of which values with mistakes are taken out. Its own paths are those of the files."""
+
+    def __init__(self, data: Any) -> None:  # noqa: ANN401 - any parsed file
+        self._data = _plain_copy(data)
+        self._gone: set[KeyPath] = set()
+
+    def whole(self, *, fill: bool) -> Any:  # noqa: ANN401 - any parsed file
+        """Return the data without what is gone. fill: put in what no settings can be without."""
+        data = _without_gone(self._data)
+        return {**data, **{key: value for key, value in _FILLED.items() if not data.get(key)}} if fill else data
+
+    def original(self, path: KeyPath) -> KeyPath:
+        """Return the path in the files of a path in `whole`, where the items after a missing one move up."""
+        at: list[Any] = []
+        value = self._data
+        for key in path:
+            here = key
+            if isinstance(value, list) and isinstance(key, int):
+                kept = [place for place, item in enumerate(value) if item is not _GONE]
+                here = kept[key] if key < len(kept) else key
+            at.append(here)
+            known = isinstance(value, dict | list) and (
+                here in value if isinstance(value, dict) else isinstance(here, int) and here < len(value)
+            )
+            value = value[here] if known else None
+        return tuple(at)
+
+    def lacks(self, path: KeyPath) -> bool:
+        """Return whether something at or below this path is gone."""
+        return any(gone[: len(path)] == path for gone in self._gone)
+
+    def is_due(self, detail: ErrorDetails, path: KeyPath) -> bool:
+        """Return whether a mistake may come from what is gone: the value itself, or one that it is checked against."""
+        if isinstance(detail.get("ctx", {}).get("error"), UnfitError):
+            return self.lacks(path)
+        return path in self._gone or any(gone[:-1] == path for gone in self._gone)
+
+    def take_out(self, detail: ErrorDetails, path: KeyPath) -> bool:
+        """Take out the value of a mistake, or the map that cannot be without it. Return whether it can be done."""
+        around = detail["type"] in {"missing", "union_tag_invalid", "union_tag_not_found"}
+        path = path[:-1] if around else path
+        if not path:
+            return around  # mode or ups is missing: `whole` fills it in
+        inside = self._data
+        for key in path[:-1]:
+            if not isinstance(inside, dict | list):
+                return True  # what is around it is gone already
+            inside = inside.get(key) if isinstance(inside, dict) else inside[int(key)]
+        value = inside.get(path[-1]) if isinstance(inside, dict) else None
+        if isinstance(value, dict) and not around:
+            # Settings that do not go together: what is plain goes first, for the maps and lists beside it may be right.
+            plain = [key for key, item in value.items() if not isinstance(item, dict | list)]
+            self._gone |= {(*path, key) for key in plain}
+            for key in plain:
+                del value[key]
+            if plain:
+                return True
+        self._gone.add(path)
+        if isinstance(inside, dict):
+            inside.pop(path[-1], None)
+        elif isinstance(inside, list):
+            inside[int(path[-1])] = _GONE
+        return True
+
+
+def _plain_copy(value: Any) -> Any:  # noqa: ANN401 - any parsed file
+    if isinstance(value, dict):
+        return {key: _plain_copy(item) for key, item in value.items()}
+    return [_plain_copy(item) for item in value] if isinstance(value, list) else value
+
+
+def _without_gone(value: Any) -> Any:  # noqa: ANN401 - any parsed file
+    if isinstance(value, dict):
+        return {key: _without_gone(item) for key, item in value.items()}
+    return [_without_gone(item) for item in value if item is not _GONE] if isinstance(value, list) else value
 
 
 def read_files(path: Path, conf_d: Path | None = None) -> Files:
@@ -175,23 +309,29 @@ def _copy(value: Any, path: KeyPath, document: Document, origins: dict[KeyPath, 
 
 def validate(model: type[_Options], files: Files, schema: Callable[[], dict[str, Any]] = json_schema) -> _Options:
     """Check merged data against a settings class. Raises SettingsError with every mistake."""
-    try:
-        # As JSON, because there a list is good for a tuple and text for a path, and nothing else is coerced.
-        return model.model_validate_json(json.dumps(files.data))
-    except ValidationError as error:
-        details = error.errors(include_url=False)
-    # Raised out here, so that no traceback leads to pydantic's error, whose text quotes every value.
+    options, details = _validated(model, files.data)
+    if options is not None:
+        return options
     explainer = Explainer(schema(), files.written)
-    # A list is called too short when its items have mistakes, which are told themselves.
-    around = {detail["loc"][:depth] for detail in details for depth in range(len(detail["loc"]))}
-    details = [detail for detail in details if detail["type"] != "too_short" or detail["loc"] not in around]
     told = _in_order(files, [explainer.explain(detail, files.data) for detail in details[:MAX_TOLD]])
     if len(details) > MAX_TOLD:
         told.append(f"{files.documents[0].name}: and {len(details) - MAX_TOLD} more mistakes")
     raise SettingsError(told)
 
 
-def _in_order(files: Files, mistakes: list[Mistake]) -> list[str]:
+def _validated(model: type[_Options], data: Any) -> tuple[_Options | None, list[ErrorDetails]]:  # noqa: ANN401 - any parsed file
+    """Return the options, or pydantic's errors: not its exception, whose text quotes every value."""
+    try:
+        # As JSON, because there a list is good for a tuple and text for a path, and nothing else is coerced.
+        return model.model_validate_json(json.dumps(data)), []
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+    # A list is called too short when its items have mistakes, which are told themselves.
+    around = {detail["loc"][:depth] for detail in details for depth in range(len(detail["loc"]))}
+    return None, [detail for detail in details if detail["type"] != "too_short" or detail["loc"] not in around]
+
+
+def _in_order(files: Files, mistakes: Sequence[Mistake]) -> list[str]:
     def place(mistake: Mistake) -> tuple[int, int, int]:
         document = files.document(mistake.path)
         at = document.key_position(mistake.path) if mistake.of_key else document.position(mistake.path)
@@ -201,23 +341,26 @@ def _in_order(files: Files, mistakes: list[Mistake]) -> list[str]:
     return list(dict.fromkeys(f"{files.where(mistake.path, of_key=mistake.of_key)}: {mistake}" for mistake in ordered))
 
 
-def cross_checks(settings: Settings) -> list[Mistake]:
-    """Return what the schema cannot see: names that must agree."""
+def cross_checks(settings: Settings, upses: Sequence[str], lacks: Callable[[KeyPath], bool]) -> list[Mistake]:
+    """Return what the schema cannot see: names that must agree.
+
+    upses: names under ups, also of those with mistakes. lacks: whether a value at or below a path was taken out.
+    """
     mistakes: list[Mistake] = []
-    names = ", ".join(settings.ups)
-    if settings.feeds is None and len(settings.ups) > 1:
+    names = ", ".join(upses)
+    if settings.feeds is None and len(upses) > 1 and not lacks(("feeds",)):
         mistakes.append(
             Mistake(("ups",), f"several UPSes, so feeds must say which one feeds this host (one of {names})")
         )
-    if settings.feeds is not None:
+    if settings.feeds is not None and upses:
         for place, name in enumerate(settings.feeds.supplies):
-            if name not in settings.ups:
+            if name not in upses:
                 mistakes.append(
                     Mistake(("feeds", "supplies", place), f"no UPS of this name under ups (known: {names})")
                 )
-    mistakes += _same_twice(settings)
-    if settings.traps is not None:
-        unknown = sorted(settings.traps.names - set(settings.ups))
+    mistakes += _same_twice(settings, lacks)
+    if settings.traps is not None and upses:
+        unknown = sorted(settings.traps.names - set(upses))
         mistakes += [Mistake(("traps",), f"no UPS {name} under ups (known: {names})") for name in unknown]
     seen: dict[str, int] = {}
     for place, trainer in enumerate(settings.trainers):
@@ -231,7 +374,7 @@ def cross_checks(settings: Settings) -> list[Mistake]:
 _PEER: Final = {"snmp": "card", "nut": "UPS of the same upsd", "apcupsd": "apcupsd"}
 
 
-def _same_twice(settings: Settings) -> list[Mistake]:
+def _same_twice(settings: Settings, lacks: Callable[[KeyPath], bool]) -> list[Mistake]:
     """Return the sources that ask whom another one asks, whatever else they say: one peer is one witness.
 
     Within each UPS, and among those that feed this host: a card that counts as two UPSes hides the loss of one.
@@ -241,6 +384,8 @@ def _same_twice(settings: Settings) -> list[Mistake]:
     seen: list[tuple[str, int, SourceOptions]] = []
     for ups, its in settings.ups.items():
         for place, source in enumerate(its.sources):
+            if lacks(("ups", ups, "sources", place)):
+                continue
             for other_ups, at, other in seen:
                 if (other_ups == ups or {ups, other_ups} <= feeding) and _is_same_peer(source, other):
                     own = "a second witness must be another one" if other_ups == ups else "each UPS has its own"

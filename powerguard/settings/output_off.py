@@ -12,6 +12,10 @@ from powerguard.sources.snmp_options import SnmpOptions
 Source = SnmpOptions | NutOptions | ApcupsdOptions
 
 
+class UnfitError(ValueError):
+    """An order that the sources cannot carry: a mistake that anything below the UPS may be the reason of."""
+
+
 def sender(sources: Sequence[Source], wanted: OutputOffOptions) -> SnmpOptions | NutOptions | None:
     """Return the source that the order goes through; None where none is named, or more than one."""
     found = [

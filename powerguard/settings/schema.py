@@ -17,8 +17,8 @@ from powerguard.effectors.sentinel.options import SentinelOptions
 from powerguard.effectors.signals.options import SignalsOptions
 from powerguard.effectors.trainer.options import AnyTrainerOptions
 from powerguard.effectors.ups.options import OutputOffOptions
-from powerguard.options import AbsolutePath, ListenAddress, Options
-from powerguard.settings.output_off import unfit
+from powerguard.options import AbsolutePath, ListenAddress, Options, Uid
+from powerguard.settings.output_off import UnfitError, unfit
 from powerguard.sources.apcupsd_options import ApcupsdOptions
 from powerguard.sources.nut_options import NutOptions
 from powerguard.sources.snmp_options import SnmpOptions
@@ -121,7 +121,7 @@ class UpsOptions(Options):
     def _output_can_be_ordered(self) -> Self:
         mistake = "" if self.output_off is None else unfit(self.sources, self.output_off)
         if mistake:
-            raise ValueError(mistake)
+            raise UnfitError(mistake)
         return self
 
     @model_validator(mode="after")
@@ -366,11 +366,12 @@ class Settings(Options):
         description="Folder in which trainers put their sockets to be found; null: none.",
         examples=["/run/powerguard-trainers"],
     )
-    trainer_uids: list[Annotated[int, Field(ge=0, le=2**32 - 2)]] = Field(
+    trainer_uids: list[Uid] = Field(
         default_factory=list,
         max_length=MAX_TRAINERS,
-        description="User ids whose sockets in trainer_sockets are believed, besides root's and the daemon's own.",
-        examples=[[1000]],
+        description="Users whose sockets in trainer_sockets are believed, besides root's and the daemon's own, by "
+        "name or number.",
+        examples=[["train"]],
     )
     checkpoint_dirs: list[AbsolutePath] = Field(
         default_factory=list,
@@ -385,7 +386,7 @@ class Settings(Options):
     bmc: BmcOptions = Field(
         default_factory=lambda: BmcOptions(kind="none"),
         description="The BMC that must power this host on again. Not set: none.",
-        examples=[{"kind": "none"}],
+        examples=[{"kind": "auto"}],
     )
     rtc: RtcOptions = Field(
         default_factory=RtcOptions,

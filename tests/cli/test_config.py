@@ -59,6 +59,28 @@ def test_a_profile_that_there_is_not_is_refused(tmp_path: Path, capsys: pytest.C
     assert run("config", "validate", str(path)) == 0
 
 
+def test_what_does_not_exist_is_told_beside_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A value, a name that must agree, a profile and a secret: one run, in the order of the file."""
+    path = tmp_path / "powerguard.yaml"
+    path.write_text(
+        "mode: armd\n"
+        "ups:\n"
+        "  b: {sources: [{kind: snmp}]}\n"
+        "  a: {sources: [{kind: snmp}, {kind: snmp, host: h, profile: apc, community: {file: /nothere}}]}\n"
+        "feeds: {supplies: [c]}\n",
+        encoding="utf-8",
+    )
+    assert run("config", "validate", "--json", str(path)) == 78
+    assert [line.split(": ")[:2] for line in json.loads(capsys.readouterr().out)["problems"]] == [
+        [f"{path}:1:7", "mode"],
+        [f"{path}:3:17", "ups.b.sources[0].host"],
+        [f"{path}:4:17", "ups.a.sources[0].host"],
+        [f"{path}:4:62", "ups.a.sources[1].profile"],
+        [f"{path}:4:85", "ups.a.sources[1].community.file"],
+        [f"{path}:5:20", "feeds.supplies[0]"],
+    ]
+
+
 def test_show_takes_a_file_as_validate_does(least: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("config", "show", least) == 0
     by_place = capsys.readouterr().out

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.settings.load import MAX_TOLD, Files, SettingsError, load, load_with_origins, read_files, validate
 from powerguard.settings.schema import Settings
 from powerguard.strictyaml import Document
@@ -70,6 +71,20 @@ def test_every_mistake_of_a_file_is_told_at_once() -> None:
         ("budget: [1]", "budget: must be a map of keys and values, got a list of 1"),
         ("budget: {margin: .nan}", "budget.margin: must be 0 to 0.9, got '.nan'"),
         ("http: {port: 0}", "http.port: must be a whole number, 1 to 65535, got 0"),
+        (
+            "http: 0.0.0.0:13493",
+            "http: must be a map of keys and values, got '0.0.0.0:13493' (write http: {listen: \"127.0.0.1\", port: ",
+        ),
+        ("bmc: ipmi", "bmc: must be a map of keys and values, got 'ipmi' (write bmc: {kind: auto})"),
+        (
+            "ups: [a]",
+            "ups: must be a map of keys and values of 1 to 64 entries, got a list of 1 (write ups: {rack-a: {",
+        ),
+        ("trainer_uids: [1.5]", "trainer_uids[0]: must be a user's name or number, got 1.5"),
+        (
+            "trainers: [{name: a, url: 'unix://run/x'}]",
+            "trainers[0].url: must have one slash after unix: (write unix:/run/x)",
+        ),
         ("log: {format: yes}", "log.format: must be auto, journald, logfmt or json, got 'yes'"),
         ("log: {level: [info]}", "log.level: must be debug, info, warning or error, got a list of 1"),
         ("host: {kind: comand}", "host.kind: must be systemd, command or dry-run, got 'comand' (write command)"),
@@ -84,7 +99,8 @@ def test_every_mistake_of_a_file_is_told_at_once() -> None:
     ],
 )
 def test_a_mistake_says_what_would_be_right(tmp_path: Path, setting: str, problem: str) -> None:
-    (told,) = mistakes(tmp_path, f"{LEAST}{setting}\n")
+    least = "mode: dry-run\n\n\n\n\n" if setting.startswith("ups:") else LEAST
+    (told,) = mistakes(tmp_path, f"{least}{setting}\n")
     place, _, what = told.partition(": ")
     assert place.startswith("powerguard.yaml:6:")
     assert what.startswith(problem)
@@ -224,6 +240,79 @@ def test_mistakes_in_conf_d_name_the_file_that_made_them(tmp_path: Path) -> None
         f"{second}:1:16",
         f"{second}:2:7",
     ]
+
+
+def test_names_are_compared_beside_mistakes_of_other_kinds(tmp_path: Path) -> None:
+    """One run tells what otherwise took one run a kind: a value, a name that must agree, settings that go together."""
+    text = """\
+mode: dry-run
+budget: {margin: 5}
+ups:
+  a: {sources: [{kind: snmp, host: h, poll_s: 99, profil: x}], battery_wh: 500}
+  b: {sources: [{kind: snmp}, {kind: nut, host: g, name: u, tls: required}]}
+feeds: {supplies: [c]}
+trainers:
+  - {name: a, url: "unix:/x", uids: [no-such-user]}
+  - {name: b}
+  - {name: a, url: "unix:/y"}
+  - {name: c, url: "http://10.0.0.9:5000"}
+"""
+    told = [problem.partition(": ")[2] for problem in mistakes(tmp_path, text)]
+    assert told == [
+        "budget.margin: must be 0 to 0.9, got 5",
+        "ups.a: battery_wh says nothing without rating_w (set the rated watts, or a runtime_table)",
+        "ups.a.sources[0].poll_s: must be 0.5 to 10, got 99",
+        "ups.a.sources[0].profil: unknown key (did you mean 'profile'?)",
+        'ups.b.sources[0].host: is required (write host: "10.0.0.5" or the like)',
+        "feeds.supplies[0]: no UPS of this name under ups (known: a, b)",
+        "trainers[0].uids[0]: no user 'no-such-user' on this host (write a name that `id` knows, or its number)",
+        'trainers[1].url: is required (write url: "unix:/run/powerguard-trainers/llm.sock" or the like)',
+        "trainers[2].name: trainers[0] has this name already; give each its own",
+        "trainers[3]: a trainer on another host needs a token (token: {credential: NAME})",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "bmc: {kind: ipmi-lan, host: h, user: u, password: {credential: 'a b'}}",
+        "bmc: {kind: ipmi-lan, host: h, user: u, pasword: {credential: a}, password: 5}",
+        "trainers: [{name: a, url: 'http://10.0.0.9:5000', token: {credential: 'a b'}}]",
+        "feeds: {supplies: rack-a}",
+        "feeds: {supplies: [rack-a], minimum_supplies: x}",
+        "budget: {stop_median_s: 100, stop_q95_s: x}",
+        "checkpoint_dirs: [a]",
+    ],
+)
+def test_a_value_that_is_wrong_makes_no_second_mistake(tmp_path: Path, text: str) -> None:
+    """What is missing only because it is wrong is not told again as missing."""
+    told = mistakes(tmp_path, f"{LEAST}{text}\n")
+    assert len(told) == 1 + text.count("pasword"), told
+
+
+def test_a_source_with_a_mistake_is_neither_a_witness_nor_unfit(tmp_path: Path) -> None:
+    """Its host, port or version may be what is wrong: it is compared with no other and orders nothing yet."""
+    text = """\
+mode: dry-run
+ups:
+  a: {sources: [{kind: snmp, host: h, port: 0}, {kind: snmp, host: h}]}
+  b: {sources: [{kind: snmp, host: g, version: 3, user: u, auth: {credential: a}, priv: 5}], output_off: {by: snmp}}
+feeds: {supplies: [a, b]}
+"""
+    assert [problem.split(": ")[1] for problem in mistakes(tmp_path, text)] == [
+        "ups.a.sources[0].port",
+        "ups.b.sources[0].priv",
+    ]
+
+
+def test_users_are_named_or_numbered(tmp_path: Path) -> None:
+    """Both are numbers once the settings are read."""
+    settings = read(
+        tmp_path, f"{LEAST}trainers: [{{name: a, url: 'unix:/a', uids: [root, 7]}}]\ntrainer_uids: [root, 5]\n"
+    )
+    (trainer,) = settings.trainers
+    assert isinstance(trainer, TrainerOptions)
+    assert (trainer.uids, settings.trainer_uids) == ([0, 7], [0, 5])
 
 
 def test_a_yml_file_in_conf_d_is_not_silently_left_out(tmp_path: Path) -> None:

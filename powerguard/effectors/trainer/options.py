@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from powerguard.options import Options, Secret
+from powerguard.options import Options, Secret, Uid
 
 MAX_SOCKET_PATH = 107
 DEFAULT_CHECKPOINT_S = 60.0
@@ -132,8 +132,11 @@ class TrainerOptions(Common):
     after: Literal["pause", "exit", "continue"] = Field(
         default="pause", description="What it is asked to do once its emergency checkpoint is durable."
     )
-    uids: list[int] | None = Field(
-        default=None, description="User ids that may serve the unix socket. Unset: anyone who can, with these settings."
+    uids: list[Uid] | None = Field(
+        default=None,
+        description="Users that may serve the unix socket, by name or number. Unset: anyone who can, with these "
+        "settings.",
+        examples=[["train"]],
     )
     fallback: Fallback | None = Field(
         default=None, description="What is tried where HTTP brings no checkpoint: a signal, or a program."
@@ -142,6 +145,9 @@ class TrainerOptions(Common):
     @field_validator("url")
     @classmethod
     def _check_url(cls, url: str) -> str:
+        if url.startswith("unix://"):
+            msg = f"must have one slash after unix: (write unix:/{url.removeprefix('unix:').lstrip('/')})"
+            raise ValueError(msg)
         if url.startswith("unix:"):
             path = url.removeprefix("unix:")
             if not path.startswith("/") or len(path.encode()) > MAX_SOCKET_PATH or "\0" in path:

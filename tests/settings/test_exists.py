@@ -1,20 +1,20 @@
-"""A profile's name in the settings: refused where there is none, and doubted only where nobody could look."""
+"""What the settings name: refused if it does not exist, and doubted only if it could not be looked at."""
 
 from importlib import resources
 from pathlib import Path
 
 import pytest
 
-from powerguard.settings.load import load_with_origins
-from powerguard.settings.profile_names import unknown_profiles
+from powerguard.settings.exists import missing
+from powerguard.settings.load import load
 
 
 def told(tmp_path: Path, profile: str, site: Path) -> tuple[list[str], list[str]]:
     path = tmp_path / "powerguard.yaml"
     source = f"{{kind: snmp, host: h{profile and f', profile: {profile}'}}}"
     path.write_text(f"mode: dry-run\nups:\n  a:\n    sources:\n      - {source}\n", encoding="utf-8")
-    mistakes, doubts = unknown_profiles(load_with_origins(path), site)
-    return [line.partition(": ")[2] for line in mistakes], [line.partition(": ")[2] for line in doubts]
+    mistakes, doubts = missing(load(path), site)
+    return [str(one) for one in mistakes], [str(one) for one in doubts]
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,32 @@ def test_a_folder_that_cannot_be_read_refuses_nothing(tmp_path: Path) -> None:
     mistakes, doubts = told(tmp_path, "acme", tmp_path / "file")
     assert mistakes == []
     assert "file: cannot be read: Not a directory" in doubts[0]
+
+
+def test_a_secret_that_is_not_there_or_open_to_others(tmp_path: Path) -> None:
+    """Each is told at its path, and one that is well kept is not opened."""
+    kept, shared = tmp_path / "kept", tmp_path / "shared"
+    for path, mode in ((kept, 0o400), (shared, 0o644)):
+        path.write_text("hunter2", encoding="utf-8")
+        path.chmod(mode)
+    settings = tmp_path / "powerguard.yaml"
+    settings.write_text(
+        "mode: dry-run\nups: {a: {sources: [{kind: apcupsd, host: h}]}}\ntrainers:\n"
+        + "".join(
+            f"  - {{name: {path.name}, url: 'unix:/{path.name}', token: {{file: {path}}}}}\n"
+            for path in (kept, shared, tmp_path / "absent", tmp_path)
+        ).replace(f"name: {tmp_path.name}", "name: folder"),
+        encoding="utf-8",
+    )
+    before_ns = kept.stat().st_atime_ns
+    put = "put the secret there: install -m 0400 -o powerguard /dev/stdin"
+    mistakes, doubts = missing(load(settings), tmp_path / "no-profiles")
+    assert [(one.path, one.what.removeprefix(f"{tmp_path}")) for one in mistakes] == [
+        (("trainers", 1, "token", "file"), f"/shared: others can read this secret (chmod 0400 {shared})"),
+        (
+            ("trainers", 2, "token", "file"),
+            f"/absent: No such file or directory ({put} {tmp_path}/absent)",
+        ),
+        (("trainers", 3, "token", "file"), ": is not a file (name the file that holds the secret)"),
+    ]
+    assert (doubts, kept.stat().st_atime_ns) == ([], before_ns)
