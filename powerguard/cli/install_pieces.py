@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import powerguard
+from powerguard.options import SECRETS
 
 PREFIX: Final = "/opt/powerguard"
 """Where units look for the program; replaced by where it really is."""
@@ -53,6 +54,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """What is enabled only where it is asked for; ipmi also where there is a BMC."""
 DAEMON: Final = "powerguard.service"
+CREDENTIALS: Final = f"{UNITS}/{DAEMON}.d/50-credentials.conf"
 AT_BOOT: Final = f"{UNITS}/multi-user.target.wants/{DAEMON}"
 COMMANDS: Final = {
     "powerguard": "/usr/local/bin",
@@ -163,6 +165,20 @@ def resume_pieces(units: tuple[str, ...]) -> list[Piece]:
             is_choice=True,
         ),
     ]
+
+
+def credential_pieces(names: Collection[str]) -> list[Piece]:
+    """Return what hands the daemon these secrets. Nothing for none."""
+    if not names:
+        return []
+    lines = [
+        "# By powerguard install, of the settings. A secret that is missing keeps no daemon from starting.",
+        "[Service]",
+    ]
+    for name in names:
+        lines += [f"LoadCredential={name}:{SECRETS}/{name}", f"SetCredential={name}:\\n"]
+    what = f"hands the daemon its secrets: {', '.join(names)}"
+    return [Piece(path=CREDENTIALS, what=what, content=("\n".join(lines) + "\n").encode())]
 
 
 def _enabling(unit: str, text: bytes) -> Iterator[Piece]:

@@ -24,6 +24,13 @@ def clean(value: object) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in str(value))
 
 
+def mode_note(mode: object, so: str = "") -> str:
+    """Return what is put behind a text that does not hold as it stands: "" in mode armed, and where it is unknown."""
+    if mode in {None, "armed"}:
+        return ""
+    return f" ({clean(mode)}: {so})" if so else f" ({clean(mode)})"
+
+
 def has_colour(stream: TextIO) -> bool:
     """Say whether to colour: on a terminal, and never where NO_COLOR is set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

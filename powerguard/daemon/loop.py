@@ -115,11 +115,6 @@ class Loop:
         return self._folded[2]
 
     @property
-    def armed(self) -> bool:
-        """False in dry-run."""
-        return self.parts.armed
-
-    @property
     def boot_id(self) -> str:
         """Name of this boot."""
         return self.parts.policy.boot_id
@@ -260,7 +255,7 @@ class Loop:
         log.info(
             "daemon_started",
             phase=phase_name(answer.state.phase),
-            mode="armed" if self.armed else "dry-run",
+            mode=self.policy.mode.value,
             journal="durable" if loaded.durable else "in memory",
             because=loaded.trouble or "start",
         )
@@ -343,7 +338,7 @@ class Loop:
             self.settings_ok = True
             self.settings_at_s = self.clock()
             self.check_soon()
-            log.info("settings_reloaded", mode="armed" if self.armed else "dry-run")
+            log.info("settings_reloaded", mode=self.policy.mode.value)
         self._notifier.ready(self._status_line())
         return self.settings_ok
 
@@ -495,5 +490,5 @@ class Loop:
         return isinstance(self.state.phase, Online) and self.state.drill is None
 
     def _status_line(self) -> str:
-        mode = "" if self.armed else " (dry-run)"
+        mode = "" if self.policy.powers_off else f" ({self.policy.mode})"
         return f"{phase_name(self.state.phase)}{mode}"

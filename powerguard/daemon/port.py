@@ -183,11 +183,6 @@ class Daemon(Protocol):
         ...
 
     @property
-    def armed(self) -> bool:
-        """False in dry-run: power-off is recorded, not done."""
-        ...
-
-    @property
     def started_at_s(self) -> float:
         """When this daemon started."""
         ...

@@ -31,11 +31,12 @@ from powerguard.cli.status import short
 from powerguard.cli.words import sentence
 from powerguard.core.events import Abort, CheckpointNow, SetMaintenance
 from powerguard.core.model import Maintenance, OnBattery, State
+from powerguard.core.policy import Mode
 from powerguard.daemon.admin import admin_server
 from powerguard.daemon.hints import hint_socket
 from powerguard.daemon.http import http_server
 from powerguard.daemon.journal import Entry, Journal
-from tests.daemon.watched import BOOT, NOW_S, PHASES, WALL_S, Watched, outage, scene
+from tests.daemon.watched import BOOT, NOW_S, PHASES, WALL_S, Watched, in_mode, outage, scene
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -167,12 +168,12 @@ def test_a_feed_with_utility_is_no_runtime_of_months() -> None:
 
 async def test_status_of_a_host_that_is_not_protected(folder: Path) -> None:
     """Exit 3, and the reason with what to do about it."""
-    async with served(replace(scene(), armed=False), folder) as path:
+    async with served(in_mode(scene(), Mode.DRY_RUN), folder) as path:
         ended = await powerguard("status", "--socket", path)
     assert ended.code == 3
     assert re.fullmatch(r"powerguard \S+: online, dry-run, NOT READY", ended.out.splitlines()[0])
     assert "dry-run" in ended.out
-    assert "-> set mode: armed" in ended.out
+    assert "-> set mode: rehearse" in ended.out
 
 
 async def test_status_over_the_port(folder: Path) -> None:
@@ -342,7 +343,7 @@ async def test_event_for_apcupsd(folder: Path) -> None:
             words = ("event", "--socket", path, "--for", "apcupsd", "--", "doshutdown", name)
             assert (await powerguard(*words)).code == 99, name
     assert (await powerguard(*ask, path)).code == 0
-    async with served(replace(scene("on_battery"), armed=False), folder) as path:
+    async with served(in_mode(scene("on_battery"), Mode.DRY_RUN), folder) as path:
         assert (await powerguard(*ask, path)).code == 0
     async with served(replace(scene("on_battery"), state=State()), folder) as path:
         assert (await powerguard(*ask, path)).code == 0

@@ -75,7 +75,7 @@ def test_mistakes_go_to_stderr_with_78(tmp_path: Path, capsys: pytest.CaptureFix
         told = capsys.readouterr()
         assert told.out == ""
         assert told.err.splitlines() == [
-            f"error: {path}:1:7: mode: must be armed or dry-run, got 'dryrun' (write dry-run)",
+            f"error: {path}:1:7: mode: must be armed, rehearse or dry-run, got 'dryrun' (write dry-run)",
             f"error: {path}:6:1: lgo: unknown key (did you mean 'log'?)",
         ]
 

@@ -5,6 +5,7 @@ The daemon beside it is the real core behind the real socket, in a world that go
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import pty
@@ -35,6 +36,7 @@ from powerguard.core.actions import (
 )
 from powerguard.core.events import Done, Event, Failed, TrainerSeen
 from powerguard.core.machine import step
+from powerguard.core.policy import Mode
 from powerguard.core.readings import OutputSource
 from powerguard.daemon.admin import admin_server
 from powerguard.daemon.drills import drill_view
@@ -167,7 +169,7 @@ async def test_a_dry_run_needs_no_recent_checkpoint(folder: Path) -> None:
     """It asks no trainer for anything, so no training hangs on it; and it could make none."""
     async with living(folder, age_s=4000.0) as daemon:
         armed = await drill(folder, "--yes")
-        daemon.armed = False
+        daemon.policy = dataclasses.replace(daemon.policy, mode=Mode.DRY_RUN)
         ended = await drill(folder, "--yes", "--no-wait")
         await until(lambda: daemon.state.drill is not None or daemon.state.learned.drill is not None)
     assert (armed.code, ended.code) == (1, 0)
@@ -407,7 +409,7 @@ def test_hostile_words_do_not_reach_the_terminal() -> None:
         ("passed", 91 * DAY_S, "WARN", "older than 90 days"),
         ("failed", DAY_S, "WARN", "disk full"),
         ("interrupted", DAY_S, "WARN", "interrupted"),
-        ("recorded", DAY_S, "WARN", "nothing is proved"),
+        ("recorded", DAY_S, "WARN", "nothing was measured"),
     ],
 )
 def test_doctor_on_drills(result: str, age_s: float, verdict: str, said: str) -> None:

@@ -276,7 +276,7 @@ class Life:
             wall=self.wall,
             boot=lambda: self.boot,
             sources=sources,
-            effectors=effectors(self, armed=self._settings.mode == "armed"),
+            effectors=effectors(self, acts=self._settings.mode != "dry-run"),
             ways=lambda armed: ways(self, boot=self.boot, clock=loop.time, least_s=least_s, armed=armed),
             bmc=lambda options: SimBmc(self, options),
         )
