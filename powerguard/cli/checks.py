@@ -20,6 +20,7 @@ from powerguard.cli.checks_apcupsd import apcupsd_findings
 from powerguard.cli.checks_nut import nut_findings
 from powerguard.cli.checks_traps import trap_findings
 from powerguard.cli.client import DownError, RefusedError, get
+from powerguard.cli.install_pieces import DAEMON, UNITS
 from powerguard.cli.last_known import last_known
 from powerguard.cli.main import UntoldError
 from powerguard.cli.recover import host_look
@@ -107,8 +108,7 @@ def examine(args: argparse.Namespace) -> list[Finding]:
         loaded = load_with_origins(path)
     except SettingsError as error:
         found = [Finding("settings", "FAIL", problem, "") for problem in error.problems]
-        found[-1] = found[-1]._replace(fix="`powerguard config validate` tells all")
-        return [*found, *asyncio.run(checks_sentinel.findings()), *_daemon(args)]
+        return [*_installed(), *found, *asyncio.run(checks_sentinel.findings()), *_daemon(args)]
     today = datetime.now(UTC).date()
     ward = Ward(args, loaded, make_policy(loaded.settings, boot_id=boot_id(), today=today))
     with contextlib.suppress(DownError, RefusedError):  # reported with the daemon
@@ -120,6 +120,7 @@ def examine(args: argparse.Namespace) -> list[Finding]:
         for mistake in warnings(loaded.settings, today=today)
     ]
     return [
+        *(_installed() if ward.status is None else []),
         *told,
         *_looked("secret", lambda: _secrets(ward)),
         *asyncio.run(_live(ward)),
@@ -162,7 +163,7 @@ async def _live(ward: Ward) -> list[Finding]:
         ("bmc", lambda: _bmc(ward)),
         ("gpu", lambda: gpu_findings(ward.settings.gpu)),
         ("signals", lambda: signal_findings(ward.settings.signals, pausing=_pausing(ward))),
-        ("host", lambda: findings(ward.settings.host)),
+        ("host", lambda: _host(ward)),
         ("rivals", lambda: checks_rivals.findings(armed=armed, cuts=bool(outputs_of(ward.settings)))),
         ("resume", lambda: _resume(ward.settings)),
         ("sentinel", checks_sentinel.findings),
@@ -250,8 +251,14 @@ def source_name(settings: Settings, ups: str, options: SourceOptions) -> str:
 
 async def _ups(ward: Ward, ups: str, options: SourceOptions) -> list[Finding]:
     name = source_name(ward.settings, ups, options)
-    if any(_is_elsewhere(secret) for _, secret in secrets_in(options)):
+    needed = [secret for _, secret in secrets_in(options)]
+    if any(map(_is_elsewhere, needed)):
         return [_ups_of_the_daemon(ward, ups, name, options)]
+    try:
+        for secret in needed:
+            secret.read()
+    except SecretError as error:
+        return [Finding(name, "FAIL", f"not asked: {error}")]
     match options:
         case SnmpOptions():
             return await _snmp(ward, ups, name, options)
@@ -359,6 +366,17 @@ async def _resume(settings: Settings) -> list[Finding]:
     return [*await resume_findings.target(settings.resume), *resume_findings.host(checked, folder)]
 
 
+async def _host(ward: Ward) -> list[Finding]:
+    """Return what was found of the power-off's path; what only root may look at, as the daemon has found it."""
+    found = await findings(ward.settings.host)
+    if ward.status is None or ward.status["mode"] == "dry-run":
+        return found
+    trouble = next((each["text"] for each in ward.status["reasons"] if each["name"] == "no_power_off"), "")
+    verdict: Verdict = "FAIL" if trouble else "PASS"
+    told = Finding("host.power_off", verdict, trouble or "the daemon can order it, by its last check")
+    return [told if (each.name, each.verdict) == ("host.power_off", "WARN") else each for each in found]
+
+
 def _pausing(ward: Ward) -> list[str]:
     """Names of the sockets of the settings' trainers that are to stand still in an outage."""
     paths = [each.socket_path for each in ward.settings.trainers if each.after != "continue"]
@@ -425,6 +443,13 @@ def _budget(ward: Ward) -> list[Finding]:
 
 
 # --- This host ------------------------------------------------------------------------------------------------------
+
+
+def _installed() -> list[Finding]:
+    """Where nothing is in place, that is the one thing to do; most of the other findings go with it."""
+    if Path(UNITS, DAEMON).exists():
+        return []
+    return [Finding("install", "FAIL", "powerguard is not installed on this host", "powerguard install")]
 
 
 def _here(ward: Ward) -> list[Finding]:

@@ -128,7 +128,12 @@ def _install(args: argparse.Namespace, told: Told, prefix: str) -> None:
         return
     given = _secrets(args, disk, told)
     if told.live:
-        asyncio.run(host.carry_out(run_child, host.steps(parts, with_daemon=has_settings), told))
+        stale = (given or _is_renewed(told)) and asyncio.run(host.is_up(run_child))
+        calm = stale and _is_calm(args)
+        todo = host.steps(parts, with_daemon=has_settings) + ([host.RESTART_DAEMON] if calm else [])
+        asyncio.run(host.carry_out(run_child, todo, told))
+        if stale and not calm:
+            told.then.append(f"systemctl restart {parts_of.DAEMON}, once it is online: the old one still runs")
         told.doubts += asyncio.run(host.doubts(run_child, args.resume))
         told.doubts += filter(None, [host.shares_run()])
         if not host.has_polkit(told.root):
@@ -139,8 +144,6 @@ def _install(args: argparse.Namespace, told: Told, prefix: str) -> None:
         told.then.append(
             f"write {parts_of.SETTINGS} (powerguard discover; a sample: {parts_of.SAMPLE}); run this again"
         )
-    elif told.live and (given or _is_renewed(told)):
-        told.then.append(f"systemctl restart {parts_of.DAEMON}, unless power is out: the old one still runs")
     if disk.place(parts_of.SENTINEL_SETTINGS).exists():
         _then_sentinel(disk, told)
 
@@ -190,6 +193,17 @@ def _is_renewed(told: Told) -> bool:
     from powerguard.cli.install_pieces import CREDENTIALS
 
     return any(did == "updated" or (path == CREDENTIALS and did != "unchanged") for path, _, did in told.files)
+
+
+def _is_calm(args: argparse.Namespace) -> bool:
+    """Say whether the running daemon may be started anew: on utility, with no drill under way."""
+    from powerguard.cli.client import DownError, RefusedError, get
+
+    try:
+        status = get(args, "/api/v1/status")
+    except (DownError, RefusedError):
+        return False
+    return status["phase"] == "online" and status["supply"] != "battery" and status["drill"] is None
 
 
 def _settings(disk: "Disk", told: Told) -> "Settings | None":

@@ -120,10 +120,8 @@ def pieces(root: Path, prefix: str, parts: Collection[str], *, with_daemon: bool
             units[name] = text.replace(f"{PREFIX}/".encode(), f"{prefix}/".encode())
             made.append(Piece(path=f"{UNITS}/{name}", what=_description(units[name]), content=units[name]))
     for hook in HOOKS:
-        content = (config / hook).read_bytes()
-        made.append(
-            Piece(path=f"{LIBRARY}/{hook}", what="hook, called by who you let call it", content=content, mode=0o755)
-        )
+        content, what = (config / hook).read_bytes(), "hook script, unused until you configure it"
+        made.append(Piece(path=f"{LIBRARY}/{hook}", what=what, content=content, mode=0o755))
     made.append(Piece(path=SAMPLE, what="settings to begin with", content=(config / "powerguard.yaml").read_bytes()))
     sample = (config / "sentinel.yaml").read_bytes()
     made.append(Piece(path=SENTINEL_SAMPLE, what="settings of a sentinel to begin with", content=sample))

@@ -69,7 +69,7 @@ class Told:
             print(f"{paint('offered', 'yellow')}, and written only with --with drop-ins: {clean(why)}\n  {clean(path)}")
             print("\n".join(f"    {clean(line)}" for line in content.splitlines() if line[:1] != "#"))
         for doubt in self.doubts:
-            print(f"{paint('doubtful', 'yellow')}: {clean(doubt)}")
+            print(f"{paint('warning', 'yellow')}: {clean(doubt)}")
         if self.failed:
             print(paint("not all of it was done, see above; it can be run again", "red"))
         for line in self.then:
