@@ -34,7 +34,7 @@ def least(tmp_path: Path) -> str:
 def test_the_sample_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("config", "validate", SAMPLE) == 0
     told = capsys.readouterr()
-    assert told.out == f"{SAMPLE}: valid; mode dry-run, fed by rack-a, 1 trainer\n"
+    assert told.out == f"{SAMPLE}: valid; mode rehearse, fed by rack-a, 1 trainer\n"
     assert told.err == ""
 
 
