@@ -225,7 +225,8 @@ def _sections(told: Mapping[str, Any], limit: int | None) -> list[Section]:
 
 def _title(told: Mapping[str, Any]) -> str:
     dry = " (dry-run)" if told["mode"] == "dry-run" else ""
-    return f"outage {clean(told['outage'])}, {moment(told['started_at'])}{dry}"
+    host = f"{clean(told['host'])}: " if told["host"] else ""
+    return f"{host}outage {clean(told['outage'])}, {moment(told['started_at'])}{dry}"
 
 
 def describe(told: Mapping[str, Any], paint: Paint) -> list[str]:
@@ -298,7 +299,7 @@ def page(told: Mapping[str, Any]) -> str:
     )
     more = len(told["marks"]) - _STORY
     return picture.page(
-        title=f"powerguard: {_title(told)}",
+        title=_title(told),
         verdict=sentence,
         mood=mood,
         stretches=(),

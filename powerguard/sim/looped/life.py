@@ -275,6 +275,7 @@ class Life:
             clock=loop.time,
             wall=self.wall,
             boot=lambda: self.boot,
+            host=lambda: "sim",
             sources=sources,
             effectors=effectors(self, armed=self._settings.mode == "armed"),
             ways=lambda armed: ways(self, boot=self.boot, clock=loop.time, least_s=least_s, armed=armed),
