@@ -478,7 +478,8 @@ def drill_finding(last: dict[str, Any] | None) -> Finding:
     if last is None:
         return Finding("drill", "WARN", "there was no drill yet: nothing here has been rehearsed", fix)
     days = last["age_s"] / 86400.0
-    told = f"the last drill was {days:.0f} days ago: {last['result']}"
+    ago = "today" if days < 1.0 else "1 day ago" if days < 1.5 else f"{days:.0f} days ago"
+    told = f"the last drill was {ago}: {last['result']}"
     if last["result"] == "recorded":
         return Finding("drill", "WARN", f"{told}: in dry-run nobody was asked, so nothing is proved", fix)
     if last["result"] != "passed":
