@@ -147,7 +147,7 @@ def _verdict(told: dict[str, Any]) -> tuple[str, str]:
     if told["phase"] == "shutdown":
         return "The power-off is decided; nothing in this boot undoes it.", "red"
     if slack_s is None:
-        return "Nobody knows how long the battery lasts.", "red"
+        return "It is not known how long the battery lasts.", "red"
     if is_endless(slack_s):
         return "It fits: with training paused, a feed that has utility carries the host.", "green"
     terms = {term["name"]: term["value"] for term in told["terms"]}

@@ -137,18 +137,46 @@ def fold(
     width = columns(stream) if width is None else width
     if width is None or (width < _NARROW and not breaks_words) or all(len(line) <= width for line in lines):
         return list(lines)
+    folded: list[str] = []
+    for line in lines:
+        folded += _folded(line, width, breaks_words=breaks_words)
+    return folded
+
+
+def _folded(line: str, width: int, *, breaks_words: bool) -> list[str]:
+    """Break one line; its colours count as nothing, and stay on the letters that they are on."""
     import re
     from textwrap import wrap
 
-    folded: list[str] = []
-    for line in lines:
-        plain = re.sub("\x1b\\[[0-9;]*m", "", line)
-        if len(plain) <= width:
-            folded.append(line)
-            continue
-        gaps = [gap.end() for gap in re.finditer(" {2,}(?=[^ ])", plain) if gap.end() <= width // 2]
-        hang = " " * min(max(gaps, default=2), width - 1)
-        folded += wrap(line, width, subsequent_indent=hang, break_long_words=breaks_words, break_on_hyphens=False)
+    colour = re.compile("\x1b\\[[0-9;]*m")
+    plain = colour.sub("", line)
+    if len(plain) <= width:
+        return [line]
+    gaps = [gap.end() for gap in re.finditer("(?:^ *[-!] | {2,})(?=[^ ])", plain) if gap.end() <= width // 2]
+    hang = min(max(gaps, default=2), width - 1)
+    folded = wrap(
+        plain,
+        width,
+        subsequent_indent=" " * hang,
+        break_long_words=breaks_words,
+        break_on_hyphens=False,
+        expand_tabs=False,
+        replace_whitespace=False,
+    ) or [""]
+    colours, before = [], 0
+    for found in colour.finditer(line):
+        colours.append((found.start() - before, found[0]))
+        before += len(found[0])
+    end = len(plain)
+    for number in reversed(range(len(folded))):  # from the last: each part is found before the one behind it
+        indent = hang if number else 0
+        part = folded[number][indent:]
+        begin = plain.rindex(part, 0, end)
+        while colours and (colours[-1][0] > begin or number == 0):
+            at, code = colours.pop()
+            cut = indent + min(max(at - begin, 0), len(part))
+            folded[number] = folded[number][:cut] + code + folded[number][cut:]
+        end = begin
     return folded
 
 

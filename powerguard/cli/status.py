@@ -400,8 +400,8 @@ def _budget(told: dict[str, Any], *, has_bars: bool) -> list[Row]:
         rows.append(Row(0, "budget", f"needs {duration(need_s)}: {needs}; {_gives(budget)}"))
     slack = "endless" if is_endless(slack_s) else duration(slack_s)
     if slack_s is None:
-        slack = "unknown, as the runtime is"
-    elif told["phase"] == "shutdown":
+        return rows
+    if told["phase"] == "shutdown":
         slack += " (the power-off is decided)"
     elif slack_s < 0.0:
         slack += " (less is left than is needed)"

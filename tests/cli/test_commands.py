@@ -285,7 +285,7 @@ async def test_plan_that_does_not_fit(folder: Path) -> None:
         daemon.now_s += 1.0
         ended = await powerguard("plan", "--socket", path)
         assert ended.code == 1
-        assert "Nobody knows how long the battery lasts" in ended.out
+        assert "It is not known how long the battery lasts" in ended.out
     assert (await powerguard("plan", "--socket", str(folder / "no"))).code == 4
 
 

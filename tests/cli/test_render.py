@@ -80,9 +80,17 @@ def test_paint_stays_off_what_is_no_terminal() -> None:
         ),
         (
             "  ! mode is dry-run: nothing would be powered off -> set mode: armed",
-            ["  ! mode is dry-run: nothing would be powered off", "  -> set mode: armed"],
+            ["  ! mode is dry-run: nothing would be powered off", "    -> set mode: armed"],
         ),
         ("  path  /" + "x" * 60 + " is full", ["  path", "        /" + "x" * 60, "        is full"]),
+        (
+            "  \x1b[31m!\x1b[0m the fifty columns of this terminal end here: now! -> go on",
+            ["  \x1b[31m!\x1b[0m the fifty columns of this terminal end here:", "    now! -> go on"],
+        ),
+        (
+            "  \x1b[33m- a line that is yellow to its very end goes on below\x1b[0m",
+            ["  \x1b[33m- a line that is yellow to its very end goes on", "    below\x1b[0m"],
+        ),
         ("\x1b[33mwarn\x1b[0m  " + "y" * 44, ["\x1b[33mwarn\x1b[0m  " + "y" * 44]),
     ],
 )
