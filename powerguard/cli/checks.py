@@ -24,6 +24,7 @@ from powerguard.cli.install_pieces import DAEMON, UNITS
 from powerguard.cli.last_known import last_known
 from powerguard.cli.main import UntoldError
 from powerguard.cli.recover import host_look
+from powerguard.cli.render import NOT_ARMED
 from powerguard.clock import boot_id, boottime_s
 from powerguard.core.events import Event, TrainerSeen
 from powerguard.core.machine import step
@@ -525,7 +526,7 @@ def _asked(args: argparse.Namespace) -> list[Finding]:
     told = get(args, "/api/v1/status")
     found = [Finding("daemon", "PASS", f"answers: {told['phase']}, {told['mode']}")]
     for reason in told["reasons"]:
-        fails = reason["severity"] == "error" and reason["name"] not in {"dry_run", "rehearse"}
+        fails = reason["severity"] == "error" and reason["name"] not in NOT_ARMED
         verdict: Verdict = "FAIL" if fails else "WARN"
         found.append(Finding(f"daemon.{reason['name']}", verdict, str(reason["text"]), str(reason["fix"])))
     found += trap_findings(told.get("traps"))
@@ -556,7 +557,8 @@ def drill_finding(last: dict[str, Any] | None) -> Finding:
     if last is None:
         return Finding("drill", "WARN", "there was no drill yet: nothing here has been rehearsed", fix)
     days = last["age_s"] / 86400.0
-    told = f"the last drill was {days:.0f} days ago: {last['result']}"
+    ago = "today" if days < 1.0 else "1 day ago" if days < 1.5 else f"{days:.0f} days ago"
+    told = f"the last drill was {ago}: {last['result']}"
     if last["result"] == "recorded":
         text = f"{told}: in dry-run no trainer was asked, so nothing was measured"
         return Finding("drill", "WARN", text, f"mode: rehearse, then {fix}")

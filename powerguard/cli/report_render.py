@@ -224,7 +224,8 @@ def _sections(told: Mapping[str, Any], limit: int | None) -> list[Section]:
 
 
 def _title(told: Mapping[str, Any]) -> str:
-    return f"outage {clean(told['outage'])}, {moment(told['started_at'])}{mode_note(told['mode'])}"
+    host = f"{clean(told['host'])}: " if told["host"] else ""
+    return f"{host}outage {clean(told['outage'])}, {moment(told['started_at'])}{mode_note(told['mode'])}"
 
 
 def describe(told: Mapping[str, Any], paint: Paint) -> list[str]:
@@ -297,7 +298,7 @@ def page(told: Mapping[str, Any]) -> str:
     )
     more = len(told["marks"]) - _STORY
     return picture.page(
-        title=f"powerguard: {_title(told)}",
+        title=_title(told),
         verdict=sentence,
         mood=mood,
         stretches=(),

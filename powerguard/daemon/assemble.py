@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -108,6 +109,7 @@ class Hands:
     clock: Clock = boottime_s
     wall: Callable[[], float] = time.time  # noqa: TID251 - for the journal and for people
     boot: Callable[[], str] = boot_id
+    host: Callable[[], str] = socket.gethostname
     spawn: Spawn = run_child
     sources: Callable[[Settings, Clock], list[tuple[str, str, Source]]] | None = None
     effectors: dict[type[Action], Effector] = field(default_factory=dict)
@@ -356,6 +358,7 @@ def assemble(
         clock=hands.clock,
         wall=hands.wall,
         notifier=Notifier.take(),
+        host_name=hands.host(),
         config_path=str(config),
         reload=reload,
     )

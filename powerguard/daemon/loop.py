@@ -67,6 +67,7 @@ class Loop:
         clock: Clock,
         wall: Callable[[], float],
         notifier: Notifier,
+        host_name: str = "",
         config_path: str = "",
         reload: Callable[[], Parts] | None = None,
     ) -> None:
@@ -75,13 +76,14 @@ class Loop:
         self.journal = journal
         self.clock = clock
         self.wall = wall
+        self.host_name = host_name
         self.config_path = config_path
         self.settings_ok = True
         self.settings_at_s = clock()
         self.started_at_s = clock()
         self.progressed_at_s = clock()
         self.actions = ActionFigures()
-        self.figures = Figures(journal)
+        self.figures = Figures(journal, host_name)
         self.strays = Strays()
         self.loop_lag_s = 0.0
         self.state = State()

@@ -253,6 +253,11 @@ class Daemon(Protocol):
         ...
 
     @property
+    def host_name(self) -> str:
+        """What the host calls itself; "" when not told."""
+        ...
+
+    @property
     def host_kind(self) -> str:
         """How the host is powered off: `kind` of the host's settings."""
         ...

@@ -213,6 +213,7 @@ async def fast(keep: Path | None = None) -> AsyncIterator[FastStage]:
         clock=clock,
         wall=lambda: _EPOCH_S + clock(),
         boot=lambda: "virtual0-boot",
+        host=lambda: "demo",
         sources=sources,
         effectors={TriggerCheckpoint: trainer, ResumeTrainer: trainer, EnsurePolicy: bmc, SyncFilesystems: disks},
     )

@@ -218,6 +218,21 @@ async def test_a_full_drill_from_the_first_word_to_the_report(folder: Path) -> N
     assert "left out: cap: the settings cap no GPU power" in report
 
 
+async def test_one_pipe_has_it_in_order(folder: Path) -> None:
+    """What will happen, then how it goes, then the report: also where both streams are one file or pipe."""
+    async with living(folder):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "powerguard", "drill", "--scope", "pause", "--yes", "--socket", f"{folder}/s.sock",
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+            cwd=ROOT, env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+        )  # fmt: skip
+        async with asyncio.timeout(60.0):
+            out, _ = await process.communicate()
+    places = [out.find(words) for words in (b"This drill, in this order", b"  baseline: begun", b"Drill passed")]
+    assert -1 not in places
+    assert places == sorted(places)
+
+
 async def test_a_drill_for_programs(folder: Path) -> None:
     async with living(folder):
         ended = await drill(folder, "--scope", "checkpoint,policy", "--scope", "policy", "--yes", "--json")
@@ -348,7 +363,9 @@ def test_stages_that_nobody_saw_are_told(capsys: pytest.CaptureFixture[str]) -> 
     shown.stage(running, 0.4)
     shown.stage({"stage": "policy", "lasted_s": 9.6, "coming": ["sync", "record"]}, 0.4)
     shown.end(done=True)
-    told = [line.split(":")[0].strip() for line in capsys.readouterr().err.splitlines()]
+    said = capsys.readouterr().err
+    assert "  resume: done\n" in said
+    told = [line.split(":")[0].strip() for line in said.splitlines()]
     assert told == ["pause", "resume", "policy", "sync", "record"]
     stopped = _Progress(quiet=False)
     stopped.stage(running, 0.4)
@@ -396,6 +413,15 @@ def test_the_report_shows_what_was_not_measured() -> None:
     assert re.search(r"llm +18 s, unverified", text)
 
 
+def test_a_drill_that_went_well_and_shows_too_small_a_battery() -> None:
+    """Both are the headline: who reads no further must not take the host for safe."""
+    report = last(drilled())
+    assert describe(report, Paint())[0] == "Drill passed: every stage was carried out"
+    report["figures"] |= {"fits": False}
+    head = "Drill passed, but checkpoint and stop do not fit the battery: every stage was carried out"
+    assert describe(report, Paint())[0] == head
+
+
 def test_hostile_words_do_not_reach_the_terminal() -> None:
     report = last(drilled()) | {"because": "\x1b[2J", "who": "\x07"}
     report["figures"] |= {"checkpoint_s.\x1b[2J": 1.0, "policy": "\x1b[31m", "skipped_cap": "\x1b"}
@@ -405,6 +431,8 @@ def test_hostile_words_do_not_reach_the_terminal() -> None:
 @pytest.mark.parametrize(
     ("result", "age_s", "verdict", "said"),
     [
+        ("passed", 3600.0, "PASS", "the last drill was today: passed"),
+        ("passed", DAY_S, "PASS", "the last drill was 1 day ago: passed"),
         ("passed", 5 * DAY_S, "PASS", "5 days ago: passed"),
         ("passed", 91 * DAY_S, "WARN", "older than 90 days"),
         ("failed", DAY_S, "WARN", "disk full"),

@@ -21,7 +21,7 @@ from powerguard.cli import picture
 from powerguard.cli.amounts import AmountError, rate_bytes, seconds, share, size_bytes, table, watts
 from powerguard.cli.main import main
 from powerguard.cli.picture import Stretch
-from powerguard.cli.render import Paint
+from powerguard.cli.render import Paint, is_utf8
 from powerguard.core.size import nameplate_table
 from powerguard.daemon.admin import admin_server
 from powerguard.daemon.origins import tau_from
@@ -508,13 +508,16 @@ async def test_the_running_budget_as_a_picture(phase: str, folder: Path, say: Sa
         assert drawn == ()
         assert out.startswith("Nothing to draw")
         return
-    assert out.splitlines()[1:] == picture.text(drawn, Paint(), utf8=picture.is_utf8())
+    assert out.splitlines()[1:] == picture.text(drawn, Paint(), utf8=is_utf8())
     begins = {each.name: each.begins_s for each in drawn}
     assert begins["stop"] == pytest.approx(max(0.0, at["shutdown"]), abs=0.01)
     if "checkpoint" in begins and "emergency_checkpoint" in at:
         assert begins["checkpoint"] == pytest.approx(max(0.0, at["emergency_checkpoint"]), abs=0.01)
     assert drawn[-1].left_after == pytest.approx(0.0, abs=1e-6)
-    assert "<svg" in page.read_text(encoding="utf-8")
+    drawn_page = page.read_text(encoding="utf-8")
+    assert "<svg" in drawn_page
+    titles = {"online": "what happens if the power fails now", "recovery": "what happens if the power fails again now"}
+    assert f"<title>gpu-01: {titles.get(phase, 'what happens next in this outage')}</title>" in drawn_page
 
 
 def test_nothing_known_is_nothing_drawn() -> None:

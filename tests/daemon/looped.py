@@ -259,6 +259,7 @@ class World:
             clock=self.clock,
             wall=lambda: EPOCH_S + now_s(),
             notifier=self.notifier,
+            host_name="gpu-01",
             reload=self.reload,
         )
 

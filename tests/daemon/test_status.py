@@ -329,6 +329,12 @@ def test_actions_are_counted_by_result() -> None:
     assert sum(figures.counts.values()) == 3
 
 
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_plan_says_whether_it_assumes_an_outage(phase: str) -> None:
+    """On utility, before and after one, the times count from a failure now: nothing of it comes by itself."""
+    assert plan_view(scene(phase))["assumes_utility_fails_now"] is (phase in ("online", "recovery"))
+
+
 def example(name: str) -> dict[str, object]:
     return dict(json.loads((REFERENCE / f"{name}.json").read_text(encoding="utf-8")))
 

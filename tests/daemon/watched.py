@@ -61,6 +61,7 @@ class Watched:
     traps: TrapCounts | None = None
     bmc: BmcView | None = None
     ways: Sequence[WayView] = ()
+    host_name: str = "gpu-01"
     host_kind: str = "systemd"
     power_off_trouble: str = ""
     returning: ReturnView = field(default_factory=lambda: ReturnView(target="powerguard-resume.target"))
