@@ -274,6 +274,14 @@ def test_a_model_of_the_site(folder: Path, say: Say) -> None:
     code, out, _ = say(*["--size", "--no-settings", "--ups", "big-one", "--load-w", "9kW", "--models"], str(path))
     assert code == 0
     assert "Big One: its sheet" in out
+    path.write_text(
+        "models:\n"
+        "  Big One: {also: [Big], rating_w: 20000, runtime_table: {50: 1200, 100: 480}, source: its sheet}\n"
+        "  Big Two: {also: [BIG], rating_w: 200, runtime_by_w: {50: 1200, 100: 480}, source: its sheet}\n",
+        encoding="utf-8",
+    )
+    code, _, err = say(*["--size", "--no-settings", "--ups", "big", "--models"], str(path))
+    assert (code, "'big' may be Big One or Big Two: give the whole name" in err) == (64, True)
     path.write_text("models:\n  Big One:\n    rating_w: 20000\n", encoding="utf-8")
     code, _, err = say(*["--size", "--no-settings", "--ups", "x", "--models"], str(path))
     assert code == 78
@@ -289,7 +297,9 @@ BASE = ("--ups", "APC SRT 6000VA")
     ("options", "told"),
     [
         ((), "which battery?"),
-        (("--ups", "no such"), "'no such' is not known; known are APC SRT 6000VA"),
+        (("--ups", "no such"), "'no such' is not known; known are APC SMC1000IC, APC SRT 6000VA, CyberPower "),
+        (("--ups", "PR1500ELC"), "'PR1500ELC' is not known: did you mean CyberPower PR1500ELCD"),
+        (("--ups", "CP1500PFCLCD"), "'CP1500PFCLCD' is not known: did you mean CyberPower CP1500PFCLCD 1000W"),
         (("--ups", "x" * 5000), "is not known"),
         (("--ups", "\x1b[31m"), "is not known"),
         ((*BASE, "--table", "50:540"), "--ups and --table contradict each other"),
