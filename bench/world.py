@@ -54,8 +54,8 @@ def settings(
         source |= {"version": 3, "user": user.name, "auth": secret(at / "auth", user.auth.decode())}
         source["priv"] = secret(at / "priv", user.priv.decode())
     whole: dict[str, Any] = {
-        "mode": "armed",
-        "host": {"kind": "dry-run"},
+        "mode": "rehearse",
+        "host": {"kind": "command", "command": ["true"]},
         "trainers": [{"name": "bench", "url": f"unix:{at / 'trainer.sock'}", "checkpoint_s": 60}],
         "trainer_sockets": None,
         "http": {"port": free_port()},

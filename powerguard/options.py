@@ -4,6 +4,7 @@ import ipaddress
 import os
 import pwd
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final, Self
 
@@ -11,6 +12,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 MAX_SECRET_BYTES: Final = 16384
 """Longer is no password, token or key, but a file that was named by mistake."""
+SECRETS: Final = "/etc/powerguard/secrets"
+"""Where root keeps them, a file for each, named as the credential is."""
+CREDENTIAL_NAME: Final = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$"
+"""No slash and no "..": it is a name in a folder."""
 
 
 class Options(BaseModel):
@@ -91,7 +96,7 @@ class Secret(Options):
 
     credential: str | None = Field(
         default=None,
-        pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$",  # no slash and no "..": it is a name in a folder
+        pattern=CREDENTIAL_NAME,
         max_length=255,
         description="Name of a systemd credential (LoadCredential= of powerguard.service).",
         examples=["snmp-auth"],
@@ -118,7 +123,7 @@ class Secret(Options):
         if self.credential is not None:
             folder = os.environ.get("CREDENTIALS_DIRECTORY")
             if folder is None:
-                msg = f"credential {self.credential}: not started by systemd with LoadCredential={self.credential}:..."
+                msg = f"credential {self.credential}: systemd has handed none to this process: {self._right}"
                 raise SecretError(msg)
             path = Path(folder) / self.credential
         else:
@@ -127,6 +132,8 @@ class Secret(Options):
             secret = _read(path, private=self.file is not None)
         except OSError as error:
             msg = f"{path}: {error.strerror}"
+            if self.credential is not None:
+                msg = f"credential {self.credential}: {error.strerror}: {self._right}"
             raise SecretError(msg) from error
         if len(secret) > MAX_SECRET_BYTES:
             msg = f"{path}: is larger than {MAX_SECRET_BYTES} bytes, so it is no password or token"
@@ -134,8 +141,29 @@ class Secret(Options):
         secret = secret.rstrip(b"\r\n")
         if not secret:
             msg = f"{path}: the secret is empty"
+            if self.credential is not None:  # As the unit passes it where its file is not there.
+                msg = f"credential {self.credential}: is missing: {self._right}"
             raise SecretError(msg)
         return secret
+
+    @property
+    def _right(self) -> str:
+        return f"powerguard secret set {self.credential}; powerguard install; systemctl restart powerguard.service"
+
+
+def secrets_in(value: object, path: str = "") -> Iterator[tuple[str, Secret]]:
+    """Yield every secret that settings name, with the path of its setting."""
+    if isinstance(value, Secret):
+        yield path, value
+    elif isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from secrets_in(getattr(value, name), f"{path}.{name}" if path else name)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from secrets_in(inner, f"{path}.{key}")
+    elif isinstance(value, list):
+        for place, inner in enumerate(value):
+            yield from secrets_in(inner, f"{path}[{place}]")
 
 
 def _read(path: Path, *, private: bool) -> bytes:

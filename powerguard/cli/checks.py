@@ -6,6 +6,7 @@ import contextlib
 import grp
 import logging
 import os
+import pwd
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -13,16 +14,17 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import structlog
-from pydantic import BaseModel
 
 from powerguard.cli import checks_return, checks_rivals, checks_sentinel
 from powerguard.cli.checks_apcupsd import apcupsd_findings
 from powerguard.cli.checks_nut import nut_findings
 from powerguard.cli.checks_traps import trap_findings
 from powerguard.cli.client import DownError, RefusedError, get
+from powerguard.cli.install_pieces import DAEMON, UNITS
 from powerguard.cli.last_known import last_known
 from powerguard.cli.main import UntoldError
 from powerguard.cli.recover import host_look
+from powerguard.cli.render import NOT_ARMED
 from powerguard.clock import boot_id, boottime_s
 from powerguard.core.events import Event, TrainerSeen
 from powerguard.core.machine import step
@@ -34,13 +36,14 @@ from powerguard.daemon.ways import outputs_of
 from powerguard.effectors import resume_findings
 from powerguard.effectors.bmc.findings import findings as bmc_findings
 from powerguard.effectors.gpu.findings import findings as gpu_findings
+from powerguard.effectors.host import DAEMON_USER
 from powerguard.effectors.host_findings import Finding, findings
 from powerguard.effectors.signals.effector import SignalHelper
 from powerguard.effectors.signals.findings import findings as signal_findings
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.trainer.findings import crowding, ways
 from powerguard.effectors.trainer.findings import findings as checkpoint_findings
-from powerguard.options import Secret, SecretError
+from powerguard.options import Secret, SecretError, secrets_in
 from powerguard.settings.caution import warnings
 from powerguard.settings.load import Loaded, SettingsError, load_with_origins
 from powerguard.settings.policy import policy as make_policy
@@ -57,8 +60,11 @@ OLD_CARD_LIMIT_S: Final = 65.0
 """The same where a card speaks SNMP version 1 only, which takes a request for each object that is not there."""
 BMC_LIMIT_S: Final = 5.0
 RESUME_LIMIT_S: Final = 10.0
-_AS_ROOT: Final = "run doctor as root or as powerguard"
-_AS_DAEMON: Final = "see `powerguard status`: the daemon asks it"
+_AS_ROOT: Final = "run doctor as root"
+_START: Final = "systemctl start powerguard.service, or run doctor as root while it runs"
+CREDENTIALS: Final = "/run/credentials/powerguard.service"
+"""Where systemd puts what it hands to the daemon; root can read it."""
+_UNREAD: Final = "see what it says: address, secret, the card's access list; `powerguard discover` finds UPSes"
 DRILL_DAYS: Final = 90
 _RISK: Final = "A battery that holds less than it counts as can lose power before the stop has ended; no gauge shows it"
 """3.7 % of simulated outages of a battery below 56 % with a nameplate gauge, presumed at 75 %."""
@@ -82,6 +88,8 @@ class Ward:
     policy: Policy
     readings: list[Reading] = field(default_factory=list)
     trainers: list[TrainerSeen] = field(default_factory=list)
+    status: dict[str, Any] | None = None
+    """The daemon's, which can ask what this user has no secret for; None: it does not answer."""
 
     @property
     def settings(self) -> Settings:
@@ -95,14 +103,17 @@ def examine(args: argparse.Namespace) -> list[Finding]:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     logging.disable(logging.CRITICAL)
     path = Path(args.config)
+    if os.geteuid() == 0 and "CREDENTIALS_DIRECTORY" not in os.environ and Path(CREDENTIALS).is_dir():
+        os.environ["CREDENTIALS_DIRECTORY"] = CREDENTIALS
     try:
         loaded = load_with_origins(path)
     except SettingsError as error:
         found = [Finding("settings", "FAIL", problem, "") for problem in error.problems]
-        found[-1] = found[-1]._replace(fix="`powerguard config validate` tells all")
-        return [*found, *asyncio.run(checks_sentinel.findings()), *_daemon(args)]
+        return [*_installed(), *found, *asyncio.run(checks_sentinel.findings()), *_daemon(args)]
     today = datetime.now(UTC).date()
     ward = Ward(args, loaded, make_policy(loaded.settings, boot_id=boot_id(), today=today))
+    with contextlib.suppress(DownError, RefusedError):  # reported with the daemon
+        ward.status = get(args, "/api/v1/status")
     text = f"{path}: valid; mode {loaded.settings.mode}, fed by {' and '.join(loaded.settings.feeding)}"
     told = [Finding("settings", "PASS", text)]
     told += [
@@ -110,6 +121,7 @@ def examine(args: argparse.Namespace) -> list[Finding]:
         for mistake in warnings(loaded.settings, today=today)
     ]
     return [
+        *(_installed() if ward.status is None else []),
         *told,
         *_looked("secret", lambda: _secrets(ward)),
         *asyncio.run(_live(ward)),
@@ -132,11 +144,11 @@ def _looked(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
 
 def _way_back(ward: Ward) -> list[Finding]:
     """As the daemon has found it, which holds the secrets; where there is none, as it looks from here."""
-    try:
-        known = checks_return.of_status(get(ward.args, "/api/v1/status")["way_back"])
-    except (DownError, RefusedError, KeyError):  # told below; or a daemon of before
+    if ward.status is not None:
+        known = checks_return.of_status(ward.status["way_back"])
+    else:
         known = asyncio.run(checks_return.ask(ward.settings, ward.policy))
-    return checks_return.findings(ward.settings, known)
+    return checks_return.findings(known)
 
 
 async def _live(ward: Ward) -> list[Finding]:
@@ -152,7 +164,7 @@ async def _live(ward: Ward) -> list[Finding]:
         ("bmc", lambda: _bmc(ward)),
         ("gpu", lambda: gpu_findings(ward.settings.gpu)),
         ("signals", lambda: signal_findings(ward.settings.signals, pausing=_pausing(ward))),
-        ("host", lambda: findings(ward.settings.host, armed=armed)),
+        ("host", lambda: _host(ward)),
         ("rivals", lambda: checks_rivals.findings(armed=armed, cuts=bool(outputs_of(ward.settings)))),
         ("resume", lambda: _resume(ward.settings)),
         ("sentinel", checks_sentinel.findings),
@@ -178,36 +190,50 @@ async def _bounded(name: str, check: Callable[[], Awaitable[list[Finding]]], lim
 
 
 def _secrets(ward: Ward) -> list[Finding]:
-    """Read every secret, and forget it."""
-    return [_secret(path, secret) for path, secret in _found_in(ward.settings, "")]
-
-
-def _found_in(value: object, path: str) -> Iterator[tuple[str, Secret]]:
-    if isinstance(value, Secret):
-        yield path, value
-    elif isinstance(value, BaseModel):
-        for name in type(value).model_fields:
-            yield from _found_in(getattr(value, name), f"{path}.{name}" if path else name)
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _found_in(inner, f"{path}.{key}")
-    elif isinstance(value, list):
-        for place, inner in enumerate(value):
-            yield from _found_in(inner, f"{path}[{place}]")
+    """Read every secret as the daemon does, and forget it. What only the daemon can read shows in what it reaches."""
+    return [
+        _secret(path, secret)
+        for path, secret in secrets_in(ward.settings)
+        if ward.status is None or not _is_elsewhere(secret)
+    ]
 
 
 def _secret(path: str, secret: Secret) -> Finding:
     name = "secret"
     if _is_elsewhere(secret):
-        text = f"{path}: credential {secret.credential}: only the daemon's unit has it: not checked"
-        return Finding(name, "WARN", text, f"LoadCredential={secret.credential}:... in powerguard.service")
+        text = f"{path}: credential {secret.credential}: systemd hands it to the daemon alone: not checked"
+        return Finding(name, "WARN", text, _START)
     try:
-        secret.read()
+        with _as_the_daemon() if secret.file else contextlib.nullcontext():
+            secret.read()
     except SecretError as error:
-        if isinstance(error.__cause__, PermissionError):
+        if isinstance(error.__cause__, PermissionError) and os.geteuid() != 0:
             return Finding(name, "WARN", f"{path}: {error}: not checked", _AS_ROOT)
-        return Finding(name, "FAIL", f"{path}: {error}", "put it there, readable by its owner only")
+        fix = "" if secret.credential else f"chown {DAEMON_USER} {secret.file}; or {{credential: NAME}}, as root's"
+        return Finding(name, "FAIL", f"{path}: {error}", fix)
     return Finding(name, "PASS", f"{path}: {secret.file or secret.credential}: can be read, by its owner only")
+
+
+@contextlib.contextmanager
+def _as_the_daemon() -> Iterator[None]:
+    """As root: look at a file as the daemon's user, where there is one. No thread runs yet that this could surprise."""
+    try:
+        user = pwd.getpwnam(DAEMON_USER) if os.geteuid() == 0 else None
+    except KeyError:
+        user = None
+    if user is None:
+        yield
+        return
+    groups, gid = os.getgroups(), os.getegid()
+    os.setgroups(os.getgrouplist(user.pw_name, user.pw_gid))
+    os.setegid(user.pw_gid)
+    os.seteuid(user.pw_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(gid)
+        os.setgroups(groups)
 
 
 def _is_elsewhere(secret: Secret | None) -> bool:
@@ -226,8 +252,14 @@ def source_name(settings: Settings, ups: str, options: SourceOptions) -> str:
 
 async def _ups(ward: Ward, ups: str, options: SourceOptions) -> list[Finding]:
     name = source_name(ward.settings, ups, options)
-    if any(_is_elsewhere(secret) for _, secret in _found_in(options, "")):
-        return [Finding(name, "WARN", "not asked: its secret is a credential of the daemon's unit", _AS_DAEMON)]
+    needed = [secret for _, secret in secrets_in(options)]
+    if any(map(_is_elsewhere, needed)):
+        return [_ups_of_the_daemon(ward, ups, name, options)]
+    try:
+        for secret in needed:
+            secret.read()
+    except SecretError as error:
+        return [Finding(name, "FAIL", f"not asked: {error}")]
     match options:
         case SnmpOptions():
             return await _snmp(ward, ups, name, options)
@@ -237,6 +269,22 @@ async def _ups(ward: Ward, ups: str, options: SourceOptions) -> list[Finding]:
             reading, found = await apcupsd_findings(name, options, ups=ups)
     ward.readings += [] if reading is None else [reading]
     return found
+
+
+def _ups_of_the_daemon(ward: Ward, ups: str, name: str, options: SourceOptions) -> Finding:
+    """Return how the daemon fares with a source whose secret it alone has."""
+    if ward.status is None:
+        return Finding(name, "WARN", "not asked: systemd hands its secret to the daemon alone", _START)
+    place = ward.settings.ups[ups].sources.index(options)
+    told = [each for each in ward.status["sources"] if each["ups"] == ups]
+    if place >= len(told):
+        return Finding(name, "WARN", "the daemon does not know it yet", "systemctl reload powerguard.service")
+    source = told[place]
+    polls = f"{source['polls']} polls, {source['failures']} failed"
+    if source["up"]:
+        return Finding(name, "PASS", f"the daemon reads it as {source['source']}: {polls}")
+    error = source["last_error"] or "no answer yet"
+    return Finding(name, "FAIL", f"the daemon cannot read it as {source['source']}: {error} ({polls})", _UNREAD)
 
 
 async def _snmp(ward: Ward, ups: str, name: str, options: SnmpOptions) -> list[Finding]:
@@ -319,6 +367,17 @@ async def _resume(settings: Settings) -> list[Finding]:
     return [*await resume_findings.target(settings.resume), *resume_findings.host(checked, folder)]
 
 
+async def _host(ward: Ward) -> list[Finding]:
+    """Return what was found of the power-off's path; what only root may look at, as the daemon has found it."""
+    found = await findings(ward.settings.host)
+    if ward.status is None or ward.status["mode"] == "dry-run":
+        return found
+    trouble = next((each["text"] for each in ward.status["reasons"] if each["name"] == "no_power_off"), "")
+    verdict: Verdict = "FAIL" if trouble else "PASS"
+    told = Finding("host.power_off", verdict, trouble or "the daemon can order it, by its last check")
+    return [told if (each.name, each.verdict) == ("host.power_off", "WARN") else each for each in found]
+
+
 def _pausing(ward: Ward) -> list[str]:
     """Names of the sockets of the settings' trainers that are to stand still in an outage."""
     paths = [each.socket_path for each in ward.settings.trainers if each.after != "continue"]
@@ -344,17 +403,29 @@ async def _bmc(ward: Ward) -> list[Finding]:
     if options.kind == "none":
         return []  # told among the settings
     if _is_elsewhere(options.password):
-        return [Finding("bmc", "WARN", "not asked: its password is a credential of the daemon's unit", _AS_DAEMON)]
+        return [_bmc_of_the_daemon(ward.status)]
     return await bmc_findings(options, folder=Path(ward.settings.journal.path).parent, limit_s=BMC_LIMIT_S)
+
+
+def _bmc_of_the_daemon(status: dict[str, Any] | None) -> Finding:
+    if status is None or status["bmc"] is None:
+        return Finding("bmc", "WARN", "not asked: systemd hands its password to the daemon alone", _START)
+    bmc = status["bmc"]
+    if bmc["verified"]:
+        return Finding("bmc", "PASS", f"the daemon has read the power restore policy back: {bmc['policy']}")
+    because = bmc["error"] or f"the power restore policy is {bmc['policy'] or 'not read yet'}"
+    return Finding("bmc", "FAIL", f"as the daemon found it: {because}", "run doctor as root: it asks the BMC itself")
 
 
 # --- Sums -----------------------------------------------------------------------------------------------------------
 
 
 def _budget(ward: Ward) -> list[Finding]:
-    """The daemon's own sums, with what was just read."""
+    """The daemon's own sums, with what was just read; where a secret is missing for that, the daemon's result."""
+    if not ward.readings and ward.status is not None and ward.status["ups"] is not None:
+        return []  # What is wrong with it stands among the daemon's reasons.
     if not ward.readings:
-        return [Finding("budget", "WARN", "not computed: no UPS could be read", "")]
+        return [Finding("budget", "WARN", "not computed: no UPS could be read", _UNREAD)]
     state = State()
     for reading in ward.readings:
         state = step(ward.policy, state, reading).state
@@ -373,6 +444,13 @@ def _budget(ward: Ward) -> list[Finding]:
 
 
 # --- This host ------------------------------------------------------------------------------------------------------
+
+
+def _installed() -> list[Finding]:
+    """Where nothing is in place, that is the one thing to do; most of the other findings go with it."""
+    if Path(UNITS, DAEMON).exists():
+        return []
+    return [Finding("install", "FAIL", "powerguard is not installed on this host", "powerguard install")]
 
 
 def _here(ward: Ward) -> list[Finding]:
@@ -448,7 +526,8 @@ def _asked(args: argparse.Namespace) -> list[Finding]:
     told = get(args, "/api/v1/status")
     found = [Finding("daemon", "PASS", f"answers: {told['phase']}, {told['mode']}")]
     for reason in told["reasons"]:
-        verdict: Verdict = "FAIL" if reason["severity"] == "error" and reason["name"] != "dry_run" else "WARN"
+        fails = reason["severity"] == "error" and reason["name"] not in NOT_ARMED
+        verdict: Verdict = "FAIL" if fails else "WARN"
         found.append(Finding(f"daemon.{reason['name']}", verdict, str(reason["text"]), str(reason["fix"])))
     found += trap_findings(told.get("traps"))
     with contextlib.suppress(DownError, RefusedError):  # told above, or a daemon that knows no drills yet
@@ -478,9 +557,11 @@ def drill_finding(last: dict[str, Any] | None) -> Finding:
     if last is None:
         return Finding("drill", "WARN", "there was no drill yet: nothing here has been rehearsed", fix)
     days = last["age_s"] / 86400.0
-    told = f"the last drill was {days:.0f} days ago: {last['result']}"
+    ago = "today" if days < 1.0 else "1 day ago" if days < 1.5 else f"{days:.0f} days ago"
+    told = f"the last drill was {ago}: {last['result']}"
     if last["result"] == "recorded":
-        return Finding("drill", "WARN", f"{told}: in dry-run nobody was asked, so nothing is proved", fix)
+        text = f"{told}: in dry-run no trainer was asked, so nothing was measured"
+        return Finding("drill", "WARN", text, f"mode: rehearse, then {fix}")
     if last["result"] != "passed":
         return Finding("drill", "WARN", f"{told}: {last['because']}", fix)
     if days > DRILL_DAYS:

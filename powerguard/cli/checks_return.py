@@ -53,15 +53,14 @@ def of_status(told: Mapping[str, Any]) -> tuple[Layer, ...]:
     )
 
 
-def findings(settings: Settings, known: Sequence[Layer]) -> list[Finding]:
-    """Return what is to be said of them. Where the host is never powered off, nothing of it fails."""
-    powers_off = settings.mode == "armed" and settings.host.kind != "dry-run"
+def findings(known: Sequence[Layer]) -> list[Finding]:
+    """Return what is to be said of them, by the same grade in every mode: a host is armed when nothing fails."""
     found = [_told(each) for each in known if each.letter in LETTERS.values() and each.stands != "off"]
     late = next((each for each in known if each.letter == "A"), None)
-    if powers_off and late is not None and late.stands == "off":
+    if late is not None and late.stands == "off":
         found.append(Finding("way_back.late_reboot", "WARN", _NO_LATE, "host.late_reboot: true, host.kind: systemd"))
     if because := uncovered(known):
-        found.append(Finding("way_back", "FAIL" if powers_off else "WARN", because, _FIX))
+        found.append(Finding("way_back", "FAIL", because, _FIX))
     return found
 
 

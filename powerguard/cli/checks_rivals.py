@@ -28,21 +28,27 @@ Wrong = Literal["FAIL", "WARN"]
 
 
 async def findings(*, armed: bool, cuts: bool, spawn: Spawn = run_child, root: Path = Path("/")) -> list[Finding]:
-    """Look, and say what was found. armed: a rival fails; else it only warns. cuts: `output_off` is set here.
+    """Look, and say what was found. armed: False: a rival only warns. cuts: `output_off` is set here.
 
     root: where the host's files begin.
     """
     told = await _active(spawn)
     active = told or set()
     program = root / PROGRAM
-    wrong: Wrong = "FAIL" if armed else "WARN"
-    alone = wrong if cuts or os.access(program, os.F_OK) else "WARN"
+    alone: Wrong = "FAIL" if cuts or os.access(program, os.F_OK) else "WARN"
     found = [] if told is not None else [Finding("rivals", "WARN", _UNASKED, "is this a systemd host?")]
-    found += [*_upsmon(root, active, wrong), *_apcupsd(root, active, wrong)]
+    found += [*_upsmon(root, active), *_apcupsd(root, active)]
     found += [hook for path in _hooks(root) for hook in _hook(root, path, active, alone)]
+    if not armed:
+        found = [_not_yet(each) if each.verdict == "FAIL" else each for each in found]
     if not found:
         found = [Finding("rivals", "PASS", "neither upsmon nor apcupsd shuts this host down or cuts its UPS's output")]
     return [*found, *_program(program, cuts=cuts)]
+
+
+def _not_yet(found: Finding) -> Finding:
+    """Until powerguard powers the host off, it may well be a rival that does."""
+    return found._replace(verdict="WARN", text=f"{found.text} (in mode: armed this is a FAIL)")
 
 
 async def _active(spawn: Spawn) -> set[str] | None:
@@ -58,7 +64,7 @@ async def _active(spawn: Spawn) -> set[str] | None:
     return {each.get("Id", "") for each in told if each.get("ActiveState") in {"active", "activating", "reloading"}}
 
 
-def _upsmon(root: Path, active: set[str], wrong: Wrong) -> list[Finding]:
+def _upsmon(root: Path, active: set[str]) -> list[Finding]:
     if not {"nut-monitor.service", "nut-client.service"} & active:
         return []
     text = _text(root / UPSMON_CONF)
@@ -70,21 +76,21 @@ def _upsmon(root: Path, active: set[str], wrong: Wrong) -> list[Finding]:
         return []
     because = f"upsmon shuts this host down by itself (SHUTDOWNCMD {command[:80]}): at low battery, with no checkpoint"
     right = "put /usr/lib/powerguard/nut/powerguard-shutdown before it, or: systemctl disable --now nut-monitor"
-    return [Finding("rivals.upsmon", wrong, because, right)]
+    return [Finding("rivals.upsmon", "FAIL", because, right)]
 
 
-def _apcupsd(root: Path, active: set[str], wrong: Wrong) -> list[Finding]:
+def _apcupsd(root: Path, active: set[str]) -> list[Finding]:
     if "apcupsd.service" not in active:
         return []
     found = []
     if "powerguard" not in (_text(root / APCUPSD / "apccontrol") or ""):
         because = "apcupsd shuts this host down by itself, with no checkpoint"
         right = "take powerguard's apccontrol (docs/guides/apcupsd.md), or: systemctl disable --now apcupsd"
-        found.append(Finding("rivals.apcupsd", wrong, because, right))
+        found.append(Finding("rivals.apcupsd", "FAIL", because, right))
     delay = _directive(_text(root / APCUPSD / "apcupsd.conf") or "", "KILLDELAY")
     if delay and delay[0].isdecimal() and int(delay[0]) > 0:
         because = f"apcupsd cuts the UPS's output {delay[0]} s after its own shutdown began (KILLDELAY)"
-        found.append(Finding("rivals.apcupsd", wrong, because, "KILLDELAY 0 in apcupsd.conf"))
+        found.append(Finding("rivals.apcupsd", "FAIL", because, "KILLDELAY 0 in apcupsd.conf"))
     return found
 
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from powerguard.settings.ups_models import from_data_sheet
 from powerguard.sources.discover import Found, merged
 
 _PLAIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*|[0-9]{1,3}(\.[0-9]{1,3}){3}")
@@ -26,7 +27,7 @@ def scalar(value: object) -> str:
 
 def settings_of(found: Sequence[Found]) -> dict[str, Any] | None:
     """Return the settings as data; None where no UPS was found."""
-    upses = {name: {"sources": [one.source for one in group]} for name, group in _named(found)}
+    upses = {name: {"sources": [one.source for one in group], **_known(group)[0]} for name, group in _named(found)}
     if not upses:
         return None
     made: dict[str, Any] = {"mode": "dry-run", "ups": upses}
@@ -46,11 +47,21 @@ def as_yaml(found: Sequence[Found]) -> str:
         for one in group:
             about = ", ".join(filter(None, (one.model, one.profile, one.remark)))
             lines.append(f"      - {scalar(one.source)}" + (f"    # {about}" if about else ""))
-        lines.append("    #runtime_table: {50: 540, 75: 360, 100: 240}    # load in percent: seconds; data sheet")
+        known, why = _known(group)
+        lines += [f"    # {line}" for line in why]
+        lines += [f"    {key}: {scalar(value)}" for key, value in known.items()] or [
+            "    #runtime_table: {50: 540, 75: 360, 100: 240}    # load in percent: seconds; data sheet"
+        ]
     if len(named) > 1:
         lines += ["", "# The UPSes that feed this host, one for each of its power supplies:"]
         lines.append(f"feeds: {{supplies: [{scalar(named[0][0])}]}}    # of: {', '.join(name for name, _ in named)}")
     return "\n".join(lines) + "\n"
+
+
+def _known(group: Sequence[Found]) -> tuple[dict[str, Any], list[str]]:
+    """Return what the data sheet of this UPS says, by the model that its sources tell."""
+    rating_w = next((one.rating_w for one in group if one.rating_w is not None), None)
+    return from_data_sheet([one.model for one in group], rating_w)
 
 
 def _named(found: Sequence[Found]) -> list[tuple[str, list[Found]]]:

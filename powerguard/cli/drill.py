@@ -117,7 +117,7 @@ def _drill(args: argparse.Namespace) -> int:
     if plan["refused"]:
         return fail(args, "drill", f"refused: {because_of(plan['refused'])}", EX_REFUSED)
     if not args.json:
-        print("\n".join(_outline(plan)))
+        print("\n".join(_outline(plan)), flush=True)  # before what is said on stderr: both may be one pipe
     if not args.yes:
         if not sys.stdin.isatty():
             return fail(args, "drill", "nobody can be asked here: repeat with --yes", EX_USAGE)
@@ -234,7 +234,7 @@ class _Progress:
     def _passed(self, stages: Sequence[str]) -> None:
         """Tell the stages that were over before anybody could look."""
         for stage in stages:
-            self.line(f"{clean(stage)}: begun and ended between two looks", key=clean(stage))
+            self.line(f"{clean(stage)}: done", key=clean(stage))
 
     def left_behind(self) -> str:
         """Say what is known to stand as the drill left it while the daemon is not there."""

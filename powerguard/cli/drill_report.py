@@ -72,8 +72,10 @@ def describe(report: dict[str, Any], paint: Paint) -> list[str]:
     result = clean(report["result"])
     what = ", ".join(clean(scope) for scope in report["scopes"]) or clean(report["witness"])
     lasted, ended = duration(report["lasted_s"]), moment(report["ended_at"])
+    short = ", but checkpoint and stop do not fit the battery" if figures.get("fits") is False else ""
+    colour = "yellow" if short and result == "passed" else _COLOURS.get(result, "yellow")
     lines = [
-        f"Drill {paint(result, _COLOURS.get(result, 'yellow'))}: {clean(because_of(report['because']))}",
+        f"Drill {paint(result + short, colour)}: {clean(because_of(report['because']))}",
         f"  {what}, by {clean(report['who']) or '?'}, ended {ended} after {lasted}",
     ]
     rows = [("", "expected", "measured")]

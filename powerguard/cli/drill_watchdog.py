@@ -8,7 +8,7 @@ from typing import Any, Final
 from powerguard.cli.client import post
 from powerguard.cli.main import EX_USAGE
 from powerguard.cli.operate import EX_REFUSED, fail
-from powerguard.cli.render import clean, duration, moment, table
+from powerguard.cli.render import clean, duration, mode_note, moment, table
 from powerguard.cli.words import because_of
 
 LIMIT_S: Final = 20.0
@@ -18,7 +18,7 @@ LIMIT_S: Final = 20.0
 def drill_watchdog(args: argparse.Namespace) -> int:
     """Say what will happen, ask for the host's name, and begin. Raises DownError, RefusedError."""
     plan = post(args, "watchdog-drill-plan", {}, LIMIT_S)
-    dry = plan["mode"] == "dry-run"
+    dry = plan["mode"] != "armed"
     if args.json and (dry or plan["refused"] or not args.host):
         print(json.dumps(plan, indent=2))
     elif not args.json:
@@ -58,9 +58,8 @@ def _typed(args: argparse.Namespace, host: str) -> str | None:
 
 def _outline(plan: dict[str, Any]) -> list[str]:
     off, fires = duration(plan["force_after_s"]), duration(plan["in_s"])
-    head = f"This drill powers {clean(plan['host'])} off, in this order:" + (
-        " (dry-run: nothing is done)" if plan["mode"] == "dry-run" else ""
-    )
+    note = mode_note(plan["mode"], "nothing is done")
+    head = f"This drill powers {clean(plan['host'])} off, in this order:{note}"
     rows = [
         ("arm", f"let the BMC cycle the power in {fires}, and read it back"),
         ("power off", f"in order; whatever still runs after {off} is killed"),

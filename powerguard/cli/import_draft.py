@@ -45,7 +45,10 @@ class Kept:
 
 @dataclass(slots=True)
 class Ups:
-    """One UPS to be. supplies: how many power supplies of this host hang on it. about: comments over its sources."""
+    """One UPS to be. supplies: how many power supplies of this host hang on it. about: comments over its sources.
+
+    sheet: what the data sheet of its model says, and comments on that; empty where the model is not known.
+    """
 
     name: str
     sources: list[Source]
@@ -53,6 +56,8 @@ class Ups:
     supplies: int = 1
     about: list[str] = field(default_factory=list)
     options: dict[str, Scalar] = field(default_factory=dict)
+    sheet: dict[str, Any] = field(default_factory=dict)
+    about_sheet: list[str] = field(default_factory=list)
 
 
 class Draft:
@@ -117,7 +122,7 @@ class Draft:
         """Return the settings as data."""
         made: dict[str, Any] = {
             "mode": "dry-run",
-            "ups": {ups.name: {"sources": ups.sources, **ups.options} for ups in self.upses},
+            "ups": {ups.name: {"sources": ups.sources, **ups.options, **ups.sheet} for ups in self.upses},
         }
         supplies = [ups.name for ups in self.upses for _ in range(ups.supplies)]
         if len(self.upses) > 1 or len(supplies) > 1 or self.minimum_supplies > 1:
@@ -161,11 +166,13 @@ def as_yaml(draft: Draft, program: str) -> str:
         lines += [f"  {scalar(ups.name)}:", "    sources:"]
         lines += [f"      # {_safe(text)}" for text in ups.about]
         lines += [f"      - {scalar(source)}" for source in ups.sources]
-        lines += [f"    {key}: {scalar(value)}" for key, value in ups.options.items()]
-        lines.append(
-            "    #runtime_table: {50: 540, 75: 360, 100: 240}   # load in percent: seconds; from the data sheet"
-        )
-        lines.append("    #rating_w: 5400                                # watts, not VA")
+        lines += [f"    # {_safe(text)}" for text in ups.about_sheet]
+        lines += [f"    {key}: {scalar(value)}" for key, value in {**ups.options, **ups.sheet}.items()]
+        if not ups.sheet:
+            lines.append(
+                "    #runtime_table: {50: 540, 75: 360, 100: 240}   # load in percent: seconds; from the data sheet"
+            )
+            lines.append("    #rating_w: 5400                                # watts, not VA")
     lines.append("")
     if "feeds" in made:
         lines += [f"feeds: {scalar(made['feeds'])}", ""]

@@ -16,6 +16,7 @@ from powerguard.cli.import_words import (
     read,
     shell_words,
 )
+from powerguard.settings.ups_models import from_data_sheet
 
 FOLDERS: Final = ("/etc/nut", "/etc/ups", "/usr/local/ups/etc")
 FILES: Final = ("nut.conf", "ups.conf", "upsd.conf", "upsd.users", "upsmon.conf", "upssched.conf")
@@ -253,6 +254,7 @@ def _add_monitored(nut: Nut, monitor: Monitor, draft: Draft) -> None:
             f"from a forced shutdown of {monitor.name} to output off 25 s are presumed: "
             "set forced_shutdown_delay_s to FINALDELAY and HOSTSYNC of the primary, and the UPS's delay",
         )
+    _data_sheet(section, ups)
     draft.upses.append(ups)
 
 
@@ -268,7 +270,16 @@ def _add_served(nut: Nut, section: Section, draft: Draft) -> None:
     ups.about.append(f"{section.where}: no MONITOR line names it, so powerguard reads it without logging in")
     if section.text("driver") == "snmp-ups":
         _snmp_first(section, ups, draft)
+    _data_sheet(section, ups)
     draft.upses.append(ups)
+
+
+def _data_sheet(section: Section | None, ups: Ups) -> None:
+    """Take what is known of the model, where ups.conf names it: as nut-scanner writes it, or in the description."""
+    if section is not None:
+        product = section.text("product")
+        named = (section.text("desc"), product, f"{section.text('vendor')} {product}" if product else "")
+        ups.sheet, ups.about_sheet = from_data_sheet(filter(None, named))
 
 
 def _without_default_port(source: dict[str, Any]) -> dict[str, Any]:

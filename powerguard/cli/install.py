@@ -13,6 +13,7 @@ from powerguard.cli.operate import Subparsers, fail
 if TYPE_CHECKING:
     from powerguard.cli.install_disk import Disk
     from powerguard.cli.install_pieces import Piece
+    from powerguard.settings.schema import Settings
 
 UNIT: Final = re.compile(r"[A-Za-z0-9:_.\\@-]{1,200}\.(?:service|target|timer|socket|path)")
 PARTS: Final = ("ipmi", "gpu", "signals", "drop-ins")
@@ -61,6 +62,7 @@ def register(subparsers: Subparsers) -> None:
         default=None,
         help="the virtual environment for units (this; in an image /opt/powerguard)",
     )
+    parser.add_argument("--verbose", action="store_true", help="name what is unchanged, too")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.set_defaults(run=run)
 
@@ -90,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return fail(args, "install", f"{where}{error.strerror or error}; it can be run again", EX_NOT_DONE)
-    return told.tell(as_json=args.json)
+    return told.tell(as_json=args.json, verbose=args.verbose)
 
 
 def _install(args: argparse.Namespace, told: Told, prefix: str) -> None:
@@ -100,6 +102,7 @@ def _install(args: argparse.Namespace, told: Told, prefix: str) -> None:
     from powerguard.cli import install_pieces as parts_of
     from powerguard.cli.install_disk import Disk
     from powerguard.effectors.child import run_child
+    from powerguard.effectors.host_options import HostOptions
 
     disk = Disk(told.root)
     disk.load()
@@ -112,7 +115,10 @@ def _install(args: argparse.Namespace, told: Told, prefix: str) -> None:
     with_daemon = has_settings or parts_of.AT_BOOT in disk.manifest.files
     wanted = parts_of.pieces(told.root, prefix, parts, with_daemon=with_daemon)
     wanted += parts_of.resume_pieces(tuple(args.resume))
-    offered = asyncio.run(host.offers(run_child, _force_after_s(args))) if told.live else []
+    settings = _settings(disk, told)
+    wanted += _credentials(disk, settings)
+    force_after_s = (HostOptions() if settings is None else settings.host).force_after_s
+    offered = asyncio.run(host.offers(run_child, force_after_s)) if told.live else []
     if "drop-ins" in args.parts:
         wanted += [offer.piece for offer in offered]
     else:
@@ -120,8 +126,14 @@ def _install(args: argparse.Namespace, told: Told, prefix: str) -> None:
     disk.manifest.prefix, disk.manifest.parts = prefix, parts
     if not _put(disk, wanted, told, force=args.force):
         return
+    given = _secrets(args, disk, told)
     if told.live:
-        asyncio.run(host.carry_out(run_child, host.steps(parts, with_daemon=has_settings), told))
+        stale = (given or _is_renewed(told)) and asyncio.run(host.is_up(run_child))
+        calm = stale and _is_calm(args)
+        todo = host.steps(parts, with_daemon=has_settings) + ([host.RESTART_DAEMON] if calm else [])
+        asyncio.run(host.carry_out(run_child, todo, told))
+        if stale and not calm:
+            told.then.append(f"systemctl restart {parts_of.DAEMON}, once it is online: the old one still runs")
         told.doubts += asyncio.run(host.doubts(run_child, args.resume))
         told.doubts += filter(None, [host.shares_run()])
         if not host.has_polkit(told.root):
@@ -132,8 +144,6 @@ def _install(args: argparse.Namespace, told: Told, prefix: str) -> None:
         told.then.append(
             f"write {parts_of.SETTINGS} (powerguard discover; a sample: {parts_of.SAMPLE}); run this again"
         )
-    elif told.live and any(did == "updated" for _, _, did in told.files):
-        told.then.append(f"systemctl restart {parts_of.DAEMON}, unless power is out: the old one still runs")
     if disk.place(parts_of.SENTINEL_SETTINGS).exists():
         _then_sentinel(disk, told)
 
@@ -178,12 +188,74 @@ def _put(disk: "Disk", wanted: "list[Piece]", told: Told, *, force: bool) -> boo
     return True
 
 
-def _force_after_s(args: argparse.Namespace) -> float:
-    """How long the host has for its stop: of the settings, where they can be read."""
-    from powerguard.effectors.host_options import HostOptions
-    from powerguard.settings.load import SettingsError, load
+def _is_renewed(told: Told) -> bool:
+    """Say whether something was changed that a daemon which runs already does not see."""
+    from powerguard.cli.install_pieces import CREDENTIALS
+
+    return any(did == "updated" or (path == CREDENTIALS and did != "unchanged") for path, _, did in told.files)
+
+
+def _is_calm(args: argparse.Namespace) -> bool:
+    """Say whether the running daemon may be started anew: on utility, with no drill under way."""
+    from powerguard.cli.client import DownError, RefusedError, get
 
     try:
-        return load(Path(args.config)).host.force_after_s
-    except (SettingsError, OSError):
-        return HostOptions().force_after_s
+        status = get(args, "/api/v1/status")
+    except (DownError, RefusedError):
+        return False
+    return status["phase"] == "online" and status["supply"] != "battery" and status["drill"] is None
+
+
+def _settings(disk: "Disk", told: Told) -> "Settings | None":
+    """Return the settings of that system; None where there are none, or wrong ones."""
+    from powerguard.cli.install_pieces import SETTINGS
+    from powerguard.settings.load import SettingsError, load
+
+    path = disk.place(SETTINGS)
+    if not path.exists():
+        return None
+    try:
+        return load(path)
+    except SettingsError as error:
+        told.doubts.append(f"{error.problems[0]} (powerguard config validate names every mistake)")
+        return None
+
+
+def _credentials(disk: "Disk", settings: "Settings | None") -> "list[Piece]":
+    """Return what hands the daemon the secrets that its settings name, less those that another unit file passes."""
+    from powerguard.cli.install_pieces import CREDENTIALS, Piece, credential_pieces
+    from powerguard.cli.secret import passed
+    from powerguard.options import secrets_in
+
+    if settings is not None:
+        elsewhere = {name for name, where in passed(disk.root).items() if where != CREDENTIALS}
+        named = dict.fromkeys(secret.credential for _, secret in secrets_in(settings) if secret.credential)
+        return credential_pieces([name for name in named if name not in elsewhere])
+    if CREDENTIALS in disk.manifest.files and disk.state_of(CREDENTIALS) == "same":
+        # Settings that are wrong for a moment are no reason to take the secrets away.
+        content = disk.place(CREDENTIALS).read_bytes()
+        return [Piece(path=CREDENTIALS, what="hands the daemon its secrets", content=content)]
+    return []
+
+
+def _secrets(args: argparse.Namespace, disk: "Disk", told: Told) -> bool:
+    """Ask for each secret that is missing, where a person is there; else name it. Returns whether one was put there."""
+    from powerguard.cli.install_pieces import SETTINGS
+    from powerguard.cli.secret import asked_for, named, put
+    from powerguard.settings.load import SettingsError
+
+    try:
+        missing = [each.name for each in named(disk.root, SETTINGS) if each.stands == "missing"]
+    except SettingsError:  # reported above; or there are none yet
+        return False
+    put_there = False
+    for name in missing:
+        if told.dry_run or args.json or not sys.stdin.isatty():
+            told.then.append(f"powerguard secret set {name}: it is missing")
+            continue
+        try:
+            told.files.append((str(put(disk.root, name, asked_for(name))), "secret, for root alone", "written"))
+            put_there = True
+        except ValueError as error:
+            told.then.append(f"powerguard secret set {name}: {error}")
+    return put_there

@@ -225,6 +225,7 @@ def remove_folders(told: Told) -> None:
         told.files.append((folder, "until the next boot", did))
 
 
+RESTART_DAEMON: Final = Step(("systemctl", "restart", DAEMON), "let the daemon take in what is new")
 STOP_DAEMON: Final = Step(("systemctl", "stop", DAEMON), "stop the daemon")
 
 
@@ -244,6 +245,11 @@ def _there(steps: Iterable[Step]) -> list[Step]:
 async def is_powering_off(spawn: Spawn) -> bool:
     """Say whether powerguard-off has had its word: nothing may take it away then."""
     return (await _show(spawn, HELPER, "ActiveState")).get("ActiveState") in {"active", "activating", "deactivating"}
+
+
+async def is_up(spawn: Spawn) -> bool:
+    """Say whether the daemon runs already."""
+    return (await _show(spawn, DAEMON, "ActiveState")).get("ActiveState") in {"active", "activating", "reloading"}
 
 
 async def carry_out(spawn: Spawn, steps: Iterable[Step], told: Told) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import powerguard
+from powerguard.options import SECRETS
 
 PREFIX: Final = "/opt/powerguard"
 """Where units look for the program; replaced by where it really is."""
@@ -53,6 +54,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """What is enabled only where it is asked for; ipmi also where there is a BMC."""
 DAEMON: Final = "powerguard.service"
+CREDENTIALS: Final = f"{UNITS}/{DAEMON}.d/50-credentials.conf"
 AT_BOOT: Final = f"{UNITS}/multi-user.target.wants/{DAEMON}"
 COMMANDS: Final = {
     "powerguard": "/usr/local/bin",
@@ -118,10 +120,8 @@ def pieces(root: Path, prefix: str, parts: Collection[str], *, with_daemon: bool
             units[name] = text.replace(f"{PREFIX}/".encode(), f"{prefix}/".encode())
             made.append(Piece(path=f"{UNITS}/{name}", what=_description(units[name]), content=units[name]))
     for hook in HOOKS:
-        content = (config / hook).read_bytes()
-        made.append(
-            Piece(path=f"{LIBRARY}/{hook}", what="hook, called by who you let call it", content=content, mode=0o755)
-        )
+        content, what = (config / hook).read_bytes(), "hook script, unused until you configure it"
+        made.append(Piece(path=f"{LIBRARY}/{hook}", what=what, content=content, mode=0o755))
     made.append(Piece(path=SAMPLE, what="settings to begin with", content=(config / "powerguard.yaml").read_bytes()))
     sample = (config / "sentinel.yaml").read_bytes()
     made.append(Piece(path=SENTINEL_SAMPLE, what="settings of a sentinel to begin with", content=sample))
@@ -163,6 +163,20 @@ def resume_pieces(units: tuple[str, ...]) -> list[Piece]:
             is_choice=True,
         ),
     ]
+
+
+def credential_pieces(names: Collection[str]) -> list[Piece]:
+    """Return what hands the daemon these secrets. Nothing for none."""
+    if not names:
+        return []
+    lines = [
+        "# By powerguard install, of the settings. A secret that is missing keeps no daemon from starting.",
+        "[Service]",
+    ]
+    for name in names:
+        lines += [f"LoadCredential={name}:{SECRETS}/{name}", f"SetCredential={name}:\\n"]
+    what = f"hands the daemon its secrets: {', '.join(names)}"
+    return [Piece(path=CREDENTIALS, what=what, content=("\n".join(lines) + "\n").encode())]
 
 
 def _enabling(unit: str, text: bytes) -> Iterator[Piece]:

@@ -50,20 +50,26 @@ class Told:
         """Return a word for what is done, in dry-run for what would be."""
         return f"would be {word}" if self.dry_run else word
 
-    def tell(self, *, as_json: bool) -> int:
-        """Print it; return the exit status."""
+    def tell(self, *, as_json: bool, verbose: bool = True) -> int:
+        """Print it; return the exit status. verbose: name each file that is unchanged, and each step that was done."""
         status = EX_NOT_DONE if self.failed else 0
         if as_json:
             print(json.dumps(self._object(), indent=2))
             return status
         paint = Paint(sys.stdout)
-        for rows in filter(None, (self.files, self.steps)):
-            print("\n".join(table([[clean(did), clean(path), clean(what)] for path, what, did in rows], indent="")))
+        for rows, usual, words in ((self.files, "unchanged", "files unchanged"), (self.steps, "done", "steps done")):
+            shown = [row for row in rows if verbose or row[2] != usual]
+            if shown:
+                print(
+                    "\n".join(table([[clean(did), clean(path), clean(what)] for path, what, did in shown], indent=""))
+                )
+            if len(shown) < len(rows):
+                print(f"{len(rows) - len(shown)} {words} (--verbose names them)")
         for path, why, content in self.offers:
             print(f"{paint('offered', 'yellow')}, and written only with --with drop-ins: {clean(why)}\n  {clean(path)}")
             print("\n".join(f"    {clean(line)}" for line in content.splitlines() if line[:1] != "#"))
         for doubt in self.doubts:
-            print(f"{paint('doubtful', 'yellow')}: {clean(doubt)}")
+            print(f"{paint('warning', 'yellow')}: {clean(doubt)}")
         if self.failed:
             print(paint("not all of it was done, see above; it can be run again", "red"))
         for line in self.then:

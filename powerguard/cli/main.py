@@ -38,6 +38,7 @@ VERBS: Final = {
     "drill": "rehearse an outage on this host, and measure it",
     "event": "for the hooks of apcupsd and NUT: poll at once",
     "install": "put units, helpers and rules in place",
+    "secret": "put a secret in place without showing it; list which are missing",
     "uninstall": "take away what install has put in place",
     "sentinel": "on a management node: power hosts on again that have asked for it",
     "config": "check or show the settings",

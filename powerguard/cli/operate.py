@@ -6,7 +6,7 @@ import sys
 from typing import Any, Final, Protocol
 
 from powerguard.cli.client import DownError, RefusedError, post
-from powerguard.cli.render import Paint, clean, say
+from powerguard.cli.render import Paint, clean, mode_note, say
 
 EX_REFUSED: Final = 1
 EX_DOWN: Final = 4
@@ -31,7 +31,7 @@ def ask(args: argparse.Namespace, verb: str, body: dict[str, object], done: str)
     if args.json:
         print(json.dumps(answer, indent=2))
     else:
-        note = " (dry-run: nothing would be powered off anyway)" if answer.get("mode") == "dry-run" else ""
+        note = mode_note(answer.get("mode"), "nothing would be powered off anyway")
         print(f"{done}; phase {clean(answer.get('phase'))}{note}")
     return 0
 

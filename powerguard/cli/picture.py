@@ -6,9 +6,9 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TextIO
+from typing import Any, Final, NamedTuple
 
-from powerguard.cli.render import Paint, duration
+from powerguard.cli.render import Paint, columns, duration
 
 WIDTH: Final = 78
 
@@ -51,12 +51,6 @@ _LOOKS: Final = {
     "reserve": Look("reserve", "reserve", "░", "R", "magenta", "#c0605a", "#d98079"),
     "margin": Look("margin, not planned with", "margin", "·", "m", "dim", "#9a9a9a", "#6f6f6f"),
 }
-
-
-def is_utf8(stream: TextIO | None = None) -> bool:
-    """Say whether a stream takes more than ASCII. None: stdout."""
-    stream = sys.stdout if stream is None else stream
-    return (stream.encoding or "").lower().replace("-", "").startswith("utf8")
 
 
 def from_plan(told: dict[str, Any]) -> tuple[Stretch, ...]:
@@ -119,16 +113,17 @@ def levels_of(stretches: Sequence[Stretch]) -> tuple[Level, ...]:
 
 
 def text(stretches: Sequence[Stretch], paint: Paint, *, utf8: bool, width: int = WIDTH) -> list[str]:
-    """Draw the bar with its times, and what each part of it is. At most `width` columns."""
+    """Draw the bar with its times, and what each part of it is: of the figures as many as fit into `width` columns."""
     if not stretches:
         return []
     end_s = stretches[-1].begins_s + stretches[-1].lasts_s
     counts = shares([each.lasts_s for each in stretches], width - 1)
     bar = "".join(_painted(each.name, count, paint, utf8=utf8) for each, count in zip(stretches, counts, strict=True))
     lines = [f" {bar}", f" {_axis(stretches, counts, end_s, width - 1)}"]
-    rows = [("what happens", "for", "from", "load", "energy left")] + [
+    rows = [("what happens", "what", "for", "from", "load", "energy left")] + [
         (
             _LOOKS[each.name].words,
+            _LOOKS[each.name].short,
             duration(each.lasts_s),
             _from(each.begins_s),
             f"{100 * each.load:.0f} %",
@@ -136,12 +131,27 @@ def text(stretches: Sequence[Stretch], paint: Paint, *, utf8: bool, width: int =
         )
         for each in stretches
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
     swatches = ["  ", *(_painted(each.name, 2, paint, utf8=utf8) for each in stretches)]
-    for swatch, (what, *told) in zip(swatches, rows, strict=True):
-        cells = "  ".join(f"{cell:>{wide}}" for cell, wide in zip(told, widths[1:], strict=True))
-        lines.append(f" {swatch} {what:<{widths[0]}}  {cells}")
+    for kept in _KEPT:
+        widths = [max(len(row[column]) for row in rows) for column in kept]
+        if 4 + sum(widths) + 2 * (len(kept) - 1) <= width:
+            break
+    for swatch, row in zip(swatches, rows, strict=True):
+        cells = [f"{row[column]:>{wide}}" for column, wide in zip(kept, widths, strict=True)]
+        lines.append("  ".join([f" {swatch} {row[kept[0]]:<{widths[0]}}", *cells[1:]]))
     return lines
+
+
+_KEPT: Final = ((0, 2, 3, 4, 5), (1, 2, 3, 4, 5), (1, 2, 3, 5), (1, 2, 5), (1, 2))
+"""Columns of the table below the bar, for narrower and narrower terminals: the axis has the times, too."""
+
+
+def room() -> int:
+    """Return how many columns to draw: those of the terminal, or WIDTH where stdout is none."""
+    return max(columns() or WIDTH, _NARROWEST)
+
+
+_NARROWEST: Final = 24
 
 
 def shares(parts: Sequence[float], cells: int) -> list[int]:

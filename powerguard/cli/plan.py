@@ -1,4 +1,4 @@
-"""`powerguard plan`: the budget term by term with the source of each, and what happens next and when."""
+"""`powerguard plan`: does it fit, what happens next and when, with a picture; and every term of the sums."""
 
 import argparse
 import json
@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get
 from powerguard.cli.operate import EX_DOWN, Subparsers, fail
-from powerguard.cli.render import Paint, clean, duration, fold, is_endless, moment, table
+from powerguard.cli.render import Paint, clean, clock_of, duration, fold, is_endless, is_utf8, moment, table
 from powerguard.cli.status import BEGUN, CALLED_OFF, describe_step
 
 EX_USAGE: Final = 64
@@ -37,12 +37,14 @@ def register(subparsers: Subparsers) -> None:
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "plan",
-        help="the budget term by term",
-        description="Show every term of the budget with its source, and what happens next and when: by the very sums "
-        "that decide. Exit 0: a full stop fits; 1: it does not; 4: the daemon is down.",
+        help="show what would happen if power failed now, and why",
+        description="Show whether checkpoint and stop fit the battery, until when training goes on, when it pauses and "
+        "when the host powers off, with a picture: by the very sums that decide. --terms shows every term of them. "
+        "Exit 0: a full stop fits; 1: it does not; 4: the daemon is down.",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.add_argument("--picture", action="store_true", help="draw the budget as a bar over time")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout, with every term")
+    parser.add_argument("--picture", action="store_true", help="the picture alone: the budget as a bar over time")
+    parser.add_argument("--terms", action="store_true", help="show every term of the sums, and where it comes from")
     parser.add_argument(
         "--html", metavar="FILE", default=None, help="write a page with the energy left over time; - for stdout"
     )
@@ -82,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(told, indent=2))
     elif args.html != "-":
-        print("\n".join(_picture(told) if args.picture else fold(describe(told, Paint()))))
+        print("\n".join(_picture(told) if args.picture else fold(describe(told, Paint(), has_terms=args.terms))))
     return (
         0
         if told["fits"] and not {"undersized", "not_protected"} & {reason["name"] for reason in told["reasons"]}
@@ -91,16 +93,25 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _picture(told: dict[str, Any]) -> list[str]:
+    lines = _drawn(told, Paint())
+    if not lines:
+        return ["Nothing to draw: the runtime is unknown, or the host is shutting down."]
+    return [f"{_when(told)}:", *lines]
+
+
+def _drawn(told: dict[str, Any], paint: Paint) -> list[str]:
     from powerguard.cli import picture
 
-    lines = picture.text(picture.from_plan(told), Paint(), utf8=picture.is_utf8())
-    if not lines:
-        return ["Nothing to draw: nobody knows how long the battery lasts, or the host is shutting down."]
-    return [_when(told), *lines]
+    return picture.text(picture.from_plan(told), paint, utf8=is_utf8(), width=picture.room())
 
 
 def _when(told: dict[str, Any]) -> str:
-    return "If utility failed now:" if told["assumes_utility_fails_now"] else "From now, if nothing changes:"
+    return "If utility failed now" if told["assumes_utility_fails_now"] else "From now, if nothing changes"
+
+
+def _host(told: dict[str, Any]) -> str:
+    """Return the host's name; of a daemon that does not tell it, "this host"."""
+    return clean((told.get("host") or {}).get("name") or "this host")
 
 
 def _write(told: dict[str, Any], path: str) -> str:
@@ -108,52 +119,67 @@ def _write(told: dict[str, Any], path: str) -> str:
     from powerguard.cli import picture
 
     rows = _terms(told)
+    title = "what happens if the power fails now"
+    if told["phase"] != "online":
+        again = told["assumes_utility_fails_now"]
+        title = "what happens if the power fails again now" if again else "what happens next in this outage"
     text = picture.page(
-        title=f"powerguard: the budget, {_when(told).rstrip(':').lower()}",
+        title=f"{_host(told)}: {title}",
         verdict=_verdict(told)[0],
         mood={"green": "good", "yellow": "warn", "red": "bad"}[_verdict(told)[1]],
         stretches=picture.from_plan(told),
-        notes=[clean(reason["text"]) for reason in told["reasons"]] + _steps(told),
-        sections=(picture.Section("The terms", ("term", "value", "where it comes from"), rows, numbers=(1,)),),
+        notes=[*_steps(told), *(clean(reason["text"]) for reason in told["reasons"])],
+        sections=(
+            picture.Section(
+                "The terms of the sums", ("term", "symbol", "value", "where it comes from"), rows, numbers=(2,)
+            ),
+        ),
         since="now",
-        footer=f"powerguard {clean(told['version'])}, plan of {moment(told['at'])}; phase {clean(told['phase'])}, "
-        f"{clean(told['mode'])}.",
+        footer=f"powerguard {clean(told['version'])} on {_host(told)}, plan of {moment(told['at'])}; phase "
+        f"{clean(told['phase']).replace('_', ' ')}, {clean(told['mode'])}.",
     )
     return picture.write(path, text)
 
 
 def _verdict(told: dict[str, Any]) -> tuple[str, str]:
     """Return the verdict as a sentence, and its colour."""
-    slack = duration(told["slack_s"])
+    slack_s = told["slack_s"]
     if told["phase"] == "shutdown":
         return "The power-off is decided; nothing in this boot undoes it.", "red"
-    if told["slack_s"] is None:
-        return "Nobody knows how long the battery lasts.", "red"
-    if is_endless(told["slack_s"]):
+    if slack_s is None:
+        return "It is not known how long the battery lasts.", "red"
+    if is_endless(slack_s):
         return "It fits: with training paused, a feed that has utility carries the host.", "green"
-    if told["slack_s"] < 0.0:
-        return f"It does not fit: {duration(-told['slack_s'])} less is left than is needed.", "red"
+    terms = {term["name"]: term["value"] for term in told["terms"]}
+    stop = f"{clean(told['grade'])} stop"
+    needs = f"the {stop} needs" if told["phase"] == "holding" else f"checkpoint and {stop} need"
+    gives = f"the battery gives {duration(terms.get('reff_paused_s'))} with training paused"
+    sums = f"{needs} {duration(terms.get('need_s'))}, {gives}"
+    if slack_s < 0.0:
+        return f"It does not fit: {sums}. {duration(-slack_s)} less is left than is needed.", "red"
+    slack = f"{sums}. Slack {duration(slack_s)}."
     if told["fits"] and told["grade"] != "full":
-        return f"Only a {clean(told['grade'])} stop fits, with {slack} of slack.", "yellow"
+        return f"Only a {clean(told['grade'])} stop fits: {slack}", "yellow"
     if told["fits"]:
-        return f"It fits, with {slack} of slack.", "green"
+        return f"It fits: {slack}", "green"
     if told["phase"] in BEGUN:
-        need = "The stop fits" if told["phase"] == "holding" else "Checkpoint and stop fit"
-        return f"{need}, with {slack} of slack.", "yellow"
-    return f"It does not fit three quarters of the runtime: slack {slack}.", "red"
+        return f"It still fits: {slack}", "yellow"
+    return f"It does not fit three quarters of the runtime: {slack}", "red"
 
 
-def describe(told: dict[str, Any], paint: Paint) -> list[str]:
-    """Return the plan as lines."""
-    lines = [f"phase {clean(told['phase'])}, {clean(told['mode'])}", ""]
-    lines += table(_terms(told), indent="")
-    lines.append("")
-    lines.append(paint(*_verdict(told)))
-    for reason in told["reasons"]:
-        lines.append(f"{paint('!', 'yellow')} {clean(reason['text'])}")
-    lines.append("If utility failed now:" if told["assumes_utility_fails_now"] else "Next, if nothing changes:")
+def describe(told: dict[str, Any], paint: Paint, *, has_terms: bool = False) -> list[str]:
+    """Return the plan as lines: the answer, what happens when, the picture; the terms only where they are asked for."""
+    phase = clean(told["phase"]).replace("_", " ")
+    lines = [f"{_host(told)}: {phase}, {clean(told['mode'])}", paint(*_verdict(told)), "", f"{_when(told)}:"]
     lines += [f"  {step}" for step in _steps(told)]
-    return lines
+    drawn = _drawn(told, paint)
+    if drawn:
+        lines += ["", *drawn]
+    if told["reasons"]:
+        lines += ["", *(f"{paint('!', 'yellow')} {clean(reason['text'])}" for reason in told["reasons"])]
+    if has_terms:
+        return [*lines, "", *table(_terms(told), indent="")]
+    return [*lines, "", "Every term of these sums: powerguard plan --terms"]
 
 
 def _steps(told: dict[str, Any]) -> list[str]:
@@ -161,14 +187,55 @@ def _steps(told: dict[str, Any]) -> list[str]:
     if "aborted" in names:
         return [CALLED_OFF]
     is_suspended = "maintenance" in names
-    return [describe_step(step, is_suspended=is_suspended) for step in told["next"]]
+    steps = [describe_step(step, is_suspended=is_suspended) for step in told["next"]]
+    pause = next((step for step in told["next"] if step["action"] == "emergency_checkpoint" and step["at"]), None)
+    if pause is not None and pause["in_s"] > 0.0:
+        steps.insert(0, f"training goes on for {duration(pause['in_s'])}, until {clock_of(pause['at'])}")
+    return steps
 
 
-def _terms(told: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the terms as rows. Once training was paused, three quarters are no verdict on what fits the whole."""
+_WORDS: Final = {
+    "load_now": "load",
+    "load_paused": "load with training paused",
+    "health": "battery health",
+    "recharge_s": "recharge",
+    "used": "energy used",
+    "left_by_account": "energy left, by our account",
+    "left_by_charge": "energy left, by the charge",
+    "left_by_runtime": "energy left, by the runtime",
+    "left": "energy left",
+    "usable": "energy that counts",
+    "tau_now_s": "new battery lasts",
+    "tau_paused_s": "new battery lasts, paused",
+    "cut_in_s": "UPS cuts its output in",
+    "reff_now_s": "battery gives",
+    "reff_paused_s": "battery gives, paused",
+    "checkpoint_s": "checkpoint",
+    "grade": "kind of stop",
+    "host_stop_s": "host stops in",
+    "ups_off_s": "UPS switches off in",
+    "reserve_s": "reserve",
+    "stop_s": "stop, in all",
+    "need_s": "needed, in all",
+    "slack_s": "slack",
+    "fits": "fits",
+}
+
+
+def _terms(told: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Return the terms as rows: in words, symbol, value, source.
+
+    Once training was paused, three quarters are no verdict on what fits the whole.
+    """
     misleads = told["phase"] in BEGUN and not told["fits"] and (told["slack_s"] is not None and told["slack_s"] >= 0.0)
-    terms = [term for term in told["terms"] if not (misleads and term["name"] == "fits")]
-    return [(clean(term["name"]), _value(term), clean(term["source"])) for term in terms]
+    rows = []
+    for term in told["terms"]:
+        if misleads and term["name"] == "fits":
+            continue
+        name, _, whose = term["name"].partition(".")
+        words = _WORDS.get(name, "") + (f" of {whose}" if whose else "")
+        rows.append((clean(words), clean(term["name"]), _value(term), clean(term["source"])))
+    return rows
 
 
 def _value(term: dict[str, Any]) -> str:
@@ -180,5 +247,5 @@ def _value(term: dict[str, Any]) -> str:
     if term["unit"] == "share" and isinstance(value, int | float):
         return f"{100 * value:.1f} %"
     if term["unit"] == "s" and isinstance(value, int | float):
-        return "endless" if is_endless(value) else f"{value:.1f} s"
+        return "endless" if is_endless(value) else duration(value)
     return clean(value)

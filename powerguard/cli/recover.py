@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get
 from powerguard.cli.operate import EX_DOWN, EX_REFUSED, Subparsers, ask, fail
-from powerguard.cli.render import Paint, clean, fold
+from powerguard.cli.render import Paint, clean, fold, mode_note
 
 if TYPE_CHECKING:
     from powerguard.effectors.host_findings import Finding
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 def _lines(told: dict[str, Any]) -> list[str]:
     paint = Paint()
     stage = _STAGES.get(told["stage"], clean(told["stage"]))
-    head = f"phase {clean(told['phase'])}{' (dry-run)' if told['mode'] == 'dry-run' else ''}: {stage}"
+    head = f"phase {clean(told['phase'])}{mode_note(told['mode'])}: {stage}"
     if told.get("forced_by"):
         head += f", as {clean(told['forced_by'])} wants it"
     lines = [paint(head, "bold")]

@@ -24,6 +24,17 @@ def clean(value: object) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in str(value))
 
 
+NOT_ARMED: Final = frozenset({"dry_run", "rehearse"})
+"""Reasons for not being ready that are a choice of the operator."""
+
+
+def mode_note(mode: object, so: str = "") -> str:
+    """Return what is put behind a text that does not hold as it stands: "" in mode armed, and where it is unknown."""
+    if mode in {None, "armed"}:
+        return ""
+    return f" ({clean(mode)}: {so})" if so else f" ({clean(mode)})"
+
+
 def has_colour(stream: TextIO) -> bool:
     """Say whether to colour: on a terminal, and never where NO_COLOR is set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -43,6 +54,12 @@ def forget(stream: TextIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
+def is_utf8(stream: TextIO | None = None) -> bool:
+    """Say whether a stream takes more than ASCII. None: stdout."""
+    stream = sys.stdout if stream is None else stream
+    return (stream.encoding or "").lower().replace("-", "").startswith("utf8")
+
+
 class Paint:
     """Colours, or none."""
 
@@ -60,7 +77,7 @@ def duration(seconds: float | None) -> str:
     if seconds is None:
         return "?"
     sign, left = ("-", -seconds) if seconds < 0 else ("", seconds)
-    if left < 10:
+    if left < 9.95:  # else it would read "10.0 s", beside "10 s" for a little more
         return f"{sign}{left:.1f} s"
     whole = round(left)
     if whole < 60:
@@ -112,30 +129,65 @@ def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
     ]
 
 
-def fold(lines: Sequence[str], width: int | None = None, stream: TextIO | None = None) -> list[str]:
+def columns(stream: TextIO | None = None) -> int | None:
+    """Return how many columns the terminal has that a stream goes to (None: stdout); None where it is no terminal."""
+    try:
+        return os.get_terminal_size((sys.stdout if stream is None else stream).fileno()).columns
+    except (OSError, ValueError):
+        return None
+
+
+def fold(
+    lines: Sequence[str], width: int | None = None, stream: TextIO | None = None, *, breaks_words: bool = False
+) -> list[str]:
     """Break long lines between words, and go on below where their last column begins.
 
     width: None: as the terminal's, which is the stream (None: stdout). What is no terminal gets its lines whole.
+    breaks_words: no line is longer than width, however narrow that is; else a word that is longer stays whole.
     """
-    if width is None:
-        try:
-            width = os.get_terminal_size((sys.stdout if stream is None else stream).fileno()).columns
-        except (OSError, ValueError):
-            return list(lines)
-    if width < _NARROW or all(len(line) <= width for line in lines):
+    width = columns(stream) if width is None else width
+    if width is None or (width < _NARROW and not breaks_words) or all(len(line) <= width for line in lines):
         return list(lines)
+    folded: list[str] = []
+    for line in lines:
+        folded += _folded(line, width, breaks_words=breaks_words)
+    return folded
+
+
+def _folded(line: str, width: int, *, breaks_words: bool) -> list[str]:
+    """Break one line; its colours count as nothing, and stay on the letters that they are on."""
     import re
     from textwrap import wrap
 
-    folded: list[str] = []
-    for line in lines:
-        plain = re.sub("\x1b\\[[0-9;]*m", "", line)
-        if len(plain) <= width:
-            folded.append(line)
-            continue
-        columns = [gap.end() for gap in re.finditer(" {2,}(?=[^ ])", plain) if gap.end() <= width // 2]
-        hang = " " * max(columns, default=2)
-        folded += wrap(line, width, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False)
+    colour = re.compile("\x1b\\[[0-9;]*m")
+    plain = colour.sub("", line)
+    if len(plain) <= width:
+        return [line]
+    gaps = [gap.end() for gap in re.finditer("(?:^ *[-!] | {2,})(?=[^ ])", plain) if gap.end() <= width // 2]
+    hang = min(max(gaps, default=2), width - 1)
+    folded = wrap(
+        plain,
+        width,
+        subsequent_indent=" " * hang,
+        break_long_words=breaks_words,
+        break_on_hyphens=False,
+        expand_tabs=False,
+        replace_whitespace=False,
+    ) or [""]
+    colours, before = [], 0
+    for found in colour.finditer(line):
+        colours.append((found.start() - before, found[0]))
+        before += len(found[0])
+    end = len(plain)
+    for number in reversed(range(len(folded))):  # from the last: each part is found before the one behind it
+        indent = hang if number else 0
+        part = folded[number][indent:]
+        begin = plain.rindex(part, 0, end)
+        while colours and (colours[-1][0] > begin or number == 0):
+            at, code = colours.pop()
+            cut = indent + min(max(at - begin, 0), len(part))
+            folded[number] = folded[number][:cut] + code + folded[number][cut:]
+        end = begin
     return folded
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from powerguard.cli import picture
 from powerguard.cli.picture import Section
-from powerguard.cli.render import Paint, clean, duration, is_endless, moment, table
+from powerguard.cli.render import Paint, clean, duration, is_endless, mode_note, moment, table
 from powerguard.cli.report_facts import LATE_REBOOT
 from powerguard.cli.report_picture import PHASE_WORDS, Mark, style, timeline
 from powerguard.cli.words import OUTCOMES, PHASES
@@ -224,8 +224,8 @@ def _sections(told: Mapping[str, Any], limit: int | None) -> list[Section]:
 
 
 def _title(told: Mapping[str, Any]) -> str:
-    dry = " (dry-run)" if told["mode"] == "dry-run" else ""
-    return f"outage {clean(told['outage'])}, {moment(told['started_at'])}{dry}"
+    host = f"{clean(told['host'])}: " if told["host"] else ""
+    return f"{host}outage {clean(told['outage'])}, {moment(told['started_at'])}{mode_note(told['mode'])}"
 
 
 def describe(told: Mapping[str, Any], paint: Paint) -> list[str]:
@@ -298,7 +298,7 @@ def page(told: Mapping[str, Any]) -> str:
     )
     more = len(told["marks"]) - _STORY
     return picture.page(
-        title=f"powerguard: {_title(told)}",
+        title=_title(told),
         verdict=sentence,
         mood=mood,
         stretches=(),

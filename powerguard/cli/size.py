@@ -12,7 +12,7 @@ from typing import Any, Final
 from powerguard.cli import picture
 from powerguard.cli.operate import fail
 from powerguard.cli.picture import Section, Stretch
-from powerguard.cli.render import Paint, clean, duration, fold, table
+from powerguard.cli.render import Paint, clean, duration, fold, is_utf8, table
 from powerguard.cli.size_input import AmountError, Asked, SettingsError, asked
 from powerguard.core import account
 from powerguard.core.actions import Grade
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if args.html is not None and (trouble := picture.write(args.html, page(told))):
         return fail(args, "plan --size", trouble, EX_USAGE)
     if args.html != "-" or args.json:
-        lines = fold(describe(told, Paint(), utf8=picture.is_utf8()))
+        lines = fold(describe(told, Paint(), utf8=is_utf8(), width=picture.room()))
         print(json.dumps(told, indent=2) if args.json else "\n".join(lines))
     return 0 if answer.verdict is Verdict.FULL else 1
 
@@ -310,21 +310,21 @@ def _safe(spare_s: float) -> str:
     return duration(abs(spare_s if abs(spare_s) < 10.0 else math.floor(spare_s)))
 
 
-def _wrapped(line: str, first: str = "", then: str = "") -> list[str]:
+def _wrapped(line: str, width: int, first: str = "", then: str = "") -> list[str]:
     # A number and its unit stay together.
     bound = re.sub(r"(?<=[0-9]) (?=[a-zA-Z%])|(?<=\bm) (?=[0-9])", "\u00a0", clean(line))
-    found = textwrap.wrap(bound, picture.WIDTH, initial_indent=first, subsequent_indent=then)
+    found = textwrap.wrap(bound, min(width, picture.WIDTH), initial_indent=first, subsequent_indent=then)
     return [each.replace("\u00a0", " ") for each in found]
 
 
-def describe(told: dict[str, Any], paint: Paint, *, utf8: bool) -> list[str]:
+def describe(told: dict[str, Any], paint: Paint, *, utf8: bool, width: int = picture.WIDTH) -> list[str]:
     """Return the answer as lines."""
     sentence, mood = headline(told)
     lines = [paint(sentence, {"good": "green", "warn": "yellow", "bad": "red"}[mood])]
-    lines += _wrapped(" ".join(_course(told)))
+    lines += _wrapped(" ".join(_course(told)), width)
     stretches = _stretches(told)
     if told["verdict"] != "overload":
-        lines += ["", *picture.text(stretches, paint, utf8=utf8)]
+        lines += ["", *picture.text(stretches, paint, utf8=utf8, width=width)]
     lines += ["", "The stops that could be chosen, each with the checkpoint before it:"]
     lines += table(
         [(f"{each['need_s']:.0f} s", _spare(each), _GRADES[Grade(each["grade"])]) for each in told["grades"]]
@@ -332,7 +332,7 @@ def describe(told: dict[str, Any], paint: Paint, *, utf8: bool) -> list[str]:
     if told["fixes"]:
         lines += ["", "What would make a full stop fit, each alone:"]
         for fix in told["fixes"]:
-            lines += _wrapped(fix["text"], "  - ", "    ")
+            lines += _wrapped(fix["text"], width, "  - ", "    ")
     elif not told["fits"]:
         lines += ["", "No single change makes a full stop fit; change several, and ask again."]
     lines += ["", f"The terms, for {clean(told['ups'])}:"]

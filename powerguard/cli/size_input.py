@@ -105,12 +105,12 @@ def _battery(args: argparse.Namespace, base: _Base, sources: dict[str, str]) -> 
     rating_w = None if args.rating_w is None else amounts.watts("--rating-w", args.rating_w)
     if args.ups is not None:
         models = known_models(None if args.models is None else Path(args.models))
-        found = find_model(models, args.ups)
-        if found is None:
-            msg = f"--ups: {args.ups[:64]!r} is not known; known are {', '.join(sorted(models))} (or give --table)"
-            raise AmountError(msg)
-        title, model = found
-        points = tuple((load_pct / 100.0, tau_s) for load_pct, tau_s in sorted(model.runtime_table.items()))
+        try:
+            title, model = find_model(models, args.ups)
+        except LookupError as error:
+            msg = f"--ups: {error.args[0]} (or give --table)"
+            raise AmountError(msg) from None
+        points = tuple((load_pct / 100.0, tau_s) for load_pct, tau_s in model.table.items())
         rating_w, battery_wh = rating_w or model.rating_w, None
         policy = replace(policy, runtime_table=points, table_origin="settings")
         sources["tau"] = f"{title}: {model.source}"

@@ -2,37 +2,79 @@
 
 import argparse
 import json
+import os
 import sys
 import time
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get
 from powerguard.cli.last_known import JOURNAL, last_known
 from powerguard.cli.operate import Subparsers
-from powerguard.cli.render import Paint, clean, clock_of, duration, fold, is_endless, moment, number, table
+from powerguard.cli.render import (
+    NOT_ARMED,
+    Paint,
+    clean,
+    clock_of,
+    duration,
+    fold,
+    is_endless,
+    is_utf8,
+    moment,
+    number,
+    table,
+)
 
 EX_DOWN: Final = 4
 _COLOURS: Final = {"online": "green", "on_battery": "yellow", "recovery": "yellow", "shutdown": "red"}
-_WORDS: Final = {"shutdown": "power-off", "emergency_checkpoint": "emergency checkpoint", "holding": "hold"}
+_STEPS: Final = {
+    "emergency_checkpoint": "pause training, checkpoint",
+    "holding": "hold, training paused",
+    "shutdown": "power-off",
+}
 BEGUN: Final = ("emergency_checkpoint", "holding")
 """These begin when three quarters of the runtime come down to what is needed: that less fits then is nothing wrong."""
-_ENDLESS: Final = "endless while a feed that has utility carries the host"
+_QUARTERS: Final = 0.75
+"""Share of the runtime with training paused that checkpoint and stop fit into (core/plan.py)."""
 CALLED_OFF: Final = "nothing, even when the battery runs empty: this outage's shutdown was called off"
 _BECAUSE: Final = {
-    "budget": "no more than what is needed is left",
+    "budget": "only the time for checkpoint and stop is left",
     "runtime_short": "little runtime is left at this load",
-    "blind": "nobody knows the runtime",
-    "blind: blind_s": "nobody knows the runtime, and blind_s is over",
-    "power_off_at": "the UPS is going to cut its output",
-    "power_off_at permits no hold": "the checkpoint is durable then, and the UPS is going to cut its output",
+    "low_battery": "the UPS reports a low battery",
+    "blind": "runtime unknown",
+    "blind: blind_s": "runtime unknown, and blind_s is over",
+    "power_off_at": "the UPS has announced that it cuts its output",
+    "power_off_at permits no hold": "the checkpoint is durable then, and the UPS has announced that it cuts its output",
 }
+_WAYS: Final = {
+    "policy": "BMC power restore policy",
+    "late_reboot": "late reboot (utility is back before the host is off)",
+    "output": "UPS output, off and on again",
+    "rtc": "wake alarm of the host's clock",
+    "sentinel": "sentinel",
+    "watchdog": "BMC watchdog",
+}
+
+
+class Row(NamedTuple):
+    """One row of the screen. rank: a terminal with too few lines leaves the highest out first, 0 last.
+
+    share: what a bar before the text shows; None: there is none. mark: a share that is marked on the bar.
+    """
+
+    rank: int
+    label: str
+    text: str
+    share: float | None = None
+    mark: float | None = None
+    colour: str = ""
 
 
 def register(subparsers: Subparsers) -> None:
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "status",
-        help="what is so",
+        help="show phase, battery, budget and trainers",
         description="Show phase, battery, budget, trainers and whatever reduces protection. Exit 0: online; 1: in an "
         "outage or coming back; 2: shutting down; 3: online, but protection is reduced; 4: the daemon is down.",
     )
@@ -52,8 +94,8 @@ def run(args: argparse.Namespace) -> int:
     clear = sys.stdout.isatty() and not args.json
     code = 0
     try:
-        if clear:  # an empty screen, no cursor, and long lines cut instead of wrapped
-            print("\x1b[2J\x1b[?25l\x1b[?7l", end="")
+        if clear:  # an empty screen, and no cursor
+            print("\x1b[2J\x1b[?25l", end="")
         while True:
             code = _once(args, clear=clear)
             sys.stdout.flush()
@@ -62,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         return code
     finally:
         if clear:
-            print("\x1b[?7h\x1b[?25h", end="", flush=True)
+            print("\x1b[?25h", flush=True)
 
 
 def _once(args: argparse.Namespace, *, clear: bool) -> int:
@@ -72,19 +114,39 @@ def _once(args: argparse.Namespace, *, clear: bool) -> int:
         return _down(args, str(error), clear=clear)
     if args.json:
         print(json.dumps(told, indent=2))
+    elif args.short:
+        _show([short(told)], clear=clear)
+    elif clear:
+        size = os.get_terminal_size(sys.stdout.fileno())
+        _draw(watched(told, Paint(), size.columns, size.lines))
     else:
-        paint = Paint()
-        lines = [short(told)] if args.short else describe(told, paint)
-        _show(lines, clear=clear)
+        print("\n".join(fold(describe(told, Paint()))))
     return exit_code(told)
 
 
-def _show(lines: list[str], *, clear: bool) -> None:
-    """Print; when clear, in place: home, each line wiped to its end, then all below."""
+def _show(lines: Sequence[str], *, clear: bool) -> None:
     if clear:
-        print("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J", end="")
+        size = os.get_terminal_size(sys.stdout.fileno())
+        _draw(fitted([(0, line) for line in lines], size.columns, size.lines))
     else:
         print("\n".join(fold(lines)))
+
+
+def _draw(lines: Sequence[str]) -> None:
+    """Draw in place: home, and each line wiped before it is written: one that is full would lose its last letter."""
+    above = "".join(f"\x1b[2K{line}\n" for line in lines[:-1])
+    print(f"\x1b[H{above}\x1b[J{lines[-1]}", end="")
+
+
+def fitted(ranked: Sequence[tuple[int, str]], columns: int, lines: int) -> list[str]:
+    """Fold (rank, line) into a screen of that size; the highest ranks are left out, with a line that says how many."""
+    shown = [(rank, fold([line], columns, breaks_words=True)) for rank, line in ranked]
+    left_out = 0
+    while len(shown) > 1 and sum(len(folded) for _, folded in shown) + (left_out > 0) > lines:
+        del shown[max(range(len(shown)), key=lambda at: (shown[at][0], at))]
+        left_out += 1
+    told = [f"  ... {left_out} more: a larger window, or `powerguard status`"[:columns]] if left_out else []
+    return ([line for _, folded in shown for line in folded] + told)[:lines]
 
 
 def exit_code(told: dict[str, Any]) -> int:
@@ -127,38 +189,103 @@ def short(told: dict[str, Any]) -> str:
 
 def describe(told: dict[str, Any], paint: Paint) -> list[str]:
     """Return the whole status as lines."""
-    phase = clean(told["phase"])
-    mode = clean(told["mode"])
-    ready = "" if told["ready"] else ", " + paint("NOT READY", "red")
-    if told["ready"] and phase == "online":  # in an outage readiness is no news any more
+    lines = [_head(told, paint), *(line for _, line in _reasons(told, paint))]
+    return [*lines, *table([(row.label, row.text) for row in _rows(told, has_bars=False)])]
+
+
+def watched(told: dict[str, Any], paint: Paint, columns: int, lines: int) -> list[str]:
+    """Return the status as a screen of that size, with bars."""
+    rows = _rows(told, has_bars=True)
+    longest = max((len(row.text) for row in rows if row.share is not None), default=0)
+    cells = min(_MOST_CELLS, columns - 6 - max(len(row.label) for row in rows) - longest)
+    drawn = table([(row.label, _bar(row, cells, paint)) for row in rows])
+    ranked = [(0, _head(told, paint)), *_reasons(told, paint)]
+    return fitted([*ranked, *((row.rank, line) for row, line in zip(rows, drawn, strict=True))], columns, lines)
+
+
+def _bar(row: Row, cells: int, paint: Paint) -> str:
+    """Return the text of a row behind its bar, where there is room for one."""
+    if row.share is None or cells < _LEAST_CELLS:
+        return row.text
+    full, empty, mark = _cells()
+    bar = [full if at < round(cells * row.share) else empty for at in range(cells)]
+    if row.mark is not None:
+        bar[round(cells * row.mark)] = mark
+    return f"{paint(''.join(bar), row.colour)}  {row.text}"
+
+
+def _cells() -> tuple[str, str, str]:
+    """Return what a bar is made of: full, empty, and the mark."""
+    return ("█", "░", "│") if is_utf8() else ("#", ".", "|")
+
+
+_LEAST_CELLS, _MOST_CELLS = 8, 60
+
+
+def _host(told: dict[str, Any]) -> str:
+    """Return " on NAME"; "" of a daemon that does not tell it."""
+    name = (told.get("host") or {}).get("name")
+    return f" on {clean(name)}" if name else ""
+
+
+def _head(told: dict[str, Any], paint: Paint) -> str:
+    phase, mode = clean(told["phase"]), clean(told["mode"])
+    errors = {reason["name"] for reason in told["reasons"] if reason["severity"] == "error"}
+    ready = ""
+    if not told["ready"] and not errors <= NOT_ARMED:  # the mode says so itself
+        ready = ", " + paint("NOT READY", "red")
+    elif told["ready"] and phase == "online":  # in an outage readiness is no news any more
         ready = ", " + paint("ready", "green")
-    head = paint(phase, _COLOURS.get(phase, "yellow"))
-    lines = [f"powerguard {clean(told['version'])}: {head}, {paint(mode, '' if mode == 'armed' else 'yellow')}{ready}"]
+    said = paint(phase.replace("_", " "), _COLOURS.get(phase, "yellow"))
+    mode = paint(mode, "" if mode == "armed" else "yellow")
+    return f"powerguard {clean(told['version'])}{_host(told)}: {said}, {mode}{ready}"
+
+
+def _reasons(told: dict[str, Any], paint: Paint) -> list[tuple[int, str]]:
+    """Return what reduces protection, each with its remedy; rank and line."""
+    found = []
     for reason in told["reasons"]:
         error = reason["severity"] == "error"
-        fix = f" -> {clean(reason['fix'])}" if reason["fix"] else ""
-        lines.append(f"  {paint('!', 'red' if error else 'yellow')} {clean(reason['text'])}{fix}")
-    return [*lines, *table(_rows(told))]
+        fix = clean(reason["fix"]).replace(" in `powerguard status`", " below")
+        colour = "red" if error and reason["name"] not in NOT_ARMED else "yellow"
+        line = f"  {paint('!', colour)} {clean(reason['text'])}" + (f" -> {fix}" if fix else "")
+        found.append((1 if error else 4, line))
+    return found
 
 
-def _way_back(told: dict[str, Any] | None) -> list[tuple[str, str]]:
-    if told is None:  # a daemon of before
+def _once_said(told: dict[str, Any], text: str, then: str = "see above") -> str:
+    """Return a text of the daemon's, or where it stands if one of the reasons has it already."""
+    return then if text and any(clean(text) in clean(reason["text"]) for reason in told["reasons"]) else clean(text)
+
+
+def _way_back(told: dict[str, Any]) -> list[Row]:
+    """What powers the host on again: in words, what is armed first."""
+    ways = told.get("way_back")
+    if ways is None:  # a daemon of before
         return []
-    rows = []
-    for each in told["layers"]:
-        if each["stands"] != "off":
-            name = clean(f"{each['layer']} {each['name']} {each['ups']}".strip())
-            why = f": {clean(each['why'])}" if each["why"] else ""
-            rows.append(("way back", f"{name}: {clean(each['stands'])}{why}"))
-    if not told["covers_race"]:
-        rows.append(("way back", "none covers utility that returns while the host is going down (powerguard doctor)"))
-    return rows
+    names: dict[str, list[str]] = {}
+    blocked = []
+    for each in ways["layers"]:
+        name = _WAYS.get(each["name"], clean(each["name"])) + (f" ({clean(each['ups'])})" if each["ups"] else "")
+        if each["stands"] != "blocked":
+            names.setdefault(each["stands"], []).append(name)
+        else:
+            why = "see bmc" if each["name"] == "policy" and told["bmc"] else _once_said(told, each["why"])
+            blocked.append(f"blocked: {name}: {why}")
+    texts = [f"armed: {', '.join(names['armed'])}"] if "armed" in names else []
+    texts += [f"not asked yet: {', '.join(names['unknown'])}"] if "unknown" in names else []
+    texts += blocked
+    if not ways["covers_race"]:
+        texts.append(
+            "none if utility returns while the host shuts down: it would stay off -> `powerguard doctor`, way_back"
+        )
+    return [Row(7, "" if at else "way back", text) for at, text in enumerate(texts)]
 
 
-def _policy(bmc: dict[str, Any]) -> str:
+def _policy(told: dict[str, Any], bmc: dict[str, Any]) -> str:
     """The BMC's policy as it was last read, and why that does not do. What was never read is not guessed at."""
     when = "" if bmc["age_s"] is None else f" {duration(bmc['age_s'])} ago"
-    error = f": {clean(bmc['error'])}" if bmc["error"] else ""
+    error = f": {_once_said(told, bmc['error'])}" if bmc["error"] else ""
     draws = "" if bmc.get("power_watts") is None else f"; the host drew {bmc['power_watts']:.0f} W"
     if bmc["verified"]:
         return f"policy {clean(bmc['policy'] or 'not told')}, verified{when}{draws}"
@@ -167,46 +294,47 @@ def _policy(bmc: dict[str, Any]) -> str:
     return f"policy NOT verified{error}" if bmc["error"] or when else "policy not asked for yet"
 
 
-def _rows(told: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = [*_outage(told), *_supply(told), *_budget(told)]
-    rows += [("trainer", _trainer(trainer)) for trainer in told["trainers"]] or [("trainer", "none known")]
-    rows += [("source", _source(source)) for source in told["sources"]]
+def _rows(told: dict[str, Any], *, has_bars: bool) -> list[Row]:
+    rows = [*_outage(told), *_supply(told, has_bars=has_bars), *_budget(told, has_bars=has_bars), *_next(told)]
+    rows += [Row(3, "trainer", _trainer(trainer)) for trainer in told["trainers"]] or [Row(3, "trainer", "none known")]
+    rows += [Row(5, "source", _source(told, source)) for source in told["sources"]]
     if told.get("traps") is not None:
-        rows.append(("traps", _traps(told["traps"], told["at"])))
+        rows.append(Row(8, "traps", _traps(told["traps"], told["at"])))
     bmc = told["bmc"]
     if bmc is None:
-        rows.append(("bmc", "none in the settings: nothing makes sure that the host comes back"))
+        rows.append(Row(6, "bmc", "none in the settings: nothing makes sure that the host comes back"))
     else:
-        rows.append(("bmc", f"{clean(bmc['kind'])}: {_policy(bmc)}"))
-    rows += _way_back(told.get("way_back"))
-    host = clean(told["host"]["kind"])
-    rows.append(("host", "never powered off (host.kind: dry-run)" if host == "dry-run" else f"powered off by {host}"))
+        rows.append(Row(6, "bmc", f"{clean(bmc['kind'])}: {_policy(told, bmc)}"))
+    rows += _way_back(told)
+    off = "powered off by" if told["mode"] == "armed" else f"not powered off in mode {clean(told['mode'])}; else by"
+    rows.append(Row(8, "host", f"{off} {clean(told['host']['kind'])}"))
     last = told["last_outage"]
     if last is not None:
         text = f"{clean(last['outcome'])}, on battery {duration(last['on_battery_s'])}"
-        rows.append(("last outage", f"{moment(last['began_wall_s'])}: {text}"))
+        rows.append(Row(8, "last outage", f"{moment(last['began_wall_s'])}: {text}"))
     return rows
 
 
-def _outage(told: dict[str, Any]) -> list[tuple[str, str]]:
+def _outage(told: dict[str, Any]) -> list[Row]:
     rows = []
     outage = told["outage"]
     if outage is not None:
-        because = f", because {clean(outage['because'])}" if outage["because"] else ""
+        because = f", because {_why(outage['because'], told['phase'])}" if outage["because"] else ""
         text = f"{clean(outage['id'])} for {duration(outage['lasted_s'])}{because}; {clean(outage['grade'])} stop"
-        rows.append(("outage", text))
+        rows.append(Row(0, "outage", text))
         if outage["latched"]:
-            rows.append(("committed", f"at {clock_of(outage['latched_at'])}: nothing in this boot undoes it"))
+            committed = f"at {clock_of(outage['latched_at'])}: nothing in this boot undoes it"
+            rows.append(Row(0, "committed", committed))
         elif outage["can_abort"]:
-            rows.append(("", "`powerguard abort` calls the shutdown off"))
+            rows.append(Row(0, "", "`powerguard abort` calls the shutdown off"))
     maintenance = told["maintenance"]
     if maintenance is not None:
         text = f"for {duration(maintenance['ends_in_s'])} more, by {clean(maintenance['who'])}: "
-        rows.append(("maintenance", text + clean(maintenance["reason"])))
+        rows.append(Row(2, "maintenance", text + clean(maintenance["reason"])))
     drill = told.get("drill")
     if drill is not None:
         text = f"{clean(drill['stage'])}, for {duration(drill['lasted_s'])}, by {clean(drill['who'])}"
-        rows.append(("drill", f"{text}: it puts everything back (`powerguard drill report`)"))
+        rows.append(Row(2, "drill", f"{text}: it puts everything back (`powerguard drill report`)"))
     return rows
 
 
@@ -215,64 +343,95 @@ def _feed(feed: dict[str, Any]) -> str:
     count = feed["supplies"]
     carries = f"{count} power suppl{'y' if count == 1 else 'ies'}, {clean(feed['supply'])}"
     silent = feed["lost_since_at"] is not None
-    told = "" if feed["ups"] is None else f": {_reading(feed['ups'])}"
+    told = "" if feed["ups"] is None else f": {_reading(feed['ups'], feed['supply'])}"
     return f"{carries}{', silent' if silent else ''}{told}"
 
 
-def _reading(ups: dict[str, Any]) -> str:
-    parts = [
-        clean(ups["output_source"]),
-        f"charge {number(ups['charge_pct'], '%')}",
-        f"load {number(ups['load_pct'], '%')}",
-        f"runtime {duration(ups['runtime_s'])} (effective {duration(ups['runtime_effective_s'])})",
-        f"{duration(ups['age_s'])} ago",
-    ]
+def _reading(ups: dict[str, Any], supply: str, *, has_bars: bool = False) -> str:
+    """One reading. What the supply says already is left out, and with bars what these show."""
+    parts = [] if ups["output_source"] == supply else [f"output from {clean(ups['output_source'])}"]
+    if not has_bars:
+        parts += [f"charge {number(ups['charge_pct'], '%')}", f"load {number(ups['load_pct'], '%')}"]
+    parts += [f"reports {duration(ups['runtime_s'])} of runtime", f"read {duration(ups['age_s'])} ago"]
     words = ("low_battery", "overload", "testing", "calibrating", "forced_shutdown")
-    flags = [word for word in words if ups[word]]
+    flags = [word.replace("_", " ") for word in words if ups[word]]
     if ups["output_off_in_s"] is not None:
         flags.append(f"output off in {duration(ups['output_off_in_s'])}")
     return ", ".join(parts) + ("; " + ", ".join(flags) if flags else "")
 
 
-def _supply(told: dict[str, Any]) -> list[tuple[str, str]]:
+def _supply(told: dict[str, Any], *, has_bars: bool) -> list[Row]:
     since = told["supply_since_at"]
     lasted = f" for {duration(told['at'] - since)}" if since is not None else ""
-    rows = [("supply", f"{clean(told['supply'])}{lasted}")]
+    rows = [Row(0, "supply", f"{clean(told['supply'])}{lasted}")]
     ups = told["ups"]
     if ups is not None:
         feeds = told.get("feeds") or []
-        rows += [(clean(feed["name"]), _feed(feed)) for feed in feeds] or [(clean(ups["name"]), _reading(ups))]
+        rows += [Row(2, clean(feed["name"]), _feed(feed)) for feed in feeds] or [
+            Row(2, clean(ups["name"]), _reading(ups, told["supply"], has_bars=has_bars))
+        ]
+        for label, key, colour in (("charge", "charge_pct", "green"), ("load", "load_pct", "cyan")) if has_bars else ():
+            share = None if ups[key] is None else min(1.0, ups[key] / 100.0)
+            rows.append(Row(0, label, number(ups[key], "%"), share, colour=colour))
         battery = told.get("battery")
         if battery is not None:
-            rows.append(("", f"health {number(100 * battery['health'], '%')}: {clean(battery['because'])}"))
+            text = f"health {number(100 * battery['health'], '%')}: {clean(battery['because'])}"
+            rows.append(Row(8, "battery", text))
     return rows
 
 
-def _budget(told: dict[str, Any]) -> list[tuple[str, str]]:
+def _budget(told: dict[str, Any], *, has_bars: bool) -> list[Row]:
+    """What is needed against what the battery gives: as a bar, with the numbers, and what is left between them."""
     budget = told["budget"]
-    paused_s = budget["runtime_effective_paused_s"]
-    need = (
-        f"checkpoint {duration(budget['checkpoint_s'])} + {clean(budget['grade'])} stop {duration(budget['stop_s'])} = "
-        f"{duration(budget['need_s'])}{'' if is_endless(paused_s) else f' of {duration(paused_s)}'}"
-    )
-    slack = _ENDLESS if is_endless(budget["slack_s"]) else duration(budget["slack_s"])
-    if budget["slack_s"] is None:
-        slack += " (nobody knows how long the battery lasts)"
-    elif told["phase"] == "shutdown":
+    need_s, paused_s, slack_s = budget["need_s"], budget["runtime_effective_paused_s"], budget["slack_s"]
+    begun = told["phase"] in (*BEGUN, "shutdown")
+    needs = f"{clean(budget['grade'])} stop {duration(budget['stop_s'])}"
+    if budget["checkpoint_s"]:
+        needs = f"checkpoint {duration(budget['checkpoint_s'])} + {needs}"
+    rows = []
+    if has_bars and paused_s is not None and not is_endless(paused_s):
+        share = 1.0 if need_s >= paused_s else need_s / paused_s
+        colour = "red" if need_s > paused_s else "green" if budget["fits"] else "yellow"
+        text = f"needs {duration(need_s)} of {duration(paused_s)}"
+        rows.append(Row(0, "budget", text, share, None if begun else _QUARTERS, colour))
+        fits = "" if begun else f", fits up to {_cells()[2]}"
+        rows.append(Row(1, "", f"{needs}{fits}; {_gives(budget)}"))
+    else:
+        rows.append(Row(0, "budget", f"needs {duration(need_s)}: {needs}; {_gives(budget)}"))
+    slack = "endless" if is_endless(slack_s) else duration(slack_s)
+    if slack_s is None:
+        return rows
+    if told["phase"] == "shutdown":
         slack += " (the power-off is decided)"
-    elif budget["slack_s"] < 0.0:
+    elif slack_s < 0.0:
         slack += " (less is left than is needed)"
-    elif not budget["fits"] and told["phase"] not in BEGUN:
+    elif not budget["fits"] and not begun:
         slack += " (does NOT fit three quarters of the runtime)"
-    rows = [("budget", need), ("slack", slack)]
+    return [*rows, Row(0, "slack", slack)]
+
+
+def _gives(budget: dict[str, Any]) -> str:
+    """What the battery gives, at which load."""
+    now_s, paused_s = budget["runtime_effective_s"], budget["runtime_effective_paused_s"]
+    if paused_s is None:
+        return "what the battery gives is unknown"
+    if is_endless(paused_s):
+        return "with training paused, a feed that has utility carries the host"
+    if now_s is not None and abs(now_s - paused_s) < 1.0:  # training is paused
+        return f"the battery gives {duration(paused_s)}"
+    return f"the battery gives {duration(paused_s)} with training paused, {duration(now_s)} at the load of now"
+
+
+def _next(told: dict[str, Any]) -> list[Row]:
+    rows = []
     if told["phase"] == "recovery":
-        rows.append(("next", "training starts; `powerguard recover --dry-run` tells what it waits for"))
+        rows.append(Row(0, "next", "training starts; `powerguard recover --dry-run` tells what it waits for"))
     if told["outage"] is not None and told["outage"]["aborted_by"]:
-        rows.append(("next", CALLED_OFF))
+        rows.append(Row(0, "next", CALLED_OFF))
     is_fine = told["outage"] is None or (told["phase"] == "recovery" and told["supply"] == "utility")
     for place, step in enumerate(told["next"]):
         label = ("if power fails" if is_fine else "next") if place == 0 else ""
-        rows.append((label, describe_step(step, is_suspended=told["maintenance"] is not None)))
+        rows.append(Row(0, label, describe_step(step, is_suspended=told["maintenance"] is not None)))
     return rows
 
 
@@ -281,12 +440,20 @@ def describe_step(step: dict[str, Any], *, is_suspended: bool = False) -> str:
     in_s = step["in_s"]
     when = "at a time not known" if in_s is None else "now" if in_s <= 0 else f"in {duration(in_s)}"
     at = "" if step["at"] is None else f" ({clock_of(step['at'])})"
-    action = clean(step["action"])
-    because = clean(step["because"])
-    what = _WORDS.get(action, action)
+    action = step["action"]
+    if action == "forced power-off":
+        return f"{when}{at}: {action}, whatever still runs"
+    what = _STEPS.get(action, clean(action))
     if is_suspended and action == "shutdown":
         what += ", if maintenance did not suspend it"
-    return f"{when}{at}: {what}: {_BECAUSE.get(because, because)}"
+    return f"{when}{at}: {what}: {_why(step['because'], action)}"
+
+
+def _why(because: str, what: str) -> str:
+    """Return why a phase begins, in words. The power-off waits for no checkpoint."""
+    if because == "budget" and what == "shutdown":
+        return "only the time for the stop is left"
+    return _BECAUSE.get(because, clean(because))
 
 
 def _trainer(trainer: dict[str, Any]) -> str:
@@ -325,11 +492,11 @@ def _traps(traps: dict[str, Any], now: float) -> str:
     return f"listening at {clean(traps['listen'])}; {hints}" + (f"; {others}" if others else "")
 
 
-def _source(source: dict[str, Any]) -> str:
+def _source(told: dict[str, Any], source: dict[str, Any]) -> str:
     state = "up" if source["up"] else "DOWN"
     age = f", read {duration(source['age_s'])} ago" if source["age_s"] is not None else ", never read"
     trust = "" if source["authenticated"] or not source["up"] else ", answers could be forged"
-    error = "".join(f", {clean(source[key])}" for key in ("last_error", "trouble") if source.get(key))
+    error = "".join(f", {_once_said(told, source[key])}" for key in ("last_error", "trouble") if source.get(key))
     return (
         f"{clean(source['source'])}: {state}{age}, {source['failures']} of {source['polls']} polls failed{trust}{error}"
     )

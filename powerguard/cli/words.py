@@ -56,7 +56,7 @@ OUTCOMES: Final = {
     "resumed_in_place": "held and resumed in place: no reboot",
     "clean_shutdown": "powered off in order, and back",
     "dirty": "the host went down before it was powered off in order",
-    "rehearsed": "rehearsed only (dry-run): nothing was powered off",
+    "rehearsed": "rehearsed only: nothing was powered off",
     "lost": "its end was never journalled",
     "": "still running",
 }

@@ -58,6 +58,7 @@ from powerguard.core.drill_turn import change, figure, find, is_recorded, mark, 
 from powerguard.core.events import Done, Event, Failed, ForeignStop, Outcome, StartDrill, StopDrill, TrainerSeen
 from powerguard.core.frozen import replace
 from powerguard.core.model import Cap, Drill, DrillOrder, Online, Supply, Trainer
+from powerguard.core.policy import Mode
 from powerguard.core.readings import Reading
 from powerguard.core.turn import Turn
 
@@ -95,7 +96,7 @@ STAGES: Final = (
 LEASE_S: Final = 60.0
 """A drill's pause ends so long after the trainer last heard of the daemon, which asks it for its status every 5 s."""
 RESULTS: Final = ("passed", "failed", "interrupted", "recorded")
-"""recorded: in dry-run nothing was asked of anybody, so nothing is proved."""
+"""recorded: in dry-run no trainer is asked, so nothing is measured."""
 ORDERS: Final = ("checkpoint", "pause", "resume", "cap", "restore", "policy", "sync")
 _PLAIN: Final[dict[str, type[Action]]] = {"policy": EnsurePolicy, "sync": SyncFilesystems}
 
@@ -124,7 +125,7 @@ def take_in(turn: Turn, event: Event) -> None:
 
 def _start(turn: Turn, event: StartDrill) -> None:
     scopes = tuple(dict.fromkeys(event.scopes))
-    why = drill_checks.refusal(turn.policy, turn.state, turn.now_s, scopes, event.witness, recorded=event.recorded)
+    why = drill_checks.refusal(turn.policy, turn.state, turn.now_s, scopes, event.witness)
     if why:
         turn.note("drill_refused", why, Level.WARNING, who=event.who, scopes=",".join(event.scopes))
         return
@@ -141,6 +142,8 @@ def _start(turn: Turn, event: StartDrill) -> None:
         figures=tuple((f"skipped_{name}", reason) for name, reason in skipped),
     )
     turn.update(drill=drill)
+    if turn.policy.mode is Mode.DRY_RUN:
+        figure(turn, dry_run=True)
     turn.note("drill_began", event.who, drill=drill.id, scopes=",".join(scopes), witness=event.witness)
 
 
@@ -180,20 +183,20 @@ def _take_in_stranger(turn: Turn, action: Action) -> None:
 
 def _take_in_done(turn: Turn, waited: DrillOrder, done: Done) -> None:
     detail = dict(done.detail)
-    if detail.get("dry_run") is True:
-        figure(turn, dry_run=True)
-        mark(turn, waited.trainer, paused=False)  # Nobody was asked.
+    recorded = detail.get("dry_run") is True
+    if recorded:
+        mark(turn, waited.trainer, paused=False)  # It was not asked.
     match waited.what:
-        case "checkpoint":
+        case "checkpoint" if not recorded:
             verified = detail.get("verified") is True
             figure(turn, **{f"checkpoint_s.{waited.trainer}": round(done.took_s, 3)})
             figure(turn, **{f"checkpoint_verified.{waited.trainer}": verified})
         case "policy":
             verified = detail.get("verified") is True
             figure(turn, policy=detail.get("policy"), policy_verified=verified)
-            if not verified and not detail.get("dry_run"):
+            if not verified and not recorded:
                 _fail(turn, f"policy: read back as {detail.get('policy') or 'unknown'}: the host may stay off")
-        case "sync":
+        case "sync" if not recorded:
             figure(turn, sync_s=round(done.took_s, 3))
         case _:
             pass
@@ -258,7 +261,8 @@ def _look(turn: Turn, drill: Drill) -> str | None:
         case "baseline":
             return look_at_baseline(turn, drill)
         case "checkpoint" if not drill.waiting:
-            figure(turn, checkpoint_s=round(turn.now_s - drill.stage_at_s, 3))
+            if not is_recorded(drill):
+                figure(turn, checkpoint_s=round(turn.now_s - drill.stage_at_s, 3))
             return ""
         case "pause" | "cap" if not drill.waiting:
             return look_at_load(turn, drill)
@@ -286,10 +290,11 @@ def _next_stage(turn: Turn) -> None:
         change(turn, stage=stage, stages=tuple(rest), stage_at_s=turn.now_s, stage_by_s=by_s, samples=(), seen=())
         turn.note("drill_stage", stage, drill=drill.id, limit_s=round(limit_s, 3))
         _begin(turn, stage, limit_s)
+    elif is_recorded(drill):
+        seen = f"; seen: {'; '.join(drill.failures)}" if drill.failures else ""
+        undo(turn, "recorded", f"dry-run: no trainer was asked, so nothing was measured{seen}")
     elif drill.failures:
         undo(turn, "failed", "; ".join(drill.failures))
-    elif is_recorded(drill):
-        undo(turn, "recorded", "dry-run: nobody was asked, it is only recorded")
     else:
         undo(turn, "passed", "every stage was carried out")
 

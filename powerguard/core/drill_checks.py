@@ -11,7 +11,7 @@ from powerguard.core import budget as sums
 from powerguard.core import fusion, plan
 from powerguard.core.actions import Conduct
 from powerguard.core.model import Online, State, Supply, Trainer
-from powerguard.core.policy import Policy
+from powerguard.core.policy import Mode, Policy
 from powerguard.core.table import phase_name
 
 SCOPES: Final = ("checkpoint", "pause", "cap", "policy", "full")
@@ -31,16 +31,14 @@ def pausing(state: State) -> tuple[Trainer, ...]:
     return tuple(t for t in state.trainers if t.alive and t.conduct is not Conduct.CONTINUE)
 
 
-def refusal(
-    policy: Policy, state: State, now_s: float, scopes: tuple[str, ...], witness: str, *, recorded: bool = False
-) -> str:
-    """Say why this drill may not begin now, or "" when it may. recorded: no trainer is asked, none can be harmed."""
+def refusal(policy: Policy, state: State, now_s: float, scopes: tuple[str, ...], witness: str) -> str:
+    """Say why this drill may not begin now, or "" when it may. In dry-run no trainer is asked or harmed."""
     return (
         _wrong_words(scopes, witness)
         or _not_now(policy, state)
         or _supply_unsafe(policy, state, now_s)
         or (_scope_unfit(policy, state, scopes) if witness == "simulated" else "")
-        or (unsaved(state, now_s) if {"full", *_TOUCHING} & set(scopes) and not recorded else "")
+        or (unsaved(state, now_s) if {"full", *_TOUCHING} & set(scopes) and policy.mode is not Mode.DRY_RUN else "")
     )
 
 

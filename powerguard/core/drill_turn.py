@@ -21,7 +21,7 @@ def figure(turn: Turn, **figures: Scalar) -> None:
 
 
 def is_recorded(drill: Drill) -> bool:
-    """Say whether an effector has answered that it only records: in dry-run nobody is asked."""
+    """Say whether this drill only records: in dry-run no trainer is asked."""
     return dict(drill.figures).get("dry_run") is True
 
 

@@ -169,16 +169,12 @@ class PoweredOn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartDrill:
-    """The operator rehearses an outage. scopes: of `drill.SCOPES`; witness: of `drill.WITNESSES`.
-
-    recorded: a dry-run, in which no trainer and no GPU is asked for anything.
-    """
+    """The operator rehearses an outage. scopes: of `drill.SCOPES`; witness: of `drill.WITNESSES`."""
 
     at_s: float
     who: str
     scopes: tuple[str, ...]
     witness: str = "simulated"
-    recorded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -413,7 +413,7 @@ def _cause(turn: Turn, event: Event) -> tuple[Cause | None, str]:
             return (Cause.RESUMED, because) if because else _cause_commit(turn)
         case Shutdown():
             if not turn.policy.powers_off and turn.state.phase.ordered and _may_return(turn):
-                return Cause.REHEARSED, "dry-run: nothing was powered off"
+                return Cause.REHEARSED, f"{turn.policy.mode}: nothing was powered off"
             return None, ""
 
 

@@ -1,8 +1,19 @@
 """What the settings say, as the core needs it: frozen plain data, made anew by a reload and by what was measured."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from powerguard.core.actions import Conduct, Way
+
+
+class Mode(StrEnum):
+    """How much of what is decided is done."""
+
+    ARMED = "armed"
+    REHEARSE = "rehearse"
+    """Everything except what would take this host's power away: the power-off, and the ways back that go with it."""
+    DRY_RUN = "dry-run"
+    """Nothing: each action is only recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +50,7 @@ class Policy:
     cap_share: GPU power limit on battery, as a share of the limit found; None: GPUs are left alone.
     signals: a trainer that draws on after it was told to pause may be stopped, and at last ended, by signals.
     boot_id: of this boot; an outage's latch holds in its own boot only.
-    powers_off: False in dry-run: the order is recorded, nobody dies, and a latch ends when utility is back.
+    mode: where it is not armed, the power-off is only recorded, the host lives, and a latch ends when utility is back.
     ways: ways back that are armed at the commit. outputs: the UPSes whose output this host, and no other, switches off.
     late_reboot: utility that came back after the commit may turn the power-off into a reboot. checks_host: after a
         return nothing is started before the host was found whole.
@@ -83,7 +94,7 @@ class Policy:
     resume_charge_share: float = 0.40
     unknown_hold_s: float = 600.0
     charge_hold_s: float = 60.0
-    powers_off: bool = True
+    mode: Mode = Mode.ARMED
     ways: tuple[Way, ...] = ()
     outputs: tuple[str, ...] = ()
     late_reboot: bool = False
@@ -91,6 +102,11 @@ class Policy:
     trainers: tuple[TrainerPolicy, ...] = ()
     feeds: tuple["FeedPolicy", ...] = ()
     minimum_supplies: int = 1
+
+    @property
+    def powers_off(self) -> bool:
+        """Whether the power-off is carried out, and not only recorded."""
+        return self.mode is Mode.ARMED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,7 +126,7 @@ def owns_shutdown(daemon: Daemon) -> bool:
     awake = daemon.clock() - daemon.progressed_at_s <= HUNG_AFTER_S
     state = daemon.state
     at_it = not isinstance(state.phase, Online | Recovery) or state.feed.supply is Supply.BATTERY
-    return daemon.armed and daemon.policy.powers_off and awake and at_it
+    return daemon.policy.powers_off and awake and at_it
 
 
 def hears_upsd(daemon: Daemon) -> bool:
@@ -213,11 +213,10 @@ class Admin:
         """Begin a drill; refused, with the reason, where that would not be safe."""
         scopes, witness = _drill_words(body)
         now_s = self._daemon.clock()
-        recorded = not self._daemon.armed
-        refused = refusal(self._daemon.policy, self._daemon.state, now_s, scopes, witness, recorded=recorded)
+        refused = refusal(self._daemon.policy, self._daemon.state, now_s, scopes, witness)
         if refused:
             return error_json(refused, 409)
-        self._daemon.submit(StartDrill(at_s=now_s, who=who.name, scopes=scopes, witness=witness, recorded=recorded))
+        self._daemon.submit(StartDrill(at_s=now_s, who=who.name, scopes=scopes, witness=witness))
         return self._accepted("drill", who, scopes=list(scopes), witness=witness)
 
     def drill_stop(self, who: Peer, body: Mapping[str, object]) -> Answer:
@@ -288,7 +287,7 @@ class Admin:
             "verb": verb,
             "who": who.name,
             "phase": phase_name(self._daemon.state.phase),
-            "mode": "armed" if self._daemon.armed else "dry-run",
+            "mode": self._daemon.policy.mode.value,
             **more,
         }
         return as_json(body, 202)

@@ -5,10 +5,11 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -41,7 +42,7 @@ from powerguard.core.actions import (
 )
 from powerguard.core.events import Event
 from powerguard.core.model import OnBattery, Online, Recovery, Shutdown, State, Supply
-from powerguard.core.policy import Policy
+from powerguard.core.policy import Mode, Policy
 from powerguard.daemon import admin, http, power_on, stops
 from powerguard.daemon.alone import TakenError, alone
 from powerguard.daemon.attempt import rest
@@ -108,6 +109,7 @@ class Hands:
     clock: Clock = boottime_s
     wall: Callable[[], float] = time.time  # noqa: TID251 - for the journal and for people
     boot: Callable[[], str] = boot_id
+    host: Callable[[], str] = socket.gethostname
     spawn: Spawn = run_child
     sources: Callable[[Settings, Clock], list[tuple[str, str, Source]]] | None = None
     effectors: dict[type[Action], Effector] = field(default_factory=dict)
@@ -156,10 +158,11 @@ def build(
     publish: takes what trainers say of themselves. state: what the core remembers at the moment. turns: those of the
     parts that these replace, whose orders may still be under way.
     """
-    armed = settings.mode == "armed" and not dry_run
+    if dry_run:
+        settings = settings.model_copy(update={"mode": "dry-run"})
+    acts = settings.mode != "dry-run"
     today = datetime.fromtimestamp(hands.wall()).astimezone().date()
     policy = make_policy(settings, boot_id=hands.boot(), today=today)
-    policy = replace(policy, powers_off=armed and settings.host.kind != "dry-run")
     # A host that is never powered off must not lose its UPS's output, nor be cycled by its BMC.
     ways = _ways(settings, hands, armed=policy.powers_off)
     policy = with_ways(policy, settings, ways, checks_host=CheckHost in hands.effectors or hands.sources is None)
@@ -172,32 +175,29 @@ def build(
         spawn=hands.spawn,
         helper=SignalHelper(settings.signals.socket),
     )
-    bmc_effector, keeper = _bmc(settings, hands, armed=armed, limit_s=policy.bmc_limit_s)
-    host = HostEffector(settings.host, armed=armed, resume=settings.resume, spawn=hands.spawn, clock=hands.clock)
-    hold: Effector = trainers if armed else Recorder()
+    bmc_effector, keeper = _bmc(settings, hands, acts=acts, limit_s=policy.bmc_limit_s)
+    host = HostEffector(settings.host, mode=policy.mode, resume=settings.resume, spawn=hands.spawn, clock=hands.clock)
+    hold: Effector = trainers if acts else Recorder()
     disks = SyncEffector(checkpoint_dirs(settings), told=lambda: trainers.folders, spawn=hands.spawn, clock=hands.clock)
     check = _host_check(settings, hands, told=lambda: trainers.folders)
-    relief, watchers = _relief(settings, hands, armed=armed, state=state)
+    relief, watchers = _relief(settings, hands, acts=acts, state=state)
     effectors: dict[type[Action], Effector] = {
         **dict.fromkeys((TriggerCheckpoint, PauseTrainer, ResumeTrainer), hold),
         EnsurePolicy: keeper,
-        RestorePolicy: keeper if armed else Recorder(),
-        SyncFilesystems: disks if armed else Recorder(),
+        RestorePolicy: keeper if acts else Recorder(),
+        SyncFilesystems: disks if acts else Recorder(),
         **dict.fromkeys((PowerOff, ResumeTraining, Reboot), host),
         CheckHost: check,
         **dict.fromkeys((CheckWay, ArmWay, DisarmWay), WaysEffector(ways, turns)),
         **relief,
     }
-    watchers |= _watchers(
-        settings, hands, trainers, check, host, policy=policy, armed=armed, publish=publish, state=state
-    )
+    watchers |= _watchers(settings, hands, trainers, check, host, policy=policy, publish=publish, state=state)
     sources = (hands.sources or _sources)(settings, hands.clock)
     traps = trap_listener(settings, sources, clock=hands.clock, wall=hands.wall)
     if traps is not None:
         watchers["traps"] = lambda: _served(f"traps {traps.where}", traps.run, right=_TRAPS_RIGHT)
     return Parts(
         policy=policy,
-        armed=armed,
         host_kind=settings.host.kind,
         bmc_kind=settings.bmc.kind,
         sources=sources,
@@ -221,7 +221,6 @@ def _watchers(
     host: HostEffector,
     *,
     policy: Policy,
-    armed: bool,
     publish: Callable[[Event], None],
     state: Callable[[], State],
 ) -> dict[str, Runnable]:
@@ -229,11 +228,11 @@ def _watchers(
     watchers: dict[str, Runnable] = {}
     if TriggerCheckpoint not in hands.effectors:
         watchers["trainers"] = trainers.watch
-        if armed:
+        if policy.mode is not Mode.DRY_RUN:
             watchers["uploads"] = lambda: trainers.uploads.keep(
                 lambda: is_past_dwell(policy, state(), hands.clock()), rest
             )
-    if policy.powers_off and PowerOff not in hands.effectors:
+    if policy.mode is not Mode.DRY_RUN and PowerOff not in hands.effectors:
         watchers["power-off"] = lambda: host.keep(rest)
     if hands.sources is not None:
         return watchers
@@ -277,11 +276,11 @@ def _ways(settings: Settings, hands: Hands, *, armed: bool) -> dict[Way, Effecto
     return ways_of(settings, clock=hands.clock, wall=hands.wall, boot=hands.boot(), armed=armed)
 
 
-def _bmc(settings: Settings, hands: Hands, *, armed: bool, limit_s: float) -> tuple[BmcEffector, Effector]:
+def _bmc(settings: Settings, hands: Hands, *, acts: bool, limit_s: float) -> tuple[BmcEffector, Effector]:
     """Return who asks the BMC, and who keeps its policy. In dry-run it is read: that it is wrong is worth knowing."""
-    options = settings.bmc if armed else settings.bmc.model_copy(update={"policy": "observe"})
+    options = settings.bmc if acts else settings.bmc.model_copy(update={"policy": "observe"})
     folder = Path(settings.journal.path).parent
-    observes = not armed and settings.bmc.policy != "observe"
+    observes = not acts and settings.bmc.policy != "observe"
     asks = BmcEffector(options, spawn=hands.spawn, clock=hands.clock, limit_s=limit_s, folder=folder, dry_run=observes)
     return asks, asks if hands.bmc is None else hands.bmc(options)
 
@@ -290,7 +289,7 @@ def _relief(
     settings: Settings,
     hands: Hands,
     *,
-    armed: bool,
+    acts: bool,
     state: Callable[[], State],
 ) -> tuple[dict[type[Action], Effector], dict[str, Runnable]]:
     """Return who relieves the battery of load (GPU limits, signals), and what renews the leases of that."""
@@ -298,12 +297,12 @@ def _relief(
     sockets = {each.name: each.socket_path for each in settings.trainers}
     signals = SignalEffector(settings.signals, sockets=sockets, folder=settings.trainer_sockets or TRAINER_SOCKETS)
     watchers: dict[str, Runnable] = {}
-    if CapPower not in hands.effectors and armed and settings.gpu.kind != "none":
+    if CapPower not in hands.effectors and acts and settings.gpu.kind != "none":
         watchers["gpu"] = lambda: gpu.hold(lambda: state().cap is not None, rest)
-    if StopTrainer not in hands.effectors and armed and settings.signals.kind != "none":
+    if StopTrainer not in hands.effectors and acts and settings.signals.kind != "none":
         watchers["signals"] = lambda: signals.hold(lambda: bool(state().signalled), rest)
-    power: Effector = gpu if armed else Recorder()
-    ladder: Effector = signals if armed else Recorder()
+    power: Effector = gpu if acts else Recorder()
+    ladder: Effector = signals if acts else Recorder()
     caps = dict.fromkeys((CapPower, RestorePower), power)
     stops = dict.fromkeys((StopTrainer, TerminateTrainer, ContinueTrainer), ladder)
     return {**caps, **stops}, watchers
@@ -359,6 +358,7 @@ def assemble(
         clock=hands.clock,
         wall=hands.wall,
         notifier=Notifier.take(),
+        host_name=hands.host(),
         config_path=str(config),
         reload=reload,
     )

@@ -25,7 +25,7 @@ DRILLS: Final[tuple[Family, ...]] = (
     ),
     gauge(
         "drill_result",
-        "1 for how the last drill ended; absent before the first. recorded: in dry-run, so nothing is proved.",
+        "1 for how the last drill ended; absent before the first. recorded: in dry-run, so nothing was measured.",
         one_of(RESULTS, lambda v: None if (last := _last(v)) is None else last.result),
         "result",
     ),

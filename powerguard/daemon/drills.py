@@ -28,12 +28,12 @@ def drill_view(daemon: Daemon) -> Json:
 def drill_plan(daemon: Daemon, scopes: tuple[str, ...], witness: str) -> Json:
     """Return what a drill would do, stage by stage, and why it may not begin now; `refused` is "" when it may."""
     policy, state = daemon.policy, daemon.state
-    refused = drill_checks.refusal(policy, state, daemon.clock(), scopes, witness, recorded=not daemon.armed)
+    refused = drill_checks.refusal(policy, state, daemon.clock(), scopes, witness)
     words = drill_checks.outline(policy, state, scopes, witness) if witness in drill_checks.WITNESSES else ()
     return {
         "schema_version": SCHEMA_VERSION,
         "object": "drill_plan",
-        "mode": "armed" if daemon.armed else "dry-run",
+        "mode": daemon.policy.mode.value,
         "scopes": list(scopes),
         "witness": witness,
         "refused": refused,

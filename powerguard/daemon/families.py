@@ -138,8 +138,8 @@ _DAEMON: Final = (
     ),
     gauge(
         "armed",
-        "1 when a power-off would be done, 0 in dry-run.",
-        plain(lambda v: v.daemon.armed and v.daemon.host_kind != "dry-run"),
+        "1 when a power-off would be done; 0 in mode rehearse and dry-run.",
+        plain(lambda v: v.daemon.policy.powers_off),
     ),
     gauge("ready", "1 when the host would be saved if utility failed now.", plain(lambda v: is_ready(v.reasons))),
     gauge("degraded", "1 when anything at all reduces protection.", plain(lambda v: bool(v.reasons))),

@@ -26,9 +26,11 @@ class Figures:
     what is measured from them is left out then, never made up.
     """
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, host_name: str) -> None:
+        """host_name: whose outages these are: a report is read on other hosts, too. "": not told."""
         self.last: LastOutage | None = None
         self._journal = journal
+        self._host: dict[str, Scalar] = {"host": host_name} if host_name else {}
         self._began_wall_s: float | None = None
         self._open: dict[str, Scalar] = {}
         self._at: dict[str, float] = {}
@@ -58,7 +60,7 @@ class Figures:
             values = dict(note.numbers)
             match note.event:
                 case "outage_began":
-                    self._open, self._at = {}, {}
+                    self._open, self._at = dict(self._host), {}
                     self._began_wall_s = None
                     self._journal.count("ups_transfers")
                 case "host_returned":

@@ -28,7 +28,7 @@ def battery_view(daemon: Daemon) -> Json:
         "version": VERSION,
         "at": round(times.wall_s, 3),
         "phase": phase_name(state.phase),
-        "mode": "armed" if daemon.armed else "dry-run",
+        "mode": daemon.policy.mode.value,
         "ups": [
             _ups(mine, alone, times, plan.outage_budget(mine, alone, times.now_s))
             for mine, alone in each_alone(policy, state)

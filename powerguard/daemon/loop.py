@@ -67,6 +67,7 @@ class Loop:
         clock: Clock,
         wall: Callable[[], float],
         notifier: Notifier,
+        host_name: str = "",
         config_path: str = "",
         reload: Callable[[], Parts] | None = None,
     ) -> None:
@@ -75,13 +76,14 @@ class Loop:
         self.journal = journal
         self.clock = clock
         self.wall = wall
+        self.host_name = host_name
         self.config_path = config_path
         self.settings_ok = True
         self.settings_at_s = clock()
         self.started_at_s = clock()
         self.progressed_at_s = clock()
         self.actions = ActionFigures()
-        self.figures = Figures(journal)
+        self.figures = Figures(journal, host_name)
         self.strays = Strays()
         self.loop_lag_s = 0.0
         self.state = State()
@@ -113,11 +115,6 @@ class Loop:
         if self._folded is None or self._folded[0] is not settings or self._folded[1] is not learned:
             self._folded = settings, learned, fold(settings, learned)
         return self._folded[2]
-
-    @property
-    def armed(self) -> bool:
-        """False in dry-run."""
-        return self.parts.armed
 
     @property
     def boot_id(self) -> str:
@@ -260,7 +257,7 @@ class Loop:
         log.info(
             "daemon_started",
             phase=phase_name(answer.state.phase),
-            mode="armed" if self.armed else "dry-run",
+            mode=self.policy.mode.value,
             journal="durable" if loaded.durable else "in memory",
             because=loaded.trouble or "start",
         )
@@ -343,7 +340,7 @@ class Loop:
             self.settings_ok = True
             self.settings_at_s = self.clock()
             self.check_soon()
-            log.info("settings_reloaded", mode="armed" if self.armed else "dry-run")
+            log.info("settings_reloaded", mode=self.policy.mode.value)
         self._notifier.ready(self._status_line())
         return self.settings_ok
 
@@ -495,5 +492,5 @@ class Loop:
         return isinstance(self.state.phase, Online) and self.state.drill is None
 
     def _status_line(self) -> str:
-        mode = "" if self.armed else " (dry-run)"
+        mode = "" if self.policy.powers_off else f" ({self.policy.mode})"
         return f"{phase_name(self.state.phase)}{mode}"

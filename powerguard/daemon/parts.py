@@ -37,7 +37,6 @@ class Parts:
     """
 
     policy: Policy
-    armed: bool
     host_kind: str
     bmc_kind: str
     sources: Sequence[tuple[str, str, Source]]

@@ -183,11 +183,6 @@ class Daemon(Protocol):
         ...
 
     @property
-    def armed(self) -> bool:
-        """False in dry-run: power-off is recorded, not done."""
-        ...
-
-    @property
     def started_at_s(self) -> float:
         """When this daemon started."""
         ...
@@ -255,6 +250,11 @@ class Daemon(Protocol):
     @property
     def bmc(self) -> BmcView | None:
         """The BMC; None when the settings have none."""
+        ...
+
+    @property
+    def host_name(self) -> str:
+        """What the host calls itself; "" when not told."""
         ...
 
     @property

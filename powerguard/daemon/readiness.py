@@ -26,7 +26,8 @@ ERRORS: Final = {
     "not_protected": "neither a runtime table nor a reported runtime: nobody knows how long the battery lasts",
     "undersized": "checkpoint and full stop do not fit a full battery",
     "too_little_left": "the battery would not last for the checkpoint and a bare stop if utility failed now",
-    "dry_run": "mode is dry-run: nothing would be powered off",
+    "dry_run": "mode is dry-run: no trainer would be asked and nothing powered off",
+    "rehearse": "mode is rehearse: trainers are asked and the power-off is only recorded",
     "no_power_off": "the daemon cannot power this host off",
     "power_off_overdue": "the host still runs after its forced power-off was due",
     "maintenance": "maintenance suspends the power-off",
@@ -74,13 +75,15 @@ FIXES: Final = {
     "undersized": "a larger UPS, less load, faster checkpoints, or a shorter host.force_after_s",
     "too_little_left": "let the battery charge; `powerguard plan` has the sums",
     "table_contradicted": "correct runtime_table, or replace the battery; what the UPS says counts until then",
+    "source_down": "put right what its error names; `powerguard doctor` asks it again and tells more",
     "sources_disagree": "see the sources in `powerguard status`: one of them lags, is frozen, or is forged",
     "source_doubted": "restart what it asks (driver, card), or take it out of the settings",
     "supply_contradicted": "look at the UPS; its card or its profile maps the output source wrongly",
     "battery_contradicted": "look at the UPS: its inverter, or its card; if training is held, powerguard abort",
     "low_on_utility": "let it charge; if it stays low, look for a loose or worn battery",
     "redundancy_lost": "see the feeds in `powerguard status`",
-    "dry_run": "set mode: armed when `powerguard doctor` is content",
+    "dry_run": "set mode: rehearse when `powerguard doctor` has no FAIL",
+    "rehearse": "set mode: armed when `powerguard drill` has passed and `powerguard doctor` has no FAIL",
     "no_power_off": "see host.power_off and host.helper in `powerguard doctor`",
     "power_off_overdue": "journalctl -u powerguard-off; systemctl reboot (utility is back), or systemctl poweroff",
     "maintenance": "powerguard maintenance off",
@@ -155,7 +158,7 @@ def _of_supply(daemon: Daemon) -> list[Reason]:
     found: list[Reason] = []
     now_s = daemon.clock()
     if daemon.state.feed.reading is None:
-        found.append(_reason("no_reading", waited_s=now_s - daemon.started_at_s))
+        found.append(_unread(daemon))
     elif daemon.state.feed.lost_since_s is not None or not any(source.up for source in daemon.sources):
         found.append(_reason("blind", age_s=now_s - daemon.state.feed.reading.at_s))
     for source in daemon.sources:
@@ -166,6 +169,16 @@ def _of_supply(daemon: Daemon) -> list[Reason]:
         elif source.trouble:
             found.append(_reason("source_troubled", f"{source.source}: {source.trouble}", ups=source.ups))
     return found
+
+
+def _unread(daemon: Daemon) -> Reason:
+    """Return that no UPS has been read; once polls have failed, source_down says why."""
+    waited_s = daemon.clock() - daemon.started_at_s
+    failed = sum(source.failures for source in daemon.sources if not source.up)
+    if not failed:
+        return _reason("no_reading", waited_s=waited_s)
+    reason = _reason("no_reading", f"{failed} polls failed", waited_s=waited_s)
+    return replace(reason, fix="put right what source_down names")
 
 
 _CHARGED = 0.9
@@ -280,8 +293,8 @@ def _of_what_is_left(policy: Policy, state: State, full: FullBattery) -> list[Re
 def _of_daemon(daemon: Daemon) -> list[Reason]:
     found: list[Reason] = []
     now_s = daemon.clock()
-    if not daemon.armed:
-        found.append(_reason("dry_run"))
+    if not daemon.policy.powers_off:
+        found.append(_reason(daemon.policy.mode.replace("-", "_")))
     if daemon.power_off_trouble:
         found.append(_reason("no_power_off", daemon.power_off_trouble))
     maintenance = daemon.state.maintenance

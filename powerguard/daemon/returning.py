@@ -35,7 +35,7 @@ def returning(daemon: Daemon) -> Json:
         "object": "recovery",
         "at": round(times.wall_s, 3),
         "phase": phase_name(phase),
-        "mode": "armed" if daemon.armed else "dry-run",
+        "mode": daemon.policy.mode.value,
         "outage": None if told is None else told.outage.id,
         "back_since_at": None if told is None else times.at(told.began_s),
         "stage": stage(daemon),

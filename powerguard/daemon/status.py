@@ -14,7 +14,7 @@ from powerguard.core import budget as sums
 from powerguard.core import ladder, plan
 from powerguard.core.budget import Budget
 from powerguard.core.feeds import each_alone
-from powerguard.core.model import Online, Shutdown, State, Supply, Trainer
+from powerguard.core.model import Online, Recovery, Shutdown, State, Supply, Trainer
 from powerguard.core.policy import Policy
 from powerguard.core.readings import Reading
 from powerguard.core.table import phase_name
@@ -79,7 +79,7 @@ def status(daemon: Daemon) -> Json:
         "version": VERSION,
         "at": round(times.wall_s, 3),
         "phase": phase_name(state.phase),
-        "mode": "armed" if daemon.armed else "dry-run",
+        "mode": daemon.policy.mode.value,
         "ready": is_ready(reasons),
         "degraded": bool(reasons),
         "reasons": [_reason(reason) for reason in reasons],
@@ -99,7 +99,7 @@ def status(daemon: Daemon) -> Json:
         "traps": _traps(daemon, times),
         "bmc": _bmc(daemon, times),
         "way_back": _way_back(daemon, times),
-        "host": {"kind": daemon.host_kind},
+        "host": _host(daemon),
         "last_outage": None if daemon.last_outage is None else asdict(daemon.last_outage),
         "daemon": {
             "boot_id": daemon.boot_id,
@@ -119,14 +119,15 @@ def plan_view(daemon: Daemon) -> Json:
     times = Times(daemon)
     now = plan.outage_budget(daemon.policy, daemon.state, times.now_s)
     reasons = readiness(daemon)
-    on_battery = daemon.state.feed.supply is Supply.BATTERY or not isinstance(daemon.state.phase, Online)
+    on_battery = daemon.state.feed.supply is Supply.BATTERY or not isinstance(daemon.state.phase, Online | Recovery)
     return {
         "schema_version": SCHEMA_VERSION,
         "object": "plan",
         "version": VERSION,
         "at": round(times.wall_s, 3),
         "phase": phase_name(daemon.state.phase),
-        "mode": "armed" if daemon.armed else "dry-run",
+        "mode": daemon.policy.mode.value,
+        "host": _host(daemon),
         "ready": is_ready(reasons),
         "reasons": [_reason(reason) for reason in reasons],
         "assumes_utility_fails_now": not on_battery,
@@ -136,6 +137,10 @@ def plan_view(daemon: Daemon) -> Json:
         "terms": [asdict(term) for term in terms(daemon, now)],
         "next": _next(daemon, now, times),
     }
+
+
+def _host(daemon: Daemon) -> Json:
+    return {"kind": daemon.host_kind, "name": daemon.host_name or None}
 
 
 def _reason(reason: Reason) -> Json:

@@ -47,8 +47,6 @@ class Host(Protocol):
     """What the drill asks of the daemon: of `port.Daemon`, its journal, and a check of the ways back."""
 
     @property
-    def armed(self) -> bool: ...
-    @property
     def boot_id(self) -> str: ...
     @property
     def host_kind(self) -> str: ...
@@ -99,7 +97,7 @@ class WatchdogDrill:
         return {
             "schema_version": SCHEMA_VERSION,
             "object": "watchdog_drill_plan",
-            "mode": "armed" if self._host.armed else "dry-run",
+            "mode": self._host.policy.mode.value,
             "host": self._host_name(),
             "refused": refused,
             "force_after_s": self._force_s,
@@ -112,8 +110,8 @@ class WatchdogDrill:
 
         host_name: as the operator has typed it. What has been done by then is taken back where something fails.
         """
-        if not self._host.armed:
-            msg = "mode is dry-run: nothing is armed and nobody is powered off"
+        if not self._host.policy.powers_off:
+            msg = f"mode is {self._host.policy.mode}: this drill powers the host off, which only mode: armed does"
             raise EffectorError(msg)
         if host_name != self._host_name():
             msg = f"{host_name!r} is not this host's name: it is {self._host_name()}"

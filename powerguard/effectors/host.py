@@ -24,6 +24,7 @@ import structlog
 
 from powerguard.clock import Clock, boot_id, boottime_s
 from powerguard.core.actions import Action, Detail, PowerOff, Reboot, ResumeTraining
+from powerguard.core.policy import Mode
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.host_options import OFF_FIFO, HostOptions, ResumeOptions
@@ -69,15 +70,15 @@ class HostEffector:
         self,
         options: HostOptions,
         *,
-        armed: bool,
+        mode: Mode = Mode.ARMED,
         resume: ResumeOptions | None = None,
         spawn: Spawn = run_child,
         clock: Clock = boottime_s,
         boot: Callable[[], str] = boot_id,
     ) -> None:
-        """Set up, without touching anything. armed: False where the settings say `mode: dry-run`: then it records."""
+        """Set up, without touching anything. mode: in dry-run nothing is carried out, in rehearse no power-off."""
         self._options = options
-        self._armed = armed
+        self._mode = mode
         self._resume = ResumeOptions() if resume is None else resume
         self._spawn = spawn
         self._clock = clock
@@ -122,7 +123,7 @@ class HostEffector:
 
     async def _power_off(self, deadline_s: float) -> Detail:
         told: Detail = (("deadline_s", deadline_s),)
-        if not self._armed or self._options.kind == "dry-run":
+        if self._mode is not Mode.ARMED:
             return (("dry_run", True), ("via", "nothing"), *told)
         if self._options.kind == "command":
             argv = [word.replace("{deadline_s}", str(int(deadline_s))) for word in self._options.command]
@@ -140,7 +141,7 @@ class HostEffector:
         """
         deadline_s = min(max(force_after_s, 0.0), self._options.force_after_s)
         told: Detail = (("deadline_s", deadline_s),)
-        if not self._armed or self._options.kind == "dry-run":
+        if self._mode is not Mode.ARMED:
             return (("dry_run", True), ("via", "nothing"), *told)
         if self._options.kind == "command":
             msg = "host: a power-off by host.command cannot end in a reboot: only host.kind: systemd can do that"
@@ -153,7 +154,7 @@ class HostEffector:
         await say(self._options.fifo, f"{verb} {self._boot()} {int(self._clock() + deadline_s)}")
 
     async def _resume_training(self) -> Detail:
-        if not self._armed or self._options.kind == "dry-run":
+        if self._mode is Mode.DRY_RUN:
             return (("dry_run", True), ("via", "nothing"))
         if self._resume.command:
             await self._run(self._resume.command, limit_s=RESUME_LIMIT_S, right="see resume.command in the settings")

@@ -59,9 +59,7 @@ class Lock(NamedTuple):
     mode: str
 
 
-async def findings(
-    options: HostOptions, *, armed: bool, spawn: Spawn = run_child, last_step: str = LAST_STEP
-) -> list[Finding]:
+async def findings(options: HostOptions, *, spawn: Spawn = run_child, last_step: str = LAST_STEP) -> list[Finding]:
     """Look, and say what was found. Never raises for what it finds; takes a few seconds at most.
 
     last_step: where the hook lies that ends a power-off in a reboot.
@@ -74,7 +72,7 @@ async def findings(
         upgrades = group.create_task(_look(spawn, "apt-config", "dump"))
     told = _properties(helper.result() or "")
     return [
-        _way(options, armed=armed),
+        _way(options),
         *await _helper(options, told),
         *_last_step(options, last_step),
         _inhibitors(options, delay_s.result(), locks.result()),
@@ -84,12 +82,8 @@ async def findings(
     ]
 
 
-def _way(options: HostOptions, *, armed: bool) -> Finding:
+def _way(options: HostOptions) -> Finding:
     name = "host.power_off"
-    if options.kind == "dry-run" or not armed:
-        return Finding(
-            name, "WARN", "dry run: this host will not be powered off", "set mode: armed and host.kind: systemd"
-        )
     if options.kind == "command":
         program = options.command[0]
         if Path(program).is_absolute() and os.access(program, os.X_OK):

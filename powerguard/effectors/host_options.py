@@ -13,8 +13,7 @@ OFF_FIFO: Final = "/run/powerguard-off/word"
 class HostOptions(Options):
     """How the host is powered off.
 
-    kind: systemd writes a word to the root helper powerguard-off; command runs a program of the site's own; dry-run
-        only records.
+    kind: systemd writes a word to the root helper powerguard-off; command runs a program of the site's own.
     force_after_s: seconds from the order until everything that still runs is killed and the power is cut, within 2
         seconds more. Longer than a usual stop of this host, and 30 s shorter than what the UPS gives.
     command: for kind command only. `{deadline_s}` in it becomes the whole seconds that are left; it must not wait
@@ -24,7 +23,7 @@ class HostOptions(Options):
         reboot, as AC never drops then, and no BMC powers the host on. false: it stays off.
     """
 
-    kind: Literal["systemd", "command", "dry-run"] = "systemd"
+    kind: Literal["systemd", "command"] = "systemd"
     force_after_s: float = Field(default=110, ge=10, le=3600, examples=[110])
     command: list[Annotated[str, Field(min_length=1)]] = Field(
         default_factory=list, examples=[["/usr/local/sbin/site-power-off", "--within", "{deadline_s}"]]

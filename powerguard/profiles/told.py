@@ -35,6 +35,12 @@ def share_of_charge(text: str) -> float | None:
     return share if 0.0 <= share <= 100.0 else None
 
 
+def rating(text: str) -> float | None:
+    """Return a rating in watts, as `ups.realpower.nominal` and NOMPOWER have it; None where the text is none."""
+    number = text.strip().partition(" ")[0]
+    return float(number) if _DECIMAL.fullmatch(number) and float(number) > 0 else None
+
+
 def take(draft: Draft, field: str, value: float, told_by: str, *, raw: bytes = b"") -> float | None:
     """Take one number in our unit; raw: as it was told. None, with the reason in the draft, when it is not believed."""
     window = NUMBERS[field]

@@ -93,8 +93,6 @@ def _forgeable(path: KeyPath, source: SourceOptions) -> Iterator[Mistake]:
 
 
 def _host(settings: Settings) -> Iterator[Mistake]:
-    if settings.mode == "armed" and settings.host.kind == "dry-run":
-        yield Mistake(("host", "kind"), "dry-run never powers off, although mode is armed (better: systemd)")
     if settings.bmc.kind == "none":
         yield Mistake(("bmc", "kind"), "none: nothing makes sure that the host powers on again (better: auto)")
     elif settings.bmc.policy == "observe":

@@ -6,7 +6,7 @@ from typing import Final
 from powerguard.core.actions import Conduct
 from powerguard.core.budget import CUT_GUARD_S
 from powerguard.core.frozen import replace
-from powerguard.core.policy import FeedPolicy, Policy, TrainerPolicy
+from powerguard.core.policy import FeedPolicy, Mode, Policy, TrainerPolicy
 from powerguard.core.size import nameplate_table
 from powerguard.settings.schema import Settings, UpsOptions
 
@@ -98,7 +98,7 @@ def _of_ups(settings: Settings, name: str, *, boot_id: str, today: date) -> Poli
         resume_charge_share=budget.resume_charge_pct / 100.0,
         unknown_hold_s=budget.unknown_hold_s,
         charge_hold_s=budget.charge_hold_s,
-        powers_off=settings.mode == "armed" and settings.host.kind != "dry-run",
+        mode=Mode(settings.mode),
         trainers=tuple(
             TrainerPolicy(
                 name=trainer.name,

@@ -327,8 +327,9 @@ class LogOptions(Options):
 class Settings(Options):
     """Everything that the operator can set."""
 
-    mode: Literal["armed", "dry-run"] = Field(
-        description="armed: powerguard powers this host off. dry-run: it only says what it would do. No default.",
+    mode: Literal["armed", "rehearse", "dry-run"] = Field(
+        description="armed: powerguard powers this host off. rehearse: it does everything else, and only records the "
+        "power-off. dry-run: it only records what it would do. No default.",
         examples=["dry-run"],
     )
     ups: dict[Name, UpsOptions] = Field(

@@ -33,8 +33,8 @@ from powerguard.trainer.store import StoreError
 
 _TRAINING_LOAD, _PAUSED_LOAD = 0.60, 0.36
 _SETTINGS: dict[str, Any] = {
-    "mode": "armed",
-    "host": {"kind": "dry-run", "force_after_s": 10},
+    "mode": "rehearse",
+    "host": {"kind": "command", "command": ["true"], "force_after_s": 10},
     "budget": {
         "health": 0.5,
         "reserve_s": 8,

@@ -191,14 +191,14 @@ async def fast(keep: Path | None = None) -> AsyncIterator[FastStage]:
     ups = SimUps(battery, clock=clock, load=lambda: 0.40 if trainer.paused else 0.75, gauge=1.25)
     settings = Settings.model_validate(
         {
-            "mode": "armed",
+            "mode": "rehearse",
             "ups": {
                 "demo": {
                     "sources": [{"kind": "snmp", "host": "127.0.0.1", "version": "2c"}],
                     "runtime_table": {50.0: 540.0, 75.0: 360.0, 100.0: 240.0},
                 }
             },
-            "host": {"kind": "dry-run"},
+            "host": {"kind": "command", "command": ["true"]},
             "budget": {"recharge_h": 1},
             "trainers": [{"name": "toy", "url": "unix:/nowhere/toy.sock", "checkpoint_s": _CHECKPOINT_S}],
             "trainer_sockets": None,
@@ -213,6 +213,7 @@ async def fast(keep: Path | None = None) -> AsyncIterator[FastStage]:
         clock=clock,
         wall=lambda: _EPOCH_S + clock(),
         boot=lambda: "virtual0-boot",
+        host=lambda: "demo",
         sources=sources,
         effectors={TriggerCheckpoint: trainer, ResumeTrainer: trainer, EnsurePolicy: bmc, SyncFilesystems: disks},
     )

@@ -357,7 +357,7 @@ class ProbeReport:
     """What doctor and discover show of an apcupsd. reading: None, with why_not, where it would be none.
 
     age_s: of its newest look at the UPS, by its own two dates. slave: it asks another apcupsd.
-    restart_pct: RETPCT, the charge at which the UPS switches its output on again; None: not told.
+    rating_w: NOMPOWER. restart_pct: RETPCT, the charge at which the UPS switches its output on again; None: not told.
     """
 
     where: str
@@ -368,6 +368,7 @@ class ProbeReport:
     age_s: float | None
     slave: bool
     shutting_down: bool
+    rating_w: float | None = None
     restart_pct: float | None = None
 
 
@@ -392,5 +393,6 @@ async def probe(options: ApcupsdOptions, *, ups: str, clock: Clock = boottime_s)
         age_s=status.age_s,
         slave=bool(status.flags & Flag.SLAVE),
         shutting_down=bool(status.flags & Flag.SHUTDOWN),
+        rating_w=told.rating(status.values.get("NOMPOWER", "")),
         restart_pct=told.share_of_charge(status.values.get("RETPCT", "").partition(" ")[0]),
     )

@@ -14,6 +14,7 @@ from typing import Any, Final
 from powerguard.clock import boottime_s
 from powerguard.core.readings import OutputSource, Reading
 from powerguard.profiles.load import Profiles, load_profiles
+from powerguard.profiles.told import rating
 from powerguard.protocols.nis import NisError
 from powerguard.protocols.nut import Answer, Err, NutError, Table, encode
 from powerguard.protocols.snmp_hello import Version
@@ -70,7 +71,7 @@ class Found:
     what: "ups" or "pdu". name: in that program, "" for a card. profile: the SNMP families, most trusted first.
     behind: "snmp:HOST:PORT" of the card that this program reads by itself, "" where it does not say.
     source: what the settings would have; None where they cannot have it, and `remark` says why.
-    on_battery, runtime_s, charge_pct, load_pct, watts: None when not told.
+    on_battery, runtime_s, charge_pct, load_pct, watts, rating_w: None when not told.
     """
 
     kind: str
@@ -86,6 +87,7 @@ class Found:
     charge_pct: float | None = None
     load_pct: float | None = None
     watts: float | None = None
+    rating_w: float | None = None
     authenticated: bool = False
     behind: str = ""
     remark: str = ""
@@ -219,7 +221,7 @@ class Search:
                 what=told.kind,
                 host=options.host,
                 port=options.port,
-                model=text(report.identity.sys_descr or report.identity.sys_object_id),
+                model=text(report.model or report.identity.sys_descr or report.identity.sys_object_id),
                 profile=", ".join(report.profiles),
                 output_source=None if told.output_source is None else str(told.output_source),
                 on_battery=told.on_battery,
@@ -322,6 +324,7 @@ class Search:
             port=port,
             name=text(report.name),
             model=text(report.model),
+            rating_w=report.rating_w,
             remark=text(remark),
             source=written(options, "timeout_s"),
         )
@@ -346,7 +349,7 @@ def _behind_upsd(host: str, port: int, row: Sequence[str], told: Mapping[str, st
         source = written(NutOptions(kind="nut", host=host, port=port, name=name))
     except ValueError:
         remark = "its name is none that the settings take: letters, digits, dots and dashes"
-    maker = [told.get(f"{part}.{word}", "") for part, word in (("device", "mfr"), ("device", "model"))]
+    maker = [told.get(f"device.{word}") or told.get(f"ups.{word}", "") for word in ("mfr", "model")]
     model = text(" ".join(filter(None, maker)) or (row[1] if len(row) > 1 else ""))
     found = Found(
         kind="nut",
@@ -355,6 +358,7 @@ def _behind_upsd(host: str, port: int, row: Sequence[str], told: Mapping[str, st
         port=port,
         name=text(name),
         model=model,
+        rating_w=rating(told.get("ups.realpower.nominal", "")),
         behind=_card_behind(told),
         remark=remark,
         source=source,

@@ -44,6 +44,13 @@ _LONGEST_LOOK_S = 55.0
 the daemon's watchdog wants to hear something each minute."""
 _HEARS_LATE_S = 5.0
 """For an answer to a probe, to tell that it comes too late: the longest timeout_s."""
+_MODELS = (
+    "1.3.6.1.4.1.318.1.1.1.1.1.1.0",
+    "1.3.6.1.4.1.534.1.1.2.0",
+    "1.3.6.1.4.1.3808.1.1.1.1.1.1.0",
+    "1.3.6.1.2.1.33.1.1.2.0",
+)
+"""upsBasicIdentModel (PowerNet), xupsIdentModel (XUPS), upsBaseIdentModel (CPS) and upsIdentModel (RFC 1628)."""
 _WRAP_TICKS = 2**32 - 60_000
 """sysUpTime starts again at 0 after 497 days: from its last ten minutes a step back is no reboot."""
 
@@ -338,11 +345,13 @@ class ProbeReport:
     """What doctor and `snmp probe` show of a card.
 
     profiles: names of the families it speaks, most trusted first. raw: every object asked for. latency_s: one poll.
+    model: what the card calls the UPS; "" where it does not.
     restart_pct: the charge at which the UPS switches its output on again; None: not known of its family.
     """
 
     where: str
     identity: Identity
+    model: str
     profiles: tuple[str, ...]
     raw: dict[str, Answer]
     decoded: Decoded
@@ -378,6 +387,7 @@ async def probe(
                 if table is not None and raw.get(profile.absolute(table.count.oid)) != 0:
                     raw |= await port.walk(profile.absolute(table.column))
             restart_pct = await _restart_pct(port, plan.profiles)
+            model = await _model(port)
     except TimeoutError as error:
         msg = f"{_where(options)} answers too slowly: no whole report in {limit_s:g} s"
         raise SnmpError(msg, unanswered=True) from error
@@ -386,6 +396,7 @@ async def probe(
     return ProbeReport(
         where=_where(options),
         identity=plan.identity,
+        model=model,
         profiles=tuple(profile.name for profile in plan.profiles),
         raw=raw,
         decoded=decode(plan.profiles, raw),
@@ -394,6 +405,16 @@ async def probe(
         restart_pct=restart_pct,
         profile_problems=profiles.problems,
     )
+
+
+async def _model(port: SnmpPort) -> str:
+    """Ask for the model: in the families' own objects, then in RFC 1628's. A card may refuse them all."""
+    answers: dict[str, Answer] = {}
+    with contextlib.suppress(SnmpError):
+        answers = await port.get(_MODELS)
+    told = (answers.get(oid) for oid in _MODELS)
+    names = (raw.decode("utf-8", "replace").strip() for raw in told if isinstance(raw, bytes))
+    return next((name for name in names if name.isprintable() and any(map(str.isalpha, name))), "")
 
 
 async def _restart_pct(port: SnmpPort, profiles: Sequence[Profile]) -> float | None:

@@ -25,17 +25,18 @@ import structlog
 
 from powerguard.cli.main import VERBS, Verbs, main
 from powerguard.cli.plan import describe as describe_plan
-from powerguard.cli.render import Paint
+from powerguard.cli.render import Paint, clock_of
 from powerguard.cli.status import describe as describe_status
 from powerguard.cli.status import short
 from powerguard.cli.words import sentence
 from powerguard.core.events import Abort, CheckpointNow, SetMaintenance
 from powerguard.core.model import Maintenance, OnBattery, State
+from powerguard.core.policy import Mode
 from powerguard.daemon.admin import admin_server
 from powerguard.daemon.hints import hint_socket
 from powerguard.daemon.http import http_server
 from powerguard.daemon.journal import Entry, Journal
-from tests.daemon.watched import BOOT, NOW_S, PHASES, WALL_S, Watched, outage, scene
+from tests.daemon.watched import BOOT, NOW_S, PHASES, WALL_S, Watched, in_mode, outage, scene
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -132,12 +133,12 @@ async def test_status_in_every_phase(phase: str, folder: Path) -> None:
         for how in ([], ["--short"], ["--json"]):
             ended = await powerguard("status", "--socket", path, *how)
             assert (ended.code, ended.err) == (CODES[phase], "")
-            assert phase in ended.out
+            assert phase.replace("_", "" if how else " ") in ended.out.replace("_", "" if how else " ")
             assert "\x1b" not in ended.out
         told = (await powerguard("status", "--socket", path)).out
         assert "policy always-on, verified 10 m 00 s ago; the host drew 2860 W" in told
         head = told.splitlines()[0]
-        assert head.endswith(f": {phase}, armed" + (", ready" if phase == "online" else ""))
+        assert head.endswith(f" on gpu-01: {phase.replace('_', ' ')}, armed" + (", ready" if phase == "online" else ""))
         assert ended.object["phase"] == phase
         told = (await powerguard("status", "--socket", path)).out
         assert ("if power fails" in told) is (phase in ("online", "recovery"))
@@ -150,13 +151,14 @@ def test_a_feed_with_utility_is_no_runtime_of_months() -> None:
     status["budget"] |= {"runtime_effective_paused_s": 9_997_447.3, "slack_s": 9_997_275.5}
     told = "\n".join(describe_status(status, Paint()))
     assert "slack" in told
-    assert "endless while a feed that has utility carries the host" in told
+    assert "with training paused, a feed that has utility carries the host" in told
+    assert re.search(r"slack +endless$", told, re.MULTILINE)
     assert "slack endless" in short(status)
     plan = json.loads((REFERENCE / "plan-online.json").read_text(encoding="utf-8")) | {"slack_s": 9_997_275.5}
     plan["terms"].append(
         {"name": "reff_paused_s", "value": 9_997_447.3, "unit": "s", "source": "usable x tau_paused_s"}
     )
-    planned = "\n".join(describe_plan(plan, Paint()))
+    planned = "\n".join(describe_plan(plan, Paint(), has_terms=True))
     assert "It fits: with training paused, a feed that has utility carries the host." in planned
     assert re.search(r"reff_paused_s +endless +usable x tau_paused_s", planned)
     numbers = {"old": "online", "new": "on_battery", "reff_now_s": 90.0, "reff_paused_s": 1e7}
@@ -166,13 +168,17 @@ def test_a_feed_with_utility_is_no_runtime_of_months() -> None:
 
 
 async def test_status_of_a_host_that_is_not_protected(folder: Path) -> None:
-    """Exit 3, and the reason with what to do about it."""
-    async with served(replace(scene(), armed=False), folder) as path:
+    """Exit 3, and the reason with what to do about it. Dry-run alone is what it says, and no alarm."""
+    daemon = in_mode(scene(), Mode.DRY_RUN)
+    async with served(daemon, folder) as path:
         ended = await powerguard("status", "--socket", path)
-    assert ended.code == 3
-    assert re.fullmatch(r"powerguard \S+: online, dry-run, NOT READY", ended.out.splitlines()[0])
-    assert "dry-run" in ended.out
-    assert "-> set mode: armed" in ended.out
+        daemon.power_off_trouble = "nothing listens"
+        daemon.now_s += 1.0
+        worse = await powerguard("status", "--socket", path)
+    assert (ended.code, worse.code) == (3, 3)
+    assert re.fullmatch(r"powerguard \S+ on gpu-01: online, dry-run", ended.out.splitlines()[0])
+    assert "-> set mode: rehearse" in ended.out
+    assert worse.out.splitlines()[0].endswith(": online, dry-run, NOT READY")
 
 
 async def test_status_over_the_port(folder: Path) -> None:
@@ -238,8 +244,8 @@ async def test_hostile_names_do_not_reach_the_terminal(folder: Path) -> None:
     evil = replace(daemon.state.trainers[0], name="\x1b[2J\nllm", failed="\x07")
     daemon.state = replace(daemon.state, trainers=(evil,))
     async with served(daemon, folder) as path:
-        for verb in ("status", "plan"):
-            ended = await powerguard(verb, "--socket", path)
+        for verb in ("status", "plan --terms"):
+            ended = await powerguard(*verb.split(), "--socket", path)
             assert "\x1b" not in ended.out
             assert "?[2J?llm" in ended.out
 
@@ -249,14 +255,24 @@ async def test_hostile_names_do_not_reach_the_terminal(folder: Path) -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 async def test_plan_in_every_phase(phase: str, folder: Path) -> None:
-    """Every term with its source; exit 0 only when it fits."""
+    """The answer first; with --terms every term in words, with its source; exit 0 only when it fits."""
     async with served(scene(phase), folder) as path:
-        ended = await powerguard("plan", "--socket", path)
+        brief = await powerguard("plan", "--socket", path)
+        ended = await powerguard("plan", "--socket", path, "--terms")
         told = (await powerguard("plan", "--socket", path, "--json")).object
     assert ended.code == (0 if told["fits"] else 1)
     assert ("The power-off is decided" in ended.out) == (phase == "shutdown")
     for term in told["terms"]:
-        assert re.search(rf"^{re.escape(term['name'])} +.+  +{re.escape(term['source'])}$", ended.out, re.MULTILINE)
+        row = rf"^[a-zA-Z ,]+ {{2,}}{re.escape(term['name'])}  +.+  +{re.escape(term['source'])}$"
+        assert re.search(row, ended.out, re.MULTILINE), term["name"]
+        assert not re.search(row, brief.out, re.MULTILINE)
+    assert brief.out.splitlines()[0] == f"gpu-01: {phase.replace('_', ' ')}, armed"
+    assert re.match(r"It (still )?fits: |The power-off is decided", brief.out.splitlines()[1])
+    assert not re.search(r"reff_|tau_|_s\b", brief.out)
+    until_at = next((step["at"] for step in told["next"] if step["action"] == "emergency_checkpoint"), None)
+    assert ("training goes on for " in brief.out) == (until_at is not None)
+    if until_at is not None:
+        assert f", until {clock_of(until_at)}\n" in brief.out
 
 
 async def test_plan_that_does_not_fit(folder: Path) -> None:
@@ -270,16 +286,16 @@ async def test_plan_that_does_not_fit(folder: Path) -> None:
         daemon.now_s += 1.0
         ended = await powerguard("plan", "--socket", path)
         assert ended.code == 1
-        assert "Nobody knows how long the battery lasts" in ended.out
+        assert "It is not known how long the battery lasts" in ended.out
     assert (await powerguard("plan", "--socket", str(folder / "no"))).code == 4
 
 
 @pytest.mark.parametrize(
     ("phase", "left", "said"),
     [
-        ("emergency_checkpoint", 0.18, "Checkpoint and stop fit, with "),
-        ("holding", 0.16, "The stop fits, with "),
-        ("on_battery", 0.18, "It does not fit three quarters of the runtime: slack "),
+        ("emergency_checkpoint", 0.18, "It still fits: checkpoint and full stop need "),
+        ("holding", 0.16, "It still fits: the full stop needs "),
+        ("on_battery", 0.18, "It does not fit three quarters of the runtime: "),
         ("holding", 0.15, " less is left than is needed."),
     ],
 )
@@ -289,11 +305,11 @@ async def test_plan_and_status_in_the_last_quarter(phase: str, left: float, said
     daemon.state = replace(daemon.state, battery=replace(daemon.state.battery, left=left, used=0.75 - left))
     daemon.state = replace(daemon.state, maintenance=Maintenance(until_s=daemon.now_s + 900.0, reason="fan", who="a"))
     async with served(daemon, folder) as path:
-        ended = await powerguard("plan", "--socket", path)
+        ended = await powerguard("plan", "--socket", path, "--terms")
         status = (await powerguard("status", "--socket", path)).out
     assert ended.code == 1
     assert said in ended.out
-    assert ("\nfits " in ended.out) == (" with " not in said), "one verdict, not two"
+    assert ("\nfits " in ended.out) == ("It still fits" not in said), "one verdict, not two"
     assert ("does NOT fit" in status) == (phase == "on_battery")
     assert ("less is left than is needed" in status) == (left == 0.15)
     for out in (ended.out, status):
@@ -342,7 +358,7 @@ async def test_event_for_apcupsd(folder: Path) -> None:
             words = ("event", "--socket", path, "--for", "apcupsd", "--", "doshutdown", name)
             assert (await powerguard(*words)).code == 99, name
     assert (await powerguard(*ask, path)).code == 0
-    async with served(replace(scene("on_battery"), armed=False), folder) as path:
+    async with served(in_mode(scene("on_battery"), Mode.DRY_RUN), folder) as path:
         assert (await powerguard(*ask, path)).code == 0
     async with served(replace(scene("on_battery"), state=State()), folder) as path:
         assert (await powerguard(*ask, path)).code == 0
@@ -757,7 +773,7 @@ async def test_reader_that_leaves_is_no_error(folder: Path) -> None:
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2],
         )  # fmt: skip
         out, err = await process.communicate()
-    assert out.startswith(b"phase online")
+    assert out.startswith(b"gpu-01: online")
     assert err == b""
 
 

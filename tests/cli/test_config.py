@@ -34,7 +34,7 @@ def least(tmp_path: Path) -> str:
 def test_the_sample_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("config", "validate", SAMPLE) == 0
     told = capsys.readouterr()
-    assert told.out == f"{SAMPLE}: valid; mode dry-run, fed by rack-a, 1 trainer\n"
+    assert told.out == f"{SAMPLE}: valid; mode rehearse, fed by rack-a, 1 trainer\n"
     assert told.err == ""
 
 
@@ -97,7 +97,7 @@ def test_mistakes_go_to_stderr_with_78(tmp_path: Path, capsys: pytest.CaptureFix
         told = capsys.readouterr()
         assert told.out == ""
         assert told.err.splitlines() == [
-            f"error: {path}:1:7: mode: must be armed or dry-run, got 'dryrun' (write dry-run)",
+            f"error: {path}:1:7: mode: must be armed, rehearse or dry-run, got 'dryrun' (write dry-run)",
             f"error: {path}:6:1: lgo: unknown key (did you mean 'log'?)",
         ]
 

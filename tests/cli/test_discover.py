@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from powerguard.cli.discover_settings import as_yaml, settings_of
 from powerguard.cli.discover_targets import TargetError, Targets, from_words
 from powerguard.cli.main import main
 from powerguard.settings.load import load
+from powerguard.sim import snmp_ber as ber
 from powerguard.sim.snmp_agent import SnmpAgent
 from powerguard.sources.discover import Found
 from tests.cli.test_commands import Ended, powerguard
@@ -221,6 +223,45 @@ def test_names_in_the_settings_are_our_own_and_differ() -> None:
     assert made["feeds"] == {"supplies": ["rack-a"]}
     assert settings_of([]) is None
     assert as_yaml([]) == ""
+
+
+async def test_a_known_model_brings_its_table(tmp_path: Path) -> None:
+    """The card names the model: the settings have its runtimes, and name where they come from. Else as ever."""
+    values = table("apc")
+    values["1.3.6.1.4.1.318.1.1.1.1.1.1.0"] = ber.octets(b"Smart-UPS SRT 6000")
+    async with SnmpAgent(lambda: values) as agent:
+        known = await discover("127.0.0.1", "--only", "snmp", "--snmp-port", str(agent.port))
+        values["1.3.6.1.4.1.318.1.1.1.1.1.1.0"] = ber.octets(b"Smart-UPS SRT 999")
+        unknown = await discover("127.0.0.1", "--only", "snmp", "--snmp-port", str(agent.port))
+    assert "    # APC SRT 6000VA: 9, 6 and 4 minutes at 50, 75 and 100 % load\n" in known.out
+    assert "external battery packs are not in it" in known.out
+    path = tmp_path / "powerguard.yaml"
+    path.write_text(known.out, encoding="utf-8")
+    (ups,) = load(path).ups.values()
+    assert (ups.runtime_table, ups.rating_w) == ({50.0: 540.0, 75.0: 360.0, 100.0: 240.0}, 6000.0)
+    assert "\n    #runtime_table: " in unknown.out
+    assert "rating_w" not in unknown.out
+
+
+async def test_a_model_that_upsd_tells() -> None:
+    """One of another rating is another model, though its name is the same."""
+    told = {"ups.mfr": "CPS", "ups.model": "CP1500PFCLCD", "ups.status": "OL"}
+    rows = []
+    for rating in ("1000", "900"):
+        async with upsd("rack-n", values={**told, "ups.realpower.nominal": rating}) as peer:
+            ended = await discover("127.0.0.1", "--only", "nut", "--nut-port", str(peer.port), "--json")
+        assert ended.object["found"][0]["rating_w"] == float(rating)
+        rows.append(list(ended.object["settings"]["ups"]["rack-n"]))
+    assert rows == [["sources", "runtime_table", "rating_w"], ["sources"]]
+
+
+def test_a_model_that_apcupsd_tells() -> None:
+    """What its MODEL and NOMPOWER say counts as much."""
+    found = Found(
+        kind="apcupsd", what="ups", host="a", port=3551, model="SMC1000IC", source={"kind": "apcupsd", "host": "a"}
+    )
+    made = [settings_of([replace(found, rating_w=rating_w)]) for rating_w in (None, 600.0, 865.0)]
+    assert [each is not None and "runtime_table" in each["ups"]["ups-a"] for each in made] == [True, True, False]
 
 
 def test_hostile_words_stay_in_their_comment(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Doctor beside real answers: a simulated card and BMC, a trainer's socket, a served daemon, and none of them."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import re
@@ -239,6 +240,38 @@ def test_sources_of_one_host_are_told_apart(folder: Path) -> None:
     settings = load(config)
     names = [source_name(settings, ups, each) for ups in settings.feeding for each in settings.ups[ups].sources]
     assert names == ["ups.10.0.0.9 (a, nut)", "ups.10.0.0.5", "ups.10.0.0.9 (b, nut)"]
+
+
+BY_CREDENTIAL = """\
+mode: rehearse
+ups:
+  rack-a:
+    sources: [{kind: snmp, host: 127.0.0.1, version: 2c, community: {credential: community}}]
+    runtime_table: {50: 1620, 75: 1080, 100: 720}
+bmc: {kind: ipmi-lan, host: 127.0.0.1, user: pg, password: {credential: bmc}}
+trainer_sockets: null
+host: {kind: command, command: [/bin/true]}
+"""
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+async def test_what_only_the_daemon_has_a_secret_for_is_its_answer(folder: Path, *, is_up: bool) -> None:
+    """No check stays a warning for ever, and what the daemon cannot read is a failure with its own words."""
+    config = folder / "pg.yaml"
+    config.write_text(f'{BY_CREDENTIAL}journal: {{path: "{folder}/journal.sqlite"}}\n', encoding="utf-8")
+    daemon, error = scene(), "the card knows no user 'pg'"
+    if not is_up:
+        daemon.sources = [dataclasses.replace(daemon.sources[0], up=False, polls=3, failures=3, last_error=error)]
+        daemon.bmc = dataclasses.replace(daemon.bmc, verified=False, error="wrong password")
+    async with admin_server(daemon, path=f"{folder}/s.sock") as path:
+        _, checks, _ = await doctor(config, "--socket", path)
+    verdict = "PASS" if is_up else "FAIL"
+    assert (verdicts(checks, "ups.127.0.0.1"), verdicts(checks, "bmc")) == ([verdict], [verdict])
+    assert verdicts(checks, "secret") == []
+    assert (error in text_of(checks, "ups.127.0.0.1")) is not is_up
+    assert ("wrong password" in text_of(checks, "bmc")) is not is_up
+    _, checks, _ = await doctor(config, "--socket", f"{folder}/none.sock")
+    assert verdicts(checks, "secret") == verdicts(checks, "ups.127.0.0.1") + verdicts(checks, "bmc") == ["WARN"] * 2
 
 
 async def test_open_secret_is_a_failure(folder: Path) -> None:

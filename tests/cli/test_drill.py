@@ -5,6 +5,7 @@ The daemon beside it is the real core behind the real socket, in a world that go
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import pty
@@ -35,6 +36,7 @@ from powerguard.core.actions import (
 )
 from powerguard.core.events import Done, Event, Failed, TrainerSeen
 from powerguard.core.machine import step
+from powerguard.core.policy import Mode
 from powerguard.core.readings import OutputSource
 from powerguard.daemon.admin import admin_server
 from powerguard.daemon.drills import drill_view
@@ -167,7 +169,7 @@ async def test_a_dry_run_needs_no_recent_checkpoint(folder: Path) -> None:
     """It asks no trainer for anything, so no training hangs on it; and it could make none."""
     async with living(folder, age_s=4000.0) as daemon:
         armed = await drill(folder, "--yes")
-        daemon.armed = False
+        daemon.policy = dataclasses.replace(daemon.policy, mode=Mode.DRY_RUN)
         ended = await drill(folder, "--yes", "--no-wait")
         await until(lambda: daemon.state.drill is not None or daemon.state.learned.drill is not None)
     assert (armed.code, ended.code) == (1, 0)
@@ -214,6 +216,21 @@ async def test_a_full_drill_from_the_first_word_to_the_report(folder: Path) -> N
     assert re.search(r"BMC policy +always-on", report)
     assert re.search(r"power-off \(not ordered\): grade +full", report)
     assert "left out: cap: the settings cap no GPU power" in report
+
+
+async def test_one_pipe_has_it_in_order(folder: Path) -> None:
+    """What will happen, then how it goes, then the report: also where both streams are one file or pipe."""
+    async with living(folder):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "powerguard", "drill", "--scope", "pause", "--yes", "--socket", f"{folder}/s.sock",
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+            cwd=ROOT, env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+        )  # fmt: skip
+        async with asyncio.timeout(60.0):
+            out, _ = await process.communicate()
+    places = [out.find(words) for words in (b"This drill, in this order", b"  baseline: begun", b"Drill passed")]
+    assert -1 not in places
+    assert places == sorted(places)
 
 
 async def test_a_drill_for_programs(folder: Path) -> None:
@@ -346,7 +363,9 @@ def test_stages_that_nobody_saw_are_told(capsys: pytest.CaptureFixture[str]) -> 
     shown.stage(running, 0.4)
     shown.stage({"stage": "policy", "lasted_s": 9.6, "coming": ["sync", "record"]}, 0.4)
     shown.end(done=True)
-    told = [line.split(":")[0].strip() for line in capsys.readouterr().err.splitlines()]
+    said = capsys.readouterr().err
+    assert "  resume: done\n" in said
+    told = [line.split(":")[0].strip() for line in said.splitlines()]
     assert told == ["pause", "resume", "policy", "sync", "record"]
     stopped = _Progress(quiet=False)
     stopped.stage(running, 0.4)
@@ -394,6 +413,15 @@ def test_the_report_shows_what_was_not_measured() -> None:
     assert re.search(r"llm +18 s, unverified", text)
 
 
+def test_a_drill_that_went_well_and_shows_too_small_a_battery() -> None:
+    """Both are the headline: who reads no further must not take the host for safe."""
+    report = last(drilled())
+    assert describe(report, Paint())[0] == "Drill passed: every stage was carried out"
+    report["figures"] |= {"fits": False}
+    head = "Drill passed, but checkpoint and stop do not fit the battery: every stage was carried out"
+    assert describe(report, Paint())[0] == head
+
+
 def test_hostile_words_do_not_reach_the_terminal() -> None:
     report = last(drilled()) | {"because": "\x1b[2J", "who": "\x07"}
     report["figures"] |= {"checkpoint_s.\x1b[2J": 1.0, "policy": "\x1b[31m", "skipped_cap": "\x1b"}
@@ -403,11 +431,13 @@ def test_hostile_words_do_not_reach_the_terminal() -> None:
 @pytest.mark.parametrize(
     ("result", "age_s", "verdict", "said"),
     [
+        ("passed", 3600.0, "PASS", "the last drill was today: passed"),
+        ("passed", DAY_S, "PASS", "the last drill was 1 day ago: passed"),
         ("passed", 5 * DAY_S, "PASS", "5 days ago: passed"),
         ("passed", 91 * DAY_S, "WARN", "older than 90 days"),
         ("failed", DAY_S, "WARN", "disk full"),
         ("interrupted", DAY_S, "WARN", "interrupted"),
-        ("recorded", DAY_S, "WARN", "nothing is proved"),
+        ("recorded", DAY_S, "WARN", "nothing was measured"),
     ],
 )
 def test_doctor_on_drills(result: str, age_s: float, verdict: str, said: str) -> None:

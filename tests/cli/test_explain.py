@@ -446,7 +446,7 @@ def test_an_anonymized_export_names_nobody(journals: dict[str, Path], run: Run) 
     """Each name becomes a word, always the same; the orders still mean what they meant."""
     plain = run("history", "export", "last", "--journal", journals["held"])[1]
     out = run("history", "export", "last", "--anonymize", "--journal", journals["held"])[1]
-    for name in ("llm", "rack-a", "boot-a", '"card"'):
+    for name in ("llm", "rack-a", "boot-a", "gpu-01", '"card"'):
         assert name in plain
         assert name not in out
     assert len(out.splitlines()) == len(plain.splitlines())

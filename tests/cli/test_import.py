@@ -720,3 +720,24 @@ def test_no_secret_shows_in_a_file_that_was_damaged(data: st.DataObject) -> None
         for how in ((), ("--json",)):
             ended = imported("nut", made, *how)
             assert "SECRET" not in ended.out + ended.err
+
+
+@pytest.mark.parametrize(
+    "lines", ['desc = "CyberPower PR1500ELCD"', 'vendor = "CPS"\n  product = "PR1500ELCD"', 'product = "PR1500ELCD"']
+)
+def test_a_model_that_is_known_brings_its_table(tmp_path: Path, lines: str) -> None:
+    """ups.conf names the model, as nut-scanner writes it: the settings have its runtimes, and say where from."""
+    (tmp_path / "ups.conf").write_text(f"[desk]\n  driver = usbhid-ups\n  port = auto\n  {lines}\n", encoding="ascii")
+    (tmp_path / "upsmon.conf").write_text("MONITOR desk@localhost 1 mon x primary\n", encoding="ascii")
+    (tmp_path / "upsmon.conf").chmod(0o600)
+    ended = imported("nut", tmp_path)
+    assert ended.code == 0
+    assert "    # CyberPower PR1500ELCD: the maker's product page" in ended.out
+    assert "external battery packs are not in it" in ended.out
+    path = tmp_path / "powerguard.yaml"
+    path.write_text(ended.out, encoding="utf-8")
+    ups = load(path).ups["desk"]
+    assert (ups.runtime_table, ups.rating_w) == ({50.0: 1020.0, 100.0: 240.0}, 1350.0)
+    assert "#runtime_table" not in ended.out
+    told = imported("nut", tmp_path, "--json").object["settings"]["ups"]["desk"]
+    assert told["runtime_table"] == {"50": 1020, "100": 240}

@@ -3,9 +3,13 @@
 What systemd makes of it is shown in a container (tests/e2e/test_systemd_install.py).
 """
 
+import contextlib
 import fcntl
 import json
 import os
+import pty
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,7 @@ from powerguard.cli.install_disk import MANIFEST, Disk
 from powerguard.cli.install_pieces import (
     ALWAYS,
     AT_BOOT,
+    CREDENTIALS,
     PARTS,
     SENTINEL_AT_BOOT,
     SETTINGS,
@@ -506,3 +511,126 @@ def test_a_bmc_is_known_by_its_traces(tmp_path: Path) -> None:
     assert not host.has_bmc(tmp_path)
     (tmp_path / "sys/firmware/dmi/entries/38-0").mkdir(parents=True)
     assert host.has_bmc(tmp_path)
+
+
+# --- Secrets --------------------------------------------------------------------------------------------------------
+
+NAMING = """\
+mode: rehearse
+ups:
+  a:
+    sources:
+      - {kind: snmp, host: 10.0.0.5, version: 3, user: pg, auth: {credential: snmp-auth}, priv: {credential: snmp-priv}}
+bmc: {kind: ipmi-lan, host: 10.0.8.21, user: pg, password: {credential: bmc}}
+"""
+SECRET_TEXT = "correct horse\nbattery staple"
+
+
+def secret(image: Path, *words: str, given: bytes = b"") -> tuple[int, dict[str, Any]]:
+    argv = [sys.executable, "-m", "powerguard", "secret", *words, "--json", "--root", str(image)]
+    told = subprocess.run(argv, input=given, capture_output=True, check=False, cwd=ROOT)
+    assert SECRET_TEXT.encode() not in told.stdout + told.stderr
+    return told.returncode, json.loads(told.stdout) if told.stdout else {}
+
+
+def typed(*words: str, lines: Sequence[str]) -> str:
+    """Run it on a terminal of its own, and type a line at each prompt; returns what the terminal shows."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        ["setsid", "--ctty", "--wait", sys.executable, "-m", "powerguard", *words],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=ROOT,
+    )
+    os.close(theirs)
+    shown, left = "", list(lines)
+    with contextlib.suppress(OSError):  # EIO: it has ended
+        while part := os.read(ours, 4096):
+            shown += part.decode()
+            if left and shown.endswith(("not shown): ", "once more: ")):
+                os.write(ours, f"{left.pop(0)}\n".encode())
+    os.close(ours)
+    assert (process.wait(timeout=60), left) == (0, [])
+    return shown
+
+
+def write_settings(image: Path, text: str) -> None:
+    (image / SETTINGS[1:]).parent.mkdir(parents=True, exist_ok=True)
+    (image / SETTINGS[1:]).write_text(text, encoding="utf-8")
+
+
+def test_the_daemon_is_handed_the_secrets_that_its_settings_name(image: Path, run: Run) -> None:
+    """One that is missing keeps nothing from starting; one that another unit file passes is left to that."""
+    write_settings(image, NAMING)
+    theirs = image / UNITS / "powerguard.service.d/site.conf"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("[Service]\nLoadCredentialEncrypted=bmc:/etc/powerguard/secrets/bmc.cred\n", encoding="utf-8")
+    code, told = run()
+    assert code == 0
+    drop_in = image / CREDENTIALS[1:]
+    assert drop_in.read_text(encoding="utf-8").splitlines()[1:] == [
+        "[Service]",
+        "LoadCredential=snmp-auth:/etc/powerguard/secrets/snmp-auth",
+        "SetCredential=snmp-auth:\\n",
+        "LoadCredential=snmp-priv:/etc/powerguard/secrets/snmp-priv",
+        "SetCredential=snmp-priv:\\n",
+    ]
+    missing = [line for line in told["next"] if "secret set" in line]
+    assert [line.split(":")[0] for line in missing] == [
+        "powerguard secret set snmp-auth",
+        "powerguard secret set snmp-priv",
+    ]
+    theirs.unlink()
+    assert did(run()[1], CREDENTIALS[1:]) == "updated"
+    assert "LoadCredential=bmc:" in drop_in.read_text(encoding="utf-8")
+
+    write_settings(image, NAMING.replace("rehearse", "rehears"))
+    code, told = run()
+    assert did(told, CREDENTIALS[1:]) == "unchanged", "settings that are wrong for a moment take no secret away"
+    assert any("powerguard.yaml:1:7: mode" in doubt for doubt in told["doubts"])
+    write_settings(image, "mode: dry-run\nups: {a: {sources: [{kind: nut, host: 127.0.0.1, name: a}]}}\n")
+    run()
+    assert not drop_in.exists()
+
+
+def test_a_secret_is_put_in_place_whole_and_shown_to_nobody(image: Path, run: Run) -> None:
+    """Read from stdin; its file is root's alone. What is no secret is refused, and the one before stands."""
+    write_settings(image, NAMING)
+    code, told = secret(image, "list")
+    assert (code, {each["name"]: each["stands"] for each in told["secrets"]}) == (
+        1,
+        {"snmp-auth": "missing", "snmp-priv": "missing", "bmc": "missing"},
+    )
+    code, told = secret(image, "set", "bmc", given=SECRET_TEXT.encode())
+    path = image / "etc/powerguard/secrets/bmc"
+    assert (code, told["path"], told["next"]) == (0, str(path), ["powerguard install, which hands it to the daemon"])
+    assert (path.read_bytes(), path.stat().st_mode & 0o7777) == (SECRET_TEXT.encode(), 0o400)
+    assert path.parent.stat().st_mode & 0o7777 == 0o700
+    for wrong, why in ((b"\n", "empty"), (b"x" * 16385, "larger than 16384")):
+        code, told = secret(image, "set", "bmc", given=wrong)
+        assert (code, why in told["error"], path.read_bytes()) == (64, True, SECRET_TEXT.encode())
+    run()
+    _, told = secret(image, "set", "bmc", given=b"another")
+    assert told["next"][0].startswith("systemctl restart powerguard.service")
+    assert "no setting names it" in secret(image, "set", "bmv", given=b"another")[1]["next"][0]
+    _, told = secret(image, "list")
+    assert {each["name"]: each["stands"] for each in told["secrets"]}["bmc"] == "set"
+    assert secret(image, "set", "../bmc", given=b"x")[0] == 64
+
+
+def test_a_person_at_install_is_asked_for_what_is_missing(image: Path) -> None:
+    """Without echo, twice; two that differ are not written, and the rest is done all the same."""
+    write_settings(image, NAMING)
+    lines = ["one-1", "one-1", "two-2", "tow-2", "three-3", "three-3"]
+    told = typed("install", "--root", str(image), lines=lines)
+    folder = image / "etc/powerguard/secrets"
+    assert {path.name: path.read_text(encoding="ascii") for path in folder.iterdir()} == {
+        "snmp-auth": "one-1",
+        "bmc": "three-3",
+    }
+    assert not [line for line in lines if line in told]
+    assert "next: powerguard secret set snmp-priv: the two are not the same" in told
+    told = typed("install", "--root", str(image), "--dry-run", lines=[])
+    assert "unchanged (--verbose names them)" in told
+    assert "powerguard-off.socket" not in told

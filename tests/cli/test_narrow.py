@@ -1,31 +1,39 @@
 """A terminal of 80 columns, as a console has it: no line runs over its edge, where it would break amid a word."""
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import pty
 import re
+import select
+import signal
 import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from powerguard.core.policy import Mode
+from powerguard.daemon.admin import admin_server
 from powerguard.daemon.journal import Entry, Journal
+from powerguard.daemon.port import BmcView
 from tests.cli.checkpoint_sites import save
-from tests.daemon.watched import BOOT, NOW_S, WALL_S, scene
+from tests.daemon.watched import BOOT, NOW_S, WALL_S, in_mode, scene
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = 80
 SIZE = "plan --size --no-settings --load-w 4500W --rating-w 5400 --bytes 8.5GB --disk 0.4GB/s --table 50:540,100:240"
 
 
-def shown(*words: str) -> list[str]:
+def shown(*words: str, columns: int = COLUMNS) -> list[str]:
     """Run a verb on a terminal, output and errors alike; return the lines as they stand there, without colours."""
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     with subprocess.Popen(
         [sys.executable, "-m", "powerguard", *words],
         stdin=subprocess.DEVNULL,
@@ -48,6 +56,78 @@ def _read(terminal: int) -> bytes:
         return os.read(terminal, 65536)
     except OSError:  # EIO: nobody writes there any more
         return b""
+
+
+@contextlib.contextmanager
+def watching(path: str, columns: int, lines: int) -> Iterator[tuple[int, Callable[[], list[str]]]]:
+    """Run `status --watch` on a terminal; yield it, and what reads the lines of its next whole screen."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    words = [sys.executable, "-m", "powerguard", "status", "--watch", "--socket", path]
+    env = {**os.environ, "TERM": "xterm", "LANG": "C.UTF-8"}
+    said = bytearray()
+
+    def screen() -> list[str]:
+        said.clear()
+        while b"\x1b[H" not in said or select.select([ours], [], [], 0.3)[0]:  # a second passes between two
+            said.extend(_read(ours))
+        whole = said.rpartition(b"\x1b[H")[2].decode().replace("\r\n", "\n")
+        assert "\x1b[?7l" not in said.decode(), "what is too long would be cut"
+        return re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", whole).split("\n")
+
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, cwd=ROOT, env=env) as process:
+        os.close(theirs)
+        try:
+            yield ours, screen
+        finally:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(OSError):
+                while os.read(ours, 65536):
+                    pass
+    os.close(ours)
+    assert process.returncode == 1, "on battery"
+
+
+async def test_watch_fits_its_terminal(tmp_path: Path) -> None:
+    """Nothing is cut at the right edge, and a window that changes is filled anew with the next screen."""
+    daemon = replace(scene("on_battery"), bmc=BmcView(kind="ipmi", policy="always-off"), journal_ok=False)
+    daemon = in_mode(daemon, Mode.DRY_RUN)
+
+    def look(path: str) -> None:
+        with watching(path, 80, 24) as (terminal, screen):
+            for columns, lines in ((80, 24), (60, 20)):
+                fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+                screen()
+                shown = screen()
+                assert len(shown) <= lines
+                assert max(len(line) for line in shown) <= columns
+                text = re.sub(r"\s+", " ", " ".join(shown))
+                assert "on gpu-01: on battery, dry-run" in text
+                assert "-> set mode: rehearse when `powerguard doctor` has no FAIL" in text
+                assert ("-> free the disk that holds the journal" in text) is (columns > 60)
+                assert re.search(r"budget [█░]{8,}│[█░]+ needs 2 m 20 s of 15 m 00 s .*, fits up to │;", text)
+                assert re.search(
+                    r"charge █+░+ 71 %.*load █+░+ 62 %.*next in [0-9 ms]+ \([0-9:]+\): pause training", text
+                )
+
+    async with admin_server(daemon, path=f"{tmp_path}/s.sock") as path:
+        await asyncio.to_thread(look, path)
+
+
+@pytest.mark.parametrize("columns", [44, 60, 130])
+async def test_a_picture_is_as_wide_as_the_terminal(columns: int, tmp_path: Path) -> None:
+    """Its bar goes from edge to edge and is not torn; a narrow one has less beside it."""
+    async with admin_server(scene(), path=f"{tmp_path}/s.sock") as path:
+        plan = await asyncio.to_thread(shown, "plan", "--socket", path, columns=columns)
+        alone = await asyncio.to_thread(shown, "plan", "--picture", "--socket", path, columns=columns)
+    size = await asyncio.to_thread(shown, *SIZE.split(), columns=columns)
+    for lines in (plan, alone, size):
+        (bar,) = [line for line in lines if re.fullmatch(r" [█▓▒▞░·]+", line)]
+        assert len(bar) == columns
+        assert max(len(line) for line in lines) == columns
+        assert sum(line.startswith(" ██ training") for line in lines) == 1
+    assert any(" energy left" in line for line in plan)
+    assert any("from" in line for line in plan) is (columns > 44)
 
 
 async def _journal(path: Path) -> None:

@@ -14,7 +14,8 @@ from powerguard.cli.render import Paint, clean, clock_of, duration, fold, moment
         (None, "?"),
         (0.0, "0.0 s"),
         (0.44, "0.4 s"),
-        (9.99, "10.0 s"),
+        (9.94, "9.9 s"),
+        (9.99, "10 s"),
         (59.4, "59 s"),
         (59.6, "1 m 00 s"),
         (192.0, "3 m 12 s"),
@@ -79,9 +80,17 @@ def test_paint_stays_off_what_is_no_terminal() -> None:
         ),
         (
             "  ! mode is dry-run: nothing would be powered off -> set mode: armed",
-            ["  ! mode is dry-run: nothing would be powered off", "  -> set mode: armed"],
+            ["  ! mode is dry-run: nothing would be powered off", "    -> set mode: armed"],
         ),
         ("  path  /" + "x" * 60 + " is full", ["  path", "        /" + "x" * 60, "        is full"]),
+        (
+            "  \x1b[31m!\x1b[0m the fifty columns of this terminal end here: now! -> go on",
+            ["  \x1b[31m!\x1b[0m the fifty columns of this terminal end here:", "    now! -> go on"],
+        ),
+        (
+            "  \x1b[33m- a line that is yellow to its very end goes on below\x1b[0m",
+            ["  \x1b[33m- a line that is yellow to its very end goes on", "    below\x1b[0m"],
+        ),
         ("\x1b[33mwarn\x1b[0m  " + "y" * 44, ["\x1b[33mwarn\x1b[0m  " + "y" * 44]),
     ],
 )

@@ -363,6 +363,9 @@ def test_a_power_off_and_back(journals: dict[str, Path], report: Report, run: Ru
     assert rules(told) == {"health_unknown", "return_unknown"}, "all went as planned"
     code, out, err = run("report", "--journal", journals["powered-off"])
     assert (code, err) == (0, "")
+    assert (told["host"], out.startswith("gpu-01: outage ")) == ("gpu-01", True)
+    assert run("report", "--markdown", "--journal", journals["powered-off"])[1].startswith("# gpu-01: outage ")
+    assert "<title>gpu-01: outage " in run("report", "--html", "-", "--journal", journals["powered-off"])[1]
     assert re.search(r"commit to the host's last word +the host's +not told", out), "never 0"
     assert re.search(r"power-on to OS.* the site's +20 s", out)
 

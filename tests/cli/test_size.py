@@ -21,7 +21,7 @@ from powerguard.cli import picture
 from powerguard.cli.amounts import AmountError, rate_bytes, seconds, share, size_bytes, table, watts
 from powerguard.cli.main import main
 from powerguard.cli.picture import Stretch
-from powerguard.cli.render import Paint
+from powerguard.cli.render import Paint, is_utf8
 from powerguard.core.size import nameplate_table
 from powerguard.daemon.admin import admin_server
 from powerguard.daemon.origins import tau_from
@@ -274,6 +274,14 @@ def test_a_model_of_the_site(folder: Path, say: Say) -> None:
     code, out, _ = say(*["--size", "--no-settings", "--ups", "big-one", "--load-w", "9kW", "--models"], str(path))
     assert code == 0
     assert "Big One: its sheet" in out
+    path.write_text(
+        "models:\n"
+        "  Big One: {also: [Big], rating_w: 20000, runtime_table: {50: 1200, 100: 480}, source: its sheet}\n"
+        "  Big Two: {also: [BIG], rating_w: 200, runtime_by_w: {50: 1200, 100: 480}, source: its sheet}\n",
+        encoding="utf-8",
+    )
+    code, _, err = say(*["--size", "--no-settings", "--ups", "big", "--models"], str(path))
+    assert (code, "'big' may be Big One or Big Two: give the whole name" in err) == (64, True)
     path.write_text("models:\n  Big One:\n    rating_w: 20000\n", encoding="utf-8")
     code, _, err = say(*["--size", "--no-settings", "--ups", "x", "--models"], str(path))
     assert code == 78
@@ -289,7 +297,9 @@ BASE = ("--ups", "APC SRT 6000VA")
     ("options", "told"),
     [
         ((), "which battery?"),
-        (("--ups", "no such"), "'no such' is not known; known are APC SRT 6000VA"),
+        (("--ups", "no such"), "'no such' is not known; known are APC SMC1000IC, APC SRT 6000VA, CyberPower "),
+        (("--ups", "PR1500ELC"), "'PR1500ELC' is not known: did you mean CyberPower PR1500ELCD"),
+        (("--ups", "CP1500PFCLCD"), "'CP1500PFCLCD' is not known: did you mean CyberPower CP1500PFCLCD 1000W"),
         (("--ups", "x" * 5000), "is not known"),
         (("--ups", "\x1b[31m"), "is not known"),
         ((*BASE, "--table", "50:540"), "--ups and --table contradict each other"),
@@ -508,13 +518,16 @@ async def test_the_running_budget_as_a_picture(phase: str, folder: Path, say: Sa
         assert drawn == ()
         assert out.startswith("Nothing to draw")
         return
-    assert out.splitlines()[1:] == picture.text(drawn, Paint(), utf8=picture.is_utf8())
+    assert out.splitlines()[1:] == picture.text(drawn, Paint(), utf8=is_utf8())
     begins = {each.name: each.begins_s for each in drawn}
     assert begins["stop"] == pytest.approx(max(0.0, at["shutdown"]), abs=0.01)
     if "checkpoint" in begins and "emergency_checkpoint" in at:
         assert begins["checkpoint"] == pytest.approx(max(0.0, at["emergency_checkpoint"]), abs=0.01)
     assert drawn[-1].left_after == pytest.approx(0.0, abs=1e-6)
-    assert "<svg" in page.read_text(encoding="utf-8")
+    drawn_page = page.read_text(encoding="utf-8")
+    assert "<svg" in drawn_page
+    titles = {"online": "what happens if the power fails now", "recovery": "what happens if the power fails again now"}
+    assert f"<title>gpu-01: {titles.get(phase, 'what happens next in this outage')}</title>" in drawn_page
 
 
 def test_nothing_known_is_nothing_drawn() -> None:

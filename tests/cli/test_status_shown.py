@@ -1,13 +1,17 @@
-"""What `powerguard status` makes of what the daemon tells: nothing that nobody knows, and nothing twice."""
+"""What `powerguard status` makes of what the daemon tells: nothing that nobody knows, nothing twice, nothing cut."""
 
+import contextlib
+import io
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from powerguard.cli.render import Paint
-from powerguard.cli.status import describe
+from powerguard.cli.status import _bar, _rows, describe, watched
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 WRONG = "the BMC at 10.0.0.7: power restore policy is last-state"
@@ -39,3 +43,85 @@ def test_a_policy_is_told_as_it_was_read(bmc: dict[str, Any], told: str) -> None
     status["bmc"] = {**silent, **bmc}
     (line,) = [line.strip() for line in describe(status, Paint()) if line.strip().startswith("bmc ")]
     assert line.removeprefix("bmc").strip() == f"auto: {told}"
+
+
+def status_with(*reasons: dict[str, Any]) -> dict[str, Any]:
+    told = json.loads((REFERENCE / "status-online.json").read_text(encoding="utf-8"))
+    return {**told, "ready": not reasons, "reasons": list(reasons)}
+
+
+def reason(name: str, text: str, fix: str, severity: str = "warning") -> dict[str, Any]:
+    return {"name": name, "severity": severity, "text": text, "fix": fix, "numbers": {}}
+
+
+def test_one_fault_is_told_once() -> None:
+    """The reason says what is wrong; the rows of the BMC, of the ways back and of the source point at it."""
+    told = status_with(
+        reason("policy_unverified", f"not verified ({WRONG})", "see bmc in `powerguard status`"),
+        reason("source_down", "a source does not answer (snmp:10.0.0.5: no answer)", "ask it"),
+    )
+    told["bmc"] |= {"policy": "last-state", "verified": False, "error": WRONG}
+    told["way_back"]["layers"][0] |= {"stands": "blocked", "why": WRONG}
+    told["way_back"]["covers_race"] = False
+    told["sources"][0] |= {"up": False, "last_error": "no answer"}
+    lines = describe(told, Paint())
+    text = "\n".join(lines)
+    assert (text.count(WRONG), text.count("no answer")) == (1, 1)
+    assert f"  ! not verified ({WRONG}) -> see bmc below" in lines
+    assert "NOT verified: see above" in text
+    assert "blocked: BMC power restore policy: see bmc" in text
+    assert "armed: wake alarm of the host's clock" in text
+    assert not re.search(r"\b[PA-E] (policy|output|sentinel|watchdog|rtc)\b|late_reboot", text), "no letters"
+
+
+def test_which_runtime_is_which() -> None:
+    """Beside each runtime stands the load that it is of, and beside the UPS's own that it is the UPS's."""
+    text = "\n".join(describe(status_with(), Paint()))
+    assert "needs 2 m 20 s: checkpoint 20 s + full stop 2 m 00 s; " in text
+    assert "the battery gives 20 m 57 s with training paused, 12 m 53 s at the load of now" in text
+    assert "reports 21 m 00 s of runtime" in text
+    assert text.count("12 m 53 s") == 1
+
+
+FIXES = [f"do the right thing number {n}, which takes more words than a line has on many a terminal" for n in range(9)]
+
+
+def _plain(lines: Sequence[str]) -> str:
+    """Return lines as one text without spaces: however they were broken, and with bars of any length."""
+    return re.sub(r"\s|[█░│]", "", " ".join(lines))
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(80, 24), (100, 30), (200, 50), (60, 18), (40, 25), (21, 7), (3, 2)])
+@pytest.mark.parametrize("faults", [0, 2, 9])
+def test_a_screen_holds_what_it_shows(columns: int, lines: int, faults: int) -> None:
+    """Nothing runs over an edge. What finds no room is left out whole, is counted, and matters least."""
+    told = status_with(
+        *(reason(f"fault_{n}", f"fault {n}", FIXES[n], "error" if n == 8 else "warning") for n in range(faults))
+    )
+    told["sources"][0]["last_error"] = "/a/path/" + "x" * 90
+    shown = watched(told, Paint(), columns, lines)
+    assert len(shown) <= lines
+    assert max(len(line) for line in shown) <= columns
+    everything = watched(told, Paint(), 10_000, 10_000)
+    text = _plain(shown)
+    missing = [line.split()[0] for line in everything if _plain([line]) not in text]
+    count = re.search(r"\.\.\. (\d+) more", shown[-1])
+    assert (int(count[1]) if count else 0) == len(missing) or columns < 21
+    if (columns, lines) == (200, 50):
+        assert missing == []
+    if columns >= 60:
+        assert text.startswith("powerguard")
+        assert not {"slack", "supply", "budget"} & set(missing)
+        assert missing.count("!") <= 8, "an error goes after the warnings"
+    if missing:
+        assert "last" in missing, "the last outage matters least"
+
+
+@pytest.mark.parametrize(("need_s", "bar"), [(10.0, "#####..........|...."), (50.0, "###############|####")])
+def test_the_budget_is_a_bar(need_s: float, bar: str) -> None:
+    """What is needed of what the battery gives, up to which it fits; without UTF-8 as well."""
+    told = status_with()
+    told["budget"] |= {"need_s": need_s, "runtime_effective_paused_s": 40.0, "slack_s": 40.0 - need_s}
+    with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), "ascii")):
+        (row,) = [row for row in _rows(told, has_bars=True) if row.label == "budget"]
+        assert _bar(row, 20, Paint()) == f"{bar}  needs {need_s:.0f} s of 40 s"

@@ -69,7 +69,7 @@ from powerguard.core.learned import Drop
 from powerguard.core.machine import step
 from powerguard.core.model import State, Step
 from powerguard.core.plain import from_plain, to_plain
-from powerguard.core.policy import FeedPolicy, Policy, TrainerPolicy
+from powerguard.core.policy import FeedPolicy, Mode, Policy, TrainerPolicy
 from powerguard.core.readings import NetworkSeen, OutputSource, Reading, SourceFailed
 from powerguard.core.recovery import Stored, restore
 from powerguard.core.table import phase_name
@@ -147,6 +147,8 @@ def make_policy(words: list[str]) -> Policy:
             feeds.append((name, int(supplies or 1)))
         elif key == "boot_id":
             fields[key] = value
+        elif key == "mode":
+            fields[key] = Mode(value)
         elif key == "ways":
             fields[key] = tuple(Way(way) for way in value.split(","))
         elif key == "outputs":

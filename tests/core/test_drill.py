@@ -295,7 +295,7 @@ def test_the_same_scope_twice_is_once() -> None:
 def test_dry_run_proves_nothing() -> None:
     """Every effector answers that it only records: no load is waited for, nothing is learned, and it says so."""
     player = Player()
-    player.play(f"policy {WORDS} powers_off=0\n{READY}\n16 drill scope=pause\n17..27 utility load=75")
+    player.play(f"policy {WORDS} mode=dry-run\n{READY}\n16 drill scope=pause\n17..27 utility load=75")
     (_, pause), *_ = [pair for pair in player.open if isinstance(pair[1], PauseTrainer)]
     player.send(Done(at_s=27.5, action=pause, took_s=0.0, detail=(("dry_run", True),)))
     (_, resume), *_ = [pair for pair in player.open if isinstance(pair[1], ResumeTrainer)]

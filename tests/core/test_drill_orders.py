@@ -147,13 +147,31 @@ def test_a_policy_is_rehearsed_in_no_outages_name() -> None:
 
 def test_in_dry_run_an_unread_policy_is_no_failure() -> None:
     player = Player()
-    played("16 drill scope=policy", answers="auto", player=player)
+    played("16 drill scope=policy", words=f"{WORDS} mode=dry-run", answers="auto", player=player)
     told = answered(player, EnsurePolicy, 16.5, dry_run=True)
     assert (report(told).result, report(told).because) == (
         "recorded",
-        "dry-run: nobody was asked, it is only recorded",
+        "dry-run: no trainer was asked, so nothing was measured",
     )
     assert note(told, "drill_ended").level is Level.INFO
+
+
+def test_in_dry_run_what_was_seen_is_reported_and_nothing_else() -> None:
+    """The BMC is really read; the checkpoint is not made, so it took no time that could be told."""
+    player = Player()
+    words = f"{WORDS} mode=dry-run"
+    played("16 drill scope=full\n17..27 utility load=75", words=words, answers="auto", player=player)
+    for _ in range(9):
+        kinds = [type(action) for _, action in player.open]
+        for kind in kinds:
+            if kind is EnsurePolicy:
+                told = player.play("28 failed policy always-off")
+            else:
+                told = answered(player, kind, 28.0, took_s=0.0, dry_run=True)
+    told = player.play("29..40 utility load=75")
+    assert report(told).result == "recorded"
+    assert report(told).because.endswith("so nothing was measured; seen: policy: always-off")
+    assert not [name for name in figures(told) if name.startswith(("checkpoint_s", "checkpoint_verified", "sync_s"))]
 
 
 def test_policy_and_sync_are_both_tried_and_both_told() -> None:

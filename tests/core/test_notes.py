@@ -48,7 +48,7 @@ def test_the_end_of_an_outage_is_timed_to_the_millisecond() -> None:
 def test_a_rehearsed_power_off_is_told_as_rehearsed() -> None:
     """In dry-run the host survives its own power-off: that is neither a ride-through nor a return."""
     told = Player().play(
-        f"policy {WORDS} powers_off=0\nauto policy sync poweroff trainer_resume checkpoint=20\n"
+        f"policy {WORDS} mode=dry-run\nauto policy sync poweroff trainer_resume checkpoint=20\n"
         "0..5 utility load=75 charge=100 runtime=360\n5 trainer llm\n6..300 battery load=75 charge=100-0.4\n"
         "301..340 utility load=75 charge=40"
     )

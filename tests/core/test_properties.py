@@ -33,6 +33,7 @@ from powerguard.core.events import (
 )
 from powerguard.core.machine import step
 from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Recovery, Shutdown, State, Step
+from powerguard.core.policy import Mode
 from powerguard.core.readings import OutputSource, Reading, SourceFailed
 from powerguard.core.recovery import Stored, restore
 from powerguard.core.table import TABLE, Cause
@@ -64,9 +65,9 @@ class Outages(RuleBasedStateMachine):
         self.boots = 0
         self.ridable = 700
 
-    @initialize(words=st.sampled_from(POLICIES), powers_off=st.booleans())
-    def start(self, words: str, powers_off: bool) -> None:
-        self.policy = replace(make_policy(words.split()), powers_off=powers_off)
+    @initialize(words=st.sampled_from(POLICIES), mode=st.sampled_from(Mode))
+    def start(self, words: str, mode: Mode) -> None:
+        self.policy = replace(make_policy(words.split()), mode=mode)
         self.state = restore(self.policy, None, self.now_s).state
 
     # --- The world ---------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from powerguard.core.model import (
     Supply,
     Trainer,
 )
-from powerguard.core.policy import Policy
+from powerguard.core.policy import Mode, Policy
 from powerguard.core.readings import OutputSource, Reading
 from powerguard.core.turn import Turn
 
@@ -171,10 +171,10 @@ LATCHED = Shutdown(
 )
 
 
-def off(phase: Shutdown, at_s: float, *, cut_at_s: float | None = None, powers_off: bool = True) -> list[float]:
+def off(phase: Shutdown, at_s: float, *, cut_at_s: float | None = None, mode: Mode = Mode.ARMED) -> list[float]:
     """Return force_after_s of every power-off that a tick at at_s orders."""
     state = State(phase=phase, feed=Feed(supply=Supply.BATTERY, countdown_at_s=cut_at_s))
-    policy = replace(POLICY, powers_off=powers_off)
+    policy = replace(POLICY, mode=mode)
     actions: tuple[Action, ...] = step(policy, state, Tick(at_s=at_s)).actions
     return [round(action.force_after_s, 3) for action in actions if isinstance(action, PowerOff)]
 
@@ -209,15 +209,15 @@ def test_when_the_power_off_is_ordered(phase: Shutdown, at_s: float, told: list[
 def test_a_countdown_hastens_it(cut_at_s: float, at_s: float, told: list[float]) -> None:
     ordered = replace(LATCHED, ordered=True, force_at_s=210.0)
     assert off(ordered, at_s, cut_at_s=cut_at_s) == told
-    assert off(ordered, at_s, cut_at_s=cut_at_s, powers_off=False) == []
+    assert off(ordered, at_s, cut_at_s=cut_at_s, mode=Mode.DRY_RUN) == []
     first = replace(LATCHED, waiting=())
     assert off(first, 101.0, cut_at_s=200.0) == [69.0]
     assert off(replace(first, outage=replace(OUTAGE, grade=Grade.BARE)), 101.0, cut_at_s=103.0) == [3.0]
 
 
 def test_in_dry_run_it_is_ordered_once_and_refused_ones_again() -> None:
-    assert off(replace(LATCHED, ordered=True, force_at_s=210.0), 900.0, powers_off=False) == []
-    assert off(replace(LATCHED, ordered=False, force_at_s=210.0), 900.0, powers_off=False) == [0.0]
+    assert off(replace(LATCHED, ordered=True, force_at_s=210.0), 900.0, mode=Mode.DRY_RUN) == []
+    assert off(replace(LATCHED, ordered=False, force_at_s=210.0), 900.0, mode=Mode.DRY_RUN) == [0.0]
 
 
 def test_what_was_ordered_is_remembered() -> None:

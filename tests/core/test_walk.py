@@ -132,7 +132,7 @@ ALL = {"online", "on_battery", "emergency_checkpoint", "holding", "shutdown", "r
         (SMALL, "battery battery battery", 4, ALL),
         (SMALL, "battery battery battery done battery done", 3, ALL),
         ("trainer=llm:pause:8 blind_s=12", "battery", 3, ALL),
-        ("table=50:90,75:60,100:40 powers_off=0", "battery battery battery", 3, ALL - {"emergency_checkpoint"}),
+        ("table=50:90,75:60,100:40 mode=dry-run", "battery battery battery", 3, ALL - {"emergency_checkpoint"}),
         ("table=75:150 trainer=a:continue:3:x trainer=b:exit:3:x", "battery battery battery", 3, ALL - {"on_battery"}),
         pytest.param(SMALL, "battery battery battery done battery done", 4, ALL, marks=pytest.mark.slow),
         pytest.param("trainer=llm:pause:8 blind_s=12", "battery", 4, ALL, marks=pytest.mark.slow),

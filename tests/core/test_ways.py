@@ -40,7 +40,7 @@ from powerguard.core.model import (
     Supplied,
     Supply,
 )
-from powerguard.core.policy import FeedPolicy, Policy
+from powerguard.core.policy import FeedPolicy, Mode, Policy
 from powerguard.core.readings import OutputSource, Reading
 from powerguard.core.recovery import Stored, restore
 from powerguard.core.turn import Turn
@@ -371,7 +371,7 @@ def test_a_dry_run_does_not_forget_what_was_armed_in_earnest() -> None:
 
 def test_a_dry_run_that_is_back_on_battery_does_not_arm_without_end() -> None:
     """Whatever it records is not armed, and so would be ordered anew with each event."""
-    at = turn(Recovery(outage=OUTAGE, began_s=90.0, clean=False), policy=replace(POLICY, powers_off=False))
+    at = turn(Recovery(outage=OUTAGE, began_s=90.0, clean=False), policy=replace(POLICY, mode=Mode.DRY_RUN))
     ways.tend(at)
     assert at.actions == []
 

@@ -179,7 +179,6 @@ class World:
     booted_at_s: float = 0.0
     away: bool = False
     bmc_kind: str = "ipmi-lan"
-    armed: bool = True
     limits: Limits | None = None
     store: Store | None = None
     writer: Executor = field(default_factory=Inline)
@@ -231,7 +230,6 @@ class World:
         sources: list[tuple[str, str, Source]] = [("rack-a", card.name, card) for card in self.cards]
         parts = Parts(
             policy=self.policy,
-            armed=self.armed,
             host_kind="systemd",
             bmc_kind=self.bmc_kind,
             sources=sources,
@@ -261,6 +259,7 @@ class World:
             clock=self.clock,
             wall=lambda: EPOCH_S + now_s(),
             notifier=self.notifier,
+            host_name="gpu-01",
             reload=self.reload,
         )
 

@@ -19,8 +19,9 @@ import pytest
 
 from powerguard.core.events import Abort, BatteryReplaced, CheckpointNow, SetMaintenance
 from powerguard.core.model import Feed, Maintenance, State, Supply
+from powerguard.core.policy import Mode
 from powerguard.daemon.admin import GROUP, Admin, Peer, admin_server, may_change, owns_shutdown, peer_of
-from tests.daemon.watched import NOW_S, PHASES, scene
+from tests.daemon.watched import NOW_S, PHASES, in_mode, scene
 
 
 @pytest.fixture
@@ -195,9 +196,8 @@ async def test_event_is_a_hint(path: str, phase: str) -> None:
 def test_owns_the_shutdown_only_when_it_can_do_it() -> None:
     """Another UPS daemon stands back only for one that is armed, awake, and knows of the outage."""
     assert owns_shutdown(scene("holding"))
-    assert not owns_shutdown(replace(scene("holding"), armed=False))
-    recorded = replace(scene().policy, powers_off=False)
-    assert not owns_shutdown(replace(scene("holding"), policy=recorded))
+    assert not owns_shutdown(in_mode(scene("holding"), Mode.DRY_RUN))
+    assert not owns_shutdown(in_mode(scene("holding"), Mode.REHEARSE))
     assert not owns_shutdown(replace(scene("holding"), progressed_at_s=NOW_S - 9.0))
     assert not owns_shutdown(replace(scene(), state=State(feed=Feed())))
     dark = scene("on_battery").state

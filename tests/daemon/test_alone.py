@@ -87,7 +87,6 @@ def test_the_daemon_refuses_beside_another(tmp_path: Path) -> None:
     config.write_text(
         f"""mode: dry-run
 ups: {{a: {{sources: [{{kind: snmp, host: 127.0.0.1, version: 2c, community: {{file: '{community}'}}}}]}}}}
-host: {{kind: dry-run}}
 control: {{socket: '{socket}'}}
 journal: {{path: '{tmp_path / "journal.sqlite"}'}}
 """,

@@ -36,6 +36,7 @@ from powerguard.core.actions import (
     Way,
 )
 from powerguard.core.model import Cap, Online, Shutdown, State
+from powerguard.core.policy import Mode
 from powerguard.daemon.assemble import Hands, Recorder, assemble, build, main
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Inline, Journal
@@ -61,7 +62,6 @@ ups:
     sources:
       - {{kind: snmp, host: 127.0.0.1, version: 2c}}
     runtime_table: {{50: 540, 75: 360, 100: 240}}
-host: {{kind: {host}}}
 bmc: {{kind: none}}
 budget: {{reserve_s: {reserve_s}, recharge_h: 1}}
 trainers:
@@ -78,9 +78,9 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def write(folder: Path, mode: str = "dry-run", host: str = "systemd", reserve_s: int = 60, more: str = "") -> Path:
+def write(folder: Path, mode: str = "dry-run", reserve_s: int = 60, more: str = "") -> Path:
     path = folder / "powerguard.yaml"
-    path.write_text(SETTINGS.format(mode=mode, host=host, reserve_s=reserve_s, folder=folder) + more)
+    path.write_text(SETTINGS.format(mode=mode, reserve_s=reserve_s, folder=folder) + more)
     return path
 
 
@@ -100,27 +100,25 @@ def test_dry_run_touches_nothing(folder: Path) -> None:
     for mode, dry_run in (("dry-run", False), ("armed", True)):
         settings = load(write(folder, mode=mode))
         parts = build(settings, Hands(), lambda _: None, dry_run=dry_run)
-        assert not parts.armed
-        assert not parts.policy.powers_off
+        assert parts.policy.mode is Mode.DRY_RUN
         for kind in (TriggerCheckpoint, ResumeTrainer, SyncFilesystems):
             assert isinstance(parts.effectors[kind], Recorder)
         bmc, host = parts.effectors[EnsurePolicy], parts.effectors[PowerOff]
         assert isinstance(bmc, BmcEffector)
         assert (bmc._options.policy, bmc._dry_run) == ("observe", True)
         assert isinstance(host, HostEffector)
-        assert not host._armed
+        assert host._mode is Mode.DRY_RUN
         assert parts.effectors[ResumeTraining] is host
         assert [type(source) for _, _, source in parts.sources] == [SnmpSource]
 
 
 def test_armed_is_armed(folder: Path) -> None:
     parts = build(load(write(folder, mode="armed")), Hands(), lambda _: None)
-    assert parts.armed
-    assert parts.policy.powers_off
+    assert parts.policy.mode is Mode.ARMED
     assert not any(isinstance(effector, Recorder) for effector in parts.effectors.values())
     host = parts.effectors[PowerOff]
     assert isinstance(host, HostEffector)
-    assert host._armed
+    assert host._mode is Mode.ARMED
     assert (parts.host, "power-off" in parts.watchers) == (host, True)
     assert set(parts.effectors) == {
         TriggerCheckpoint,
@@ -142,18 +140,25 @@ def test_armed_is_armed(folder: Path) -> None:
         Reboot,
         RestorePolicy,
     }
-    recorded = build(load(write(folder, mode="armed", host="dry-run")), Hands(), lambda _: None)
-    assert recorded.armed
-    assert "power-off" not in recorded.watchers
-    assert not recorded.policy.powers_off, "armed, but nobody dies: utility ends such an outage"
 
 
-@pytest.mark.parametrize(("mode", "host", "is_armed"), [("armed", "systemd", True), ("armed", "dry-run", False)])
-async def test_no_way_back_is_armed_for_a_host_that_stays_on(
-    folder: Path, mode: str, host: str, *, is_armed: bool
-) -> None:
+def test_a_rehearsal_does_everything_but_the_power_off(folder: Path) -> None:
+    """Trainers, disks and BMC are real, and so is the check of the power-off's path; the host and its UPS stay on."""
+    parts = build(load(write(folder, mode="rehearse")), Hands(), lambda _: None)
+    assert (parts.policy.mode, parts.policy.powers_off) == (Mode.REHEARSE, False)
+    assert not any(isinstance(effector, Recorder) for effector in parts.effectors.values())
+    bmc, host = parts.effectors[EnsurePolicy], parts.effectors[PowerOff]
+    assert isinstance(bmc, BmcEffector)
+    assert (bmc._options.policy, bmc._dry_run) == ("ensure", False)
+    assert isinstance(host, HostEffector)
+    assert host._mode is Mode.REHEARSE
+    assert (parts.host, "power-off" in parts.watchers) == (host, True)
+
+
+@pytest.mark.parametrize(("mode", "is_armed"), [("armed", True), ("rehearse", False)])
+async def test_no_way_back_is_armed_for_a_host_that_stays_on(folder: Path, mode: str, *, is_armed: bool) -> None:
     """A rehearsal's watchdog would cycle a host that nobody has powered off, and its UPS would cut the output."""
-    settings = load(write(folder, mode=mode, host=host, more="rtc: {kind: device, device: /dev/null}\n"))
+    settings = load(write(folder, mode=mode, more="rtc: {kind: device, device: /dev/null}\n"))
     parts = build(settings, Hands(), lambda _: None)
     assert parts.policy.ways == (Way.RTC,)
     order = ArmWay(id="a-1", by_s=boottime_s() + 5.0, way=Way.RTC, outage="o-1", in_s=600.0)
@@ -253,14 +258,14 @@ async def test_a_cap_is_held_for_as_long_as_the_core_remembers_it(folder: Path) 
     await server.wait_closed()
 
 
-@pytest.mark.parametrize("mode", ["dry-run", "armed"])
+@pytest.mark.parametrize("mode", ["dry-run", "rehearse"])
 def test_a_rehearsal_from_the_plug_to_the_return(folder: Path, mode: str) -> None:
     """The whole of an outage in dry-run: to the recorded power-off, and back online when utility is."""
 
     @in_virtual_time
     async def play() -> None:
         ups = SimUps(Battery(runtime=TABLE), clock=now_s, load=lambda: 0.75)
-        config = write(folder, mode=mode, host="dry-run")
+        config = write(folder, mode=mode)
         hands = hands_of(ups)
         hands.effectors = {TriggerCheckpoint: Recorder(), ResumeTrainer: Recorder()}
         daemon = assemble(load(config), config=config, hands=hands, journal=journal_in(folder, hands))

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from powerguard.core.model import Holding, OnBattery, Online, Recovery, Shutdown
+from powerguard.core.policy import Mode
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.families import LIFETIME, OUTCOMES
 from powerguard.daemon.loop import Loop
@@ -150,7 +151,7 @@ async def test_dirty(tmp_path: Path) -> None:
 async def test_rehearsed(tmp_path: Path) -> None:
     """A power-off that was only recorded: the host lives on, and utility ends the outage."""
     world = World(tmp_path / "journal.sqlite")
-    world.policy = replace(world.policy, powers_off=False)
+    world.policy = replace(world.policy, mode=Mode.DRY_RUN)
     async with world.running() as daemon:
         world.ups.utility = False
         await until(lambda: world.host.done)

@@ -13,11 +13,12 @@ from powerguard.core.actions import SyncFilesystems
 from powerguard.core.drill import RESULTS
 from powerguard.core.events import Done
 from powerguard.core.model import Battery, Cap, Feed, Online, State
+from powerguard.core.policy import Mode
 from powerguard.daemon.families import LIFETIME, SECTIONS
 from powerguard.daemon.metrics import OPENMETRICS, TEXT, reference, registry, scrape
 from powerguard.daemon.port import Daemon
 from powerguard.sources.trap_counts import TrapCounts
-from tests.daemon.watched import DAY_S, NOW_S, PHASES, WALL_S, drilled, reading, running_drill, scene, taught
+from tests.daemon.watched import DAY_S, NOW_S, PHASES, WALL_S, drilled, in_mode, reading, running_drill, scene, taught
 from tests.peers import require
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
@@ -129,9 +130,9 @@ def test_a_reason_is_a_series() -> None:
     daemon = scene()
     assert value(daemon, "degraded") == 0
     assert value(daemon, "degraded_reason", {"reason": "undersized"}) == 0
-    daemon = replace(daemon, armed=False)
+    daemon = in_mode(daemon, Mode.DRY_RUN)
     assert value(daemon, "armed") == 0
-    assert value(replace(daemon, armed=True, host_kind="dry-run"), "armed") == 0, "armed, and nothing powers it off"
+    assert value(in_mode(daemon, Mode.REHEARSE), "armed") == 0, "everything else is done, and not the power-off"
     assert value(daemon, "degraded_reason", {"reason": "dry_run"}) == 1
 
 

@@ -25,7 +25,6 @@ ups:
     sources:
       - {{kind: nut, host: 127.0.0.1, port: {port}, name: dsim}}
     runtime_table: {{50: 5400, 100: 2400}}
-host: {{kind: dry-run}}
 bmc: {{kind: none}}
 trainer_sockets: null
 control: {{socket: {folder}/powerguard.sock}}

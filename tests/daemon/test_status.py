@@ -16,12 +16,12 @@ from powerguard.core.actions import Grade, PollNow, SyncFilesystems
 from powerguard.core.events import Done, Failed, Outcome
 from powerguard.core.learned import Drop, Learned
 from powerguard.core.model import Battery, Feed, Maintenance, OnBattery
-from powerguard.core.policy import Policy
+from powerguard.core.policy import Mode, Policy
 from powerguard.core.readings import OutputSource
 from powerguard.daemon.port import ActionFigures, BmcView, Daemon, SourceView
 from powerguard.daemon.readiness import ERRORS, WARNINGS, is_ready, readiness
 from powerguard.daemon.status import plan_view, required_steps, status
-from tests.daemon.watched import NOW_S, PHASES, WALL_S, Watched, outage, reading, scene, taught
+from tests.daemon.watched import NOW_S, PHASES, WALL_S, Watched, in_mode, outage, reading, scene, taught
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -153,10 +153,26 @@ def test_a_reported_runtime_is_enough() -> None:
     assert names(daemon) == []
 
 
+def test_a_ups_that_was_asked_in_vain_is_not_waited_for() -> None:
+    """The first fault of most installs: its remedy is in the error of the source, not in patience."""
+    daemon = scene()
+    empty = replace(daemon.state, feed=Feed(), battery=Battery())
+    (fresh,) = [each for each in readiness(replace(daemon, state=empty)) if each.name == "no_reading"]
+    assert fresh.fix.startswith("wait for the first poll")
+    error = "credential snmp-auth: is missing: powerguard secret set snmp-auth"
+    down = replace(daemon.sources[0], up=False, polls=8, failures=8, last_error=error, last_reading_at_s=None)
+    found = {each.name: each for each in readiness(replace(daemon, state=empty, sources=[down]))}
+    assert "8 polls failed" in found["no_reading"].text
+    assert "source_down" in found["no_reading"].fix
+    assert error in found["source_down"].text
+    assert found["source_down"].fix
+
+
 BROKEN = [
     ("no_reading", lambda d: replace(d, state=replace(d.state, feed=Feed(), battery=Battery()))),
     ("blind", lambda d: replace(d, state=replace(d.state, feed=replace(d.state.feed, lost_since_s=NOW_S - 9.0)))),
-    ("dry_run", lambda d: replace(d, armed=False)),
+    ("dry_run", lambda d: in_mode(d, Mode.DRY_RUN)),
+    ("rehearse", lambda d: in_mode(d, Mode.REHEARSE)),
     ("no_power_off", lambda d: replace(d, power_off_trouble="/run/powerguard-off/word: nothing listens")),
     ("hung", lambda d: replace(d, progressed_at_s=NOW_S - 30.0)),
     (
@@ -311,6 +327,12 @@ def test_actions_are_counted_by_result() -> None:
     assert figures.seconds["sync"] == pytest.approx(705.7)
     figures.count(Done(at_s=1.0, action=PollNow(id="p", by_s=1.0, ups="u"), took_s=1.0))
     assert sum(figures.counts.values()) == 3
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_plan_says_whether_it_assumes_an_outage(phase: str) -> None:
+    """On utility, before and after one, the times count from a failure now: nothing of it comes by itself."""
+    assert plan_view(scene(phase))["assumes_utility_fails_now"] is (phase in ("online", "recovery"))
 
 
 def example(name: str) -> dict[str, object]:

@@ -16,6 +16,7 @@ import pytest
 from powerguard.core import needs
 from powerguard.core.actions import Action, Detail, Grade
 from powerguard.core.model import Online, Recovery, Shutdown
+from powerguard.core.policy import Mode
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Line
 from powerguard.daemon.loop import Loop
@@ -238,7 +239,7 @@ class Recorder(Doer):
 @in_virtual_time
 async def test_dry_run_stops_nothing(tmp_path: Path) -> None:
     """The power-off was recorded and not done; that somebody else rebooted then is no stop of ours."""
-    world = world_of(tmp_path, powers_off=False)
+    world = world_of(tmp_path, mode=Mode.DRY_RUN)
     world.host = Recorder(world.clock)
     await power_off(world)
     world.next_boot(NEXT)

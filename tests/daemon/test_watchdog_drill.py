@@ -17,6 +17,7 @@ import pytest
 
 from powerguard.clock import boottime_s
 from powerguard.core.actions import Action, ArmWay, CheckWay, Detail, Level, PowerOff, Way
+from powerguard.core.policy import Mode
 from powerguard.daemon.admin import admin_server
 from powerguard.daemon.assemble import Hands, build
 from powerguard.daemon.watchdog_drill import WatchdogDrill, verdict
@@ -33,7 +34,7 @@ from powerguard.settings.load import SettingsError, load
 from tests.daemon.looped import until
 from tests.daemon.test_assemble import write
 from tests.daemon.test_drills import REFERENCE, ask, ready
-from tests.daemon.watched import BOOT, NOW_S, WALL_S, Watched, scene
+from tests.daemon.watched import BOOT, NOW_S, WALL_S, Watched, in_mode, scene
 from tests.peers.ipmi_device import IpmiDevice
 
 needs_device = pytest.mark.peer("cc", "systemd-socket-activate")
@@ -154,12 +155,13 @@ def stale() -> Watched:
 @pytest.mark.parametrize(
     ("daemon", "told"),
     [
-        (replace(ready(), armed=False), "mode is dry-run"),
+        (in_mode(ready(), Mode.DRY_RUN), "mode is dry-run"),
+        (in_mode(ready(), Mode.REHEARSE), "mode is rehearse"),
         (scene("on_battery"), "the phase is on_battery, not online"),
         (stale(), "its checkpoint is 60 minutes old"),
         (replace(ready(), host_kind="command"), "host.kind is command"),
     ],
-    ids=["dry-run", "on battery", "old checkpoint", "another power-off"],
+    ids=["dry-run", "rehearse", "on battery", "old checkpoint", "another power-off"],
 )
 async def test_it_is_refused_where_it_is_not_safe(device: IpmiDevice, daemon: Watched, told: str) -> None:
     async with bench(device, daemon) as mine:

@@ -24,7 +24,7 @@ from powerguard.core.model import (
     Trainer,
 )
 from powerguard.core.needs import fold
-from powerguard.core.policy import Policy, TrainerPolicy
+from powerguard.core.policy import Mode, Policy, TrainerPolicy
 from powerguard.core.readings import OutputSource, Reading
 from powerguard.daemon.port import ActionFigures, BmcView, LastOutage, ReturnView, SourceView, WayView
 from powerguard.sources.trap_counts import TrapCounts
@@ -40,7 +40,6 @@ class Watched:
 
     policy: Policy
     state: State
-    armed: bool = True
     started_at_s: float = 1000.0
     progressed_at_s: float = NOW_S - 0.4
     boot_id: str = BOOT
@@ -62,6 +61,7 @@ class Watched:
     traps: TrapCounts | None = None
     bmc: BmcView | None = None
     ways: Sequence[WayView] = ()
+    host_name: str = "gpu-01"
     host_kind: str = "systemd"
     power_off_trouble: str = ""
     returning: ReturnView = field(default_factory=lambda: ReturnView(target="powerguard-resume.target"))
@@ -166,6 +166,11 @@ def _phases() -> dict[str, Phase]:
 
 
 PHASES = tuple(_phases())
+
+
+def in_mode(daemon: Watched, mode: Mode) -> Watched:
+    """Return the daemon as another mode has it."""
+    return replace(daemon, policy=replace(daemon.policy, mode=mode))
 
 
 def scene(name: str = "online") -> Watched:

@@ -17,12 +17,11 @@ AT_ONCE_S = 2.0
 LIMIT_S = 100.0
 """How long a test waits for the process to end: no promise, so long enough for a machine that is very busy."""
 GOOD = """\
-mode: armed
+mode: rehearse
 ups:
   rack-a:
     sources:
       - {kind: snmp, host: 127.0.0.1, port: 16161}
-host: {kind: dry-run}
 """
 
 
@@ -84,17 +83,17 @@ def config(tmp_path: Path) -> Path:
 def test_every_mistake_is_told_at_once(config: Path) -> None:
     """Four mistakes in four places: four lines, each with file, line and column, and what would be right."""
     config.write_text(
-        GOOD.replace("armed", "armd")
+        GOOD.replace("rehearse", "rehears")
         + "budget: {margin: 20%, reserve_s: -1}\ntrainers:\n  - {name: llm, url: 'https://example.org'}\nbugdet: {}\n"
     )
     told = run_alone(config).splitlines()
     found = [line.removeprefix(f"{config}:").split(": ", 2) for line in told if line.startswith(f"{config}:")]
     places = {setting: place for place, setting, _ in found}
     assert places["mode"] == "1:7"
-    assert places["budget.margin"] == "7:18"
-    assert places["budget.reserve_s"] == "7:34"
-    assert places["trainers[0].url"].startswith("9:")
-    assert places["bugdet"] == "10:1"
+    assert places["budget.margin"] == "6:18"
+    assert places["budget.reserve_s"] == "6:34"
+    assert places["trainers[0].url"].startswith("8:")
+    assert places["bugdet"] == "9:1"
     assert "budget" in next(why for _, setting, why in found if setting == "bugdet")
 
 

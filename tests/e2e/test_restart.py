@@ -8,7 +8,7 @@ from pathlib import Path
 from powerguard.clock import boottime_s
 from powerguard.core.actions import Grade
 from powerguard.core.model import OnBattery, Outage, State
-from powerguard.core.policy import Policy
+from powerguard.core.policy import Mode, Policy
 from powerguard.core.readings import OutputSource, Reading
 from powerguard.daemon.journal import Entry, Journal, Limits, WorkerThread
 from powerguard.daemon.loop import Loop
@@ -79,9 +79,8 @@ async def test_a_quick_reading_does_not_make_us_forget_the_outage(tmp_path: Path
 
     source = Eager()
     parts = Parts(
-        policy=Policy(boot_id=BOOT, ups="rack-a", runtime_table=((0.5, 900.0),)),
-        armed=False,
-        host_kind="dry-run",
+        policy=Policy(boot_id=BOOT, ups="rack-a", runtime_table=((0.5, 900.0),), mode=Mode.DRY_RUN),
+        host_kind="systemd",
         bmc_kind="none",
         sources=[("rack-a", "eager", source)],
         watchers={},

@@ -14,6 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from powerguard.core.actions import Grade, PollNow, PowerOff, Reboot, ResumeTraining
+from powerguard.core.policy import Mode
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Ended, run_child
 from powerguard.effectors.host import HostEffector, obstacle, say
@@ -91,8 +92,8 @@ async def answered(fifo: Fifo) -> AsyncIterator[Fifo]:
     answering.cancel()
 
 
-def effector(options: HostOptions, *, armed: bool = True, spawn: Spawned | None = None) -> HostEffector:
-    return HostEffector(options, armed=armed, spawn=spawn or Spawned(), clock=lambda: 1000.9, boot=lambda: BOOT)
+def effector(options: HostOptions, *, mode: Mode = Mode.ARMED, spawn: Spawned | None = None) -> HostEffector:
+    return HostEffector(options, mode=mode, spawn=spawn or Spawned(), clock=lambda: 1000.9, boot=lambda: BOOT)
 
 
 async def test_the_word_names_this_boot_and_the_deadline_of_its_clock(answered: Fifo) -> None:
@@ -136,27 +137,21 @@ async def test_a_reboot_is_not_for_a_sites_own_power_off() -> None:
     assert spawned.argvs == []
 
 
-@pytest.mark.parametrize("kind", ["systemd", "command", "dry-run"])
-async def test_not_armed_it_only_records(fifo: Fifo, kind: str) -> None:
-    """`mode: dry-run` holds whatever else the settings say."""
+@pytest.mark.parametrize("kind", ["systemd", "command"])
+@pytest.mark.parametrize("mode", [Mode.REHEARSE, Mode.DRY_RUN])
+async def test_not_armed_it_only_records(fifo: Fifo, kind: str, mode: Mode) -> None:
+    """A host that another program has powered off is not without its training in a rehearsal: that is started."""
     options = HostOptions.model_validate(
         {"kind": kind, "fifo": str(fifo.path), "command": ["/bin/false"] if kind == "command" else []}
     )
     spawned = Spawned()
-    host = effector(options, armed=False, spawn=spawned)
+    host = effector(options, mode=mode, spawn=spawned)
     assert dict(await host.carry_out(OFF)) == {"dry_run": True, "via": "nothing", "deadline_s": 110.0}
     assert dict(await host.carry_out(reboot(60.0))) == {"dry_run": True, "via": "nothing", "deadline_s": 60.0}
-    assert dict(await host.carry_out(RESUME)) == {"dry_run": True, "via": "nothing"}
     assert (fifo.read(), spawned.argvs) == (b"", [])
-
-
-async def test_kind_dry_run_only_records_even_when_armed() -> None:
-    """For cautious sites: everything is armed but the host's own power."""
-    spawned = Spawned()
-    host = effector(HostOptions(kind="dry-run"), spawn=spawned)
-    assert dict(await host.carry_out(OFF))["dry_run"] is True
-    assert dict(await host.carry_out(RESUME))["dry_run"] is True
-    assert spawned.argvs == []
+    started = dict(await host.carry_out(RESUME))
+    assert started == {"dry_run": mode is Mode.DRY_RUN, "via": "nothing" if mode is Mode.DRY_RUN else "systemctl"}
+    assert len(spawned.argvs) == (mode is Mode.REHEARSE)
 
 
 async def test_a_command_is_told_how_many_seconds_are_left() -> None:
@@ -173,7 +168,7 @@ async def test_a_real_command_really_runs(tmp_path: Path) -> None:
     told = tmp_path / "told"
     script = "import sys; open(sys.argv[1], 'w').write(sys.argv[2])"
     options = HostOptions(kind="command", command=[sys.executable, "-c", script, str(told), "{deadline_s}"])
-    await HostEffector(options, armed=True, spawn=run_child, clock=lambda: 0.0).carry_out(OFF)
+    await HostEffector(options, spawn=run_child, clock=lambda: 0.0).carry_out(OFF)
     assert told.read_text(encoding="ascii") == "110"
 
 
@@ -302,14 +297,13 @@ async def test_an_answer_of_another_user_is_none(fifo: Fifo) -> None:
 
 
 def test_a_command_that_is_not_there_is_an_obstacle(tmp_path: Path) -> None:
-    """A program of the site's own: executable or not; and where nothing is powered off, nothing is in the way."""
+    """A program of the site's own: executable or not."""
     program = tmp_path / "off"
     options = HostOptions(kind="command", command=[str(program)])
     assert "is not an executable file" in obstacle(options)
     program.write_text("#!/bin/sh\n", encoding="ascii")
     program.chmod(0o755)
     assert obstacle(options) == ""
-    assert obstacle(HostOptions(kind="dry-run", fifo=str(tmp_path / "word"))) == ""
 
 
 def fill(fifo: Fifo) -> None:
@@ -356,7 +350,7 @@ async def test_under_test_the_machine_itself_is_out_of_reach(tmp_path: Path) -> 
         with pytest.raises(EffectorError, match="refused under test"):
             await effector(HostOptions(fifo=path)).carry_out(OFF)
     with pytest.raises(EffectorError, match="refused under test"):
-        await HostEffector(HostOptions(), armed=True, spawn=run_child).carry_out(RESUME)
+        await HostEffector(HostOptions(), spawn=run_child).carry_out(RESUME)
 
 
 async def test_training_is_started_by_its_target() -> None:
@@ -370,7 +364,7 @@ async def test_training_is_started_by_its_target() -> None:
 async def test_training_is_started_by_a_command_where_one_is_set() -> None:
     spawned = Spawned()
     resume = ResumeOptions(command=["/opt/train", "start"])
-    host = HostEffector(HostOptions(), armed=True, resume=resume, spawn=spawned)
+    host = HostEffector(HostOptions(), resume=resume, spawn=spawned)
     assert dict(await host.carry_out(RESUME))["via"] == "command"
     assert spawned.argvs == [["/opt/train", "start"]]
 

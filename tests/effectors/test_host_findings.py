@@ -56,8 +56,8 @@ class Programs:
         return Ended(returncode=0, stdout=said.encode(), stderr=b"", timed_out=said == "hangs")
 
 
-async def found(options: HostOptions, programs: Programs | None = None, *, armed: bool = True) -> dict[str, Finding]:
-    told = await findings(options, armed=armed, spawn=programs or Programs())
+async def found(options: HostOptions, programs: Programs | None = None) -> dict[str, Finding]:
+    told = await findings(options, spawn=programs or Programs())
     return {finding.name: finding for finding in told}
 
 
@@ -154,7 +154,7 @@ async def test_the_last_step_must_be_there(tmp_path: Path) -> None:
         if mode is not None:
             path.write_text("", encoding="ascii")
             path.chmod(mode)
-        told = await findings(HostOptions(), armed=True, spawn=Programs(), last_step=str(path))
+        told = await findings(HostOptions(), spawn=Programs(), last_step=str(path))
         (last,) = [finding for finding in told if finding.name == "host.last_step"]
         assert last.verdict == verdict
 
@@ -230,11 +230,6 @@ async def test_the_helper_behind_the_socket_is_looked_at(helper: str | None, ver
     told = (await found(HostOptions(), Programs(helper=helper)))["host.helper"]
     assert told.verdict == verdict
     assert fix in told.fix
-
-
-async def test_a_dry_run_is_not_a_pass() -> None:
-    assert (await found(HostOptions(), armed=False))["host.power_off"].verdict == "WARN"
-    assert (await found(HostOptions(kind="dry-run")))["host.power_off"].verdict == "WARN"
 
 
 async def test_a_command_must_be_there() -> None:

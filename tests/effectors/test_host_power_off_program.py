@@ -348,14 +348,14 @@ def test_what_stands_in_the_fifo_does_not_spoil_the_daemons_word(helper: Helper,
     """A line that another writer has not ended: the daemon begins its own."""
     os.write(helper.fifo, before)
     helper.start()
-    asyncio.run(HostEffector(HostOptions(fifo=str(helper.folder / "word")), armed=True).carry_out(OFF))
+    asyncio.run(HostEffector(HostOptions(fifo=str(helper.folder / "word"))).carry_out(OFF))
     until(lambda: STARTED in helper.calls)
     assert ("refused" in helper.log) is bool(before.strip(b"\n")), "an empty line is nothing to report"
 
 
 def test_a_writer_that_keeps_the_fifo_full_does_not_keep_the_word_out(helper: Helper) -> None:
     """The daemon waits for room, and powerguard-off makes room by refusing what is no word."""
-    host = HostEffector(HostOptions(fifo=str(helper.folder / "word")), armed=True)
+    host = HostEffector(HostOptions(fifo=str(helper.folder / "word")))
     flood = subprocess.Popen(["/usr/bin/yes", "off with it"], stdout=helper.fifo)
     try:
         until(lambda: not select.select([], [helper.fifo], [], 0)[1])

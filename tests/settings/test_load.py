@@ -87,7 +87,7 @@ def test_every_mistake_of_a_file_is_told_at_once() -> None:
         ),
         ("log: {format: yes}", "log.format: must be auto, journald, logfmt or json, got 'yes'"),
         ("log: {level: [info]}", "log.level: must be debug, info, warning or error, got a list of 1"),
-        ("host: {kind: comand}", "host.kind: must be systemd, command or dry-run, got 'comand' (write command)"),
+        ("host: {kind: comand}", "host.kind: must be systemd or command, got 'comand' (write command)"),
         ("lgo: {}", "lgo: unknown key (did you mean 'log'?)"),
         ("journal: {zzz: 1}", "journal.zzz: unknown key (known here: keep_outages, path)"),
         ("control: {socket: run/x}", "control.socket: must be an absolute path, got 'run/x'"),

@@ -31,11 +31,11 @@ def test_the_defaults_of_the_settings_are_those_of_the_core() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "kind", "powers_off"),
-    [("armed", "systemd", True), ("armed", "dry-run", False), ("dry-run", "systemd", False)],
+    ("mode", "powers_off"),
+    [("armed", True), ("rehearse", False), ("dry-run", False)],
 )
-def test_the_core_knows_whether_the_order_kills(mode: str, kind: str, powers_off: bool) -> None:
-    assert policy_of(made(mode=mode, host={"kind": kind})).powers_off is powers_off
+def test_the_core_knows_whether_the_order_kills(mode: str, powers_off: bool) -> None:
+    assert policy_of(made(mode=mode)).powers_off is powers_off
 
 
 def test_the_runtime_table_is_sorted_and_in_shares() -> None:
@@ -130,7 +130,6 @@ def test_a_socket_that_only_its_user_can_make_needs_no_uids() -> None:
 @pytest.mark.parametrize(
     ("more", "key"),
     [
-        ({"mode": "armed", "host": {"kind": "dry-run"}}, "host.kind"),
         ({"http": {"listen": "0.0.0.0"}}, "http.listen"),
         ({"budget": {"margin": 0.05}}, "budget.margin"),
         ({"budget": {"reserve_s": 5}}, "budget.reserve_s"),

@@ -54,7 +54,7 @@ def uncommented(begin: int, end: int) -> str:
 
 def test_the_sample_holds_and_its_budget_is_the_default() -> None:
     settings = load(SAMPLE)
-    assert settings.mode == "dry-run"
+    assert settings.mode == "rehearse"
     assert settings.budget == Settings.model_fields["budget"].get_default(call_default_factory=True)
 
 

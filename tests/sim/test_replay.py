@@ -13,7 +13,7 @@ import pytest
 from powerguard.cli.main import main
 from powerguard.core.actions import Conduct, EnsurePolicy, PowerOff, TriggerCheckpoint
 from powerguard.core.events import CheckpointNow, Done, Failed, TrainerSeen
-from powerguard.core.policy import Policy, TrainerPolicy
+from powerguard.core.policy import Mode, Policy, TrainerPolicy
 from powerguard.core.readings import OutputSource, Reading, SourceFailed
 from powerguard.daemon.loop import TICK_OUTAGE_S
 from powerguard.sim.replay import replay
@@ -195,7 +195,7 @@ def test_a_recording_that_ends_in_the_power_off_says_that_the_end_is_not_known()
     assert told.before_deadline_s == pytest.approx(off.t_s + off.action.force_after_s - end_s, abs=1.0)
     (remark,) = told.told
     assert remark.startswith(f"the recording ends {told.before_deadline_s:.0f} s before the power-off's deadline: ")
-    dry = replay(recording(*outage(end_s), policy=dataclasses.replace(POLICY, powers_off=False)))
+    dry = replay(recording(*outage(end_s), policy=dataclasses.replace(POLICY, mode=Mode.DRY_RUN)))
     assert (dry.before_deadline_s, dry.told) == (None, ())
 
 

@@ -28,6 +28,7 @@ _NAMING: Final = {
     "ups": "ups",
     "source": "source",
     "feed": "feed",
+    "host": "host",
     "trainer": "trainer",
     "disk": "disk",
     "who": "person",

@@ -89,7 +89,7 @@ class BmcEffector:
         if self._options.policy == "observe" and status.policy is not PowerRestorePolicy.ALWAYS_ON:
             why = f"{engine.where}: power restore policy is {status.policy}, so this host stays off when power returns"
             right = "set it to always-on, or let us do it (bmc.policy: ensure; it is observe)"
-            msg = f"{why}; {'the armed daemon sets it to always-on' if self._dry_run else right}"
+            msg = f"{why}; {'in mode rehearse or armed the daemon sets it to always-on' if self._dry_run else right}"
             raise BmcError(msg).having_read(status.policy)
         detail = self._detail(engine, told, earlier, began_s)
         if bracket and action.outage:

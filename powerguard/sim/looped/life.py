@@ -275,8 +275,9 @@ class Life:
             clock=loop.time,
             wall=self.wall,
             boot=lambda: self.boot,
+            host=lambda: "sim",
             sources=sources,
-            effectors=effectors(self, armed=self._settings.mode == "armed"),
+            effectors=effectors(self, acts=self._settings.mode != "dry-run"),
             ways=lambda armed: ways(self, boot=self.boot, clock=loop.time, least_s=least_s, armed=armed),
             bmc=lambda options: SimBmc(self, options),
         )

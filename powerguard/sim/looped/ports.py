@@ -207,8 +207,8 @@ class SimSignals(Peer):
         return await self.answer(self.life.world.host.signal(self.life.world.now_s, word))
 
 
-def effectors(life: Life, *, armed: bool) -> dict[type[Action], Effector]:
-    """Return who carries out what. armed: False in dry-run, where nobody does but who only looks."""
+def effectors(life: Life, *, acts: bool) -> dict[type[Action], Effector]:
+    """Return who carries out what. acts: False in dry-run, where nobody does but who only looks."""
     host, gpus, signals = SimHost(life, "host"), SimGpus(life, "gpu"), SimSignals(life, "signals")
     made: dict[type[Action], Effector] = {
         TriggerCheckpoint: SimTrainer(life, "checkpoint"),
@@ -224,7 +224,7 @@ def effectors(life: Life, *, armed: bool) -> dict[type[Action], Effector]:
         TerminateTrainer: signals,
         ContinueTrainer: signals,
     }
-    if not armed:
+    if not acts:
         made = dict.fromkeys(made, SimRecorder(life, "recorder"))
     return {**made, CheckHost: SimCheck(life, "check")}
 

@@ -184,16 +184,13 @@ def _settings(folder: Path, agent: SnmpAgent, bmc: SimBmc, script: Script) -> Pa
         "community": {"file": str(folder / "community")},
     }
     password = {"file": str(folder / "bmc-password")}
-    host: dict[str, Any] = (
-        {"kind": "command", "command": ["true", "{deadline_s}"]} if script.armed else {"kind": "dry-run"}
-    )
     ups: dict[str, Any] = {"sources": [source], "runtime_table": "TABLE"}
     if script.output:
         writes = {"file": str(folder / "community-that-writes")}
         ups["output_off"] = {"by": "snmp", "dedicated_network": True, "community": writes}
     settings: dict[str, Any] = {
-        "mode": "armed",
-        "host": {**host, "force_after_s": _FORCE_S},
+        "mode": "armed" if script.armed else "rehearse",
+        "host": {"kind": "command", "command": ["true", "{deadline_s}"], "force_after_s": _FORCE_S},
         "budget": {"health": 0.5, "reserve_s": 2, "recharge_h": 0.01, "low_battery_s": 20, "utility_stable_s": 3},
         "ups": {"sim": ups},
         "trainers": [{"kind": "http", "name": "toy", "url": f"unix:{folder / 'toy.sock'}", "checkpoint_s": 2}],

@@ -1,0 +1,180 @@
+"""`powerguard secret`: put a secret where systemd hands it to the daemon, and list which the settings name."""
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from getpass import getpass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from powerguard.cli.install_pieces import CREDENTIALS, DAEMON
+from powerguard.cli.operate import EX_REFUSED, Subparsers, fail
+from powerguard.cli.render import clean, table
+from powerguard.durable import replace_file
+from powerguard.options import CREDENTIAL_NAME, MAX_SECRET_BYTES, SECRETS, secrets_in
+from powerguard.settings.load import SettingsError, load
+
+EX_USAGE: Final = 64
+UNIT_FOLDERS: Final = (
+    "/etc/systemd/system",
+    "/run/systemd/system",
+    "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system",
+)
+_PASSES: Final = re.compile(r"^(?:Load|Set)Credential(?:Encrypted)?=([^:\s]+):?(.*)$", re.MULTILINE)
+
+
+class Named(NamedTuple):
+    """One credential that the settings name. used_by: where; stands: set, missing, or the unit file that passes it."""
+
+    name: str
+    used_by: tuple[str, ...]
+    stands: str
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "secret",
+        help="put a secret in place without showing it; list which are missing",
+        description="Secrets never stand in the settings: {credential: NAME} names one. Its file lies in "
+        f"{SECRETS}, readable by root alone, and systemd hands it to the daemon. Exit 0: done, none is missing; "
+        "1: refused, or one is missing.",
+    )
+    verbs = parser.add_subparsers(dest="what", metavar="set|list", required=True)
+    put = verbs.add_parser(
+        "set",
+        help="ask for a secret, or read it from stdin",
+        description="Ask for a secret without showing it, or read it from stdin, and put it in place.",
+    )
+    put.add_argument("name", type=_name, metavar="NAME", help="as in {credential: NAME}")
+    listed = verbs.add_parser(
+        "list",
+        help="the secrets that the settings name, and which are missing",
+        description="List the secrets that the settings name, what uses each, and which are missing. Shows none.",
+    )
+    for each in (put, listed):
+        each.add_argument("--root", metavar="DIR", default="/", help="an image in place of this system")
+        each.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.set_defaults(run=run)
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(CREDENTIAL_NAME, text):
+        msg = f"{text!r} is no name of a secret (letters, digits, dots and dashes, such as snmp-auth)"
+        raise argparse.ArgumentTypeError(msg)
+    return text
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the verb."""
+    root = Path(args.root).resolve()
+    if root == Path("/") and os.environ.get("POWERGUARD_UNDER_TEST"):
+        return fail(args, "secret", "refused under test: it would look into this machine; give --root DIR", EX_REFUSED)
+    if root == Path("/") and os.geteuid() != 0:
+        return fail(args, "secret", f"{SECRETS} is root's alone: be root", EX_REFUSED)
+    try:
+        known = named(root, args.config)
+    except SettingsError:
+        known = None
+    return _list(args, known) if args.what == "list" else _set(args, root, known)
+
+
+def _set(args: argparse.Namespace, root: Path, known: list[Named] | None) -> int:
+    try:
+        secret = asked_for(args.name) if sys.stdin.isatty() else sys.stdin.buffer.read(MAX_SECRET_BYTES + 1)
+        path = put(root, args.name, secret)
+    except ValueError as error:
+        return fail(args, "secret", f"{args.name}: {error}", EX_USAGE)
+    except OSError as error:
+        return fail(args, "secret", f"{error.filename or SECRETS}: {error.strerror}", EX_REFUSED)
+    then = _next(root, args.name, known)
+    if args.json:
+        print(json.dumps({"schema_version": 1, "object": "secret", "path": str(path), "next": then}, indent=2))
+    else:
+        print(f"{path}: written, readable by root alone", *(f"next: {line}" for line in then), sep="\n")
+    return 0
+
+
+def asked_for(name: str) -> bytes:
+    """Ask for a secret twice, without showing it. Raises ValueError where the two differ."""
+    first = getpass(f"{name} (is not shown): ")
+    if first != getpass(f"{name} once more: "):
+        msg = "the two are not the same: nothing was written"
+        raise ValueError(msg)
+    return first.encode()
+
+
+def put(root: Path, name: str, secret: bytes) -> Path:
+    """Put a secret in place, whole; returns where. Raises ValueError for one that is none, OSError."""
+    if len(secret) > MAX_SECRET_BYTES:
+        msg = f"larger than {MAX_SECRET_BYTES} bytes, so it is no password or token"
+        raise ValueError(msg)
+    if not secret.strip(b"\r\n"):
+        msg = "empty: nothing was written"
+        raise ValueError(msg)
+    folder = root / SECRETS[1:]
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.umask(0o077)
+    replace_file(folder / name, secret, mode=0o400)
+    return folder / name
+
+
+def _next(root: Path, name: str, known: list[Named] | None) -> list[str]:
+    if known is not None and name not in {each.name for each in known}:
+        return [f"no setting names it: write {{credential: {name}}} where it belongs"]
+    if name not in passed(root):
+        return ["powerguard install, which hands it to the daemon"]
+    return [f"systemctl restart {DAEMON}, unless power is out: the running daemon has the old one"]
+
+
+def _list(args: argparse.Namespace, known: list[Named] | None) -> int:
+    if known is None:
+        return fail(args, "secret", f"{args.config}: cannot be read: powerguard config validate", EX_REFUSED)
+    if args.json:
+        print(
+            json.dumps(
+                {"schema_version": 1, "object": "secrets", "secrets": [each._asdict() for each in known]}, indent=2
+            )
+        )
+    elif known:
+        rows = [(clean(each.name), clean(each.stands), clean(", ".join(each.used_by))) for each in known]
+        print("\n".join(table(rows, indent="")))
+    else:
+        print("the settings name no credential")
+    missing = [each.name for each in known if each.stands == "missing"]
+    if missing and not args.json:
+        print(*(f"next: powerguard secret set {clean(name)}" for name in missing), sep="\n")
+    return EX_REFUSED if missing else 0
+
+
+def named(root: Path, config: str) -> list[Named]:
+    """Return the credentials that the settings name, and how each stands. Raises SettingsError."""
+    uses: dict[str, list[str]] = {}
+    for path, secret in secrets_in(load(Path(config) if root == Path("/") else root / config.lstrip("/"))):
+        if secret.credential is not None:
+            uses.setdefault(secret.credential, []).append(path)
+    elsewhere = {name: where for name, where in passed(root).items() if where != CREDENTIALS}
+    return [Named(name, tuple(paths), _stands(root, name, elsewhere)) for name, paths in uses.items()]
+
+
+def _stands(root: Path, name: str, elsewhere: Mapping[str, str]) -> str:
+    if name in elsewhere:
+        return f"passed by {elsewhere[name]}"
+    path = root / SECRETS[1:] / name
+    return "set" if path.is_file() and path.stat().st_size else "missing"
+
+
+def passed(root: Path) -> dict[str, str]:
+    """Return the credentials that unit files hand to the daemon, each with the file that says so."""
+    return {name: path for path, text in _unit_files(root) for name, _ in _PASSES.findall(text)}
+
+
+def _unit_files(root: Path) -> Iterator[tuple[str, str]]:
+    for folder in UNIT_FOLDERS:
+        for pattern in (DAEMON, f"{DAEMON}.d/*.conf"):
+            for path in sorted((root / folder[1:]).glob(pattern)):
+                yield f"/{path.relative_to(root)}", path.read_text(encoding="utf-8", errors="replace")
