@@ -5,6 +5,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -79,6 +80,7 @@ def _told(error: ValueError) -> str:
 
 
 async def _run(args: argparse.Namespace) -> int:
+    from powerguard.cli.discover_settings import as_credentials
     from powerguard.cli.discover_targets import from_words, of_this_host
     from powerguard.sources.discover import Search
 
@@ -97,10 +99,11 @@ async def _run(args: argparse.Namespace) -> int:
     finally:
         progress.clear()
     took_s = time.perf_counter() - began_s
+    search.found, secrets = as_credentials(search.found, wanted.snmp)
     if args.json:
-        print(json.dumps(_shape(search, targets, took_s), indent=2))
+        print(json.dumps(_shape(search, targets, took_s, secrets), indent=2))
         return 0 if search.found else EX_NOTHING
-    return _tell(search, targets, took_s, limit_s)
+    return _tell(search, targets, took_s, limit_s, secrets)
 
 
 def _wanted(args: argparse.Namespace) -> "Wanted":
@@ -167,8 +170,9 @@ class _Progress:
 # --- Telling ----------------------------------------------------------------------------------------------------------
 
 
-def _tell(search: "Search", targets: "Targets", took_s: float, limit_s: float) -> int:
+def _tell(search: "Search", targets: "Targets", took_s: float, limit_s: float, secrets: Mapping[str, str]) -> int:
     from powerguard.cli.discover_settings import as_yaml
+    from powerguard.cli.install_host import has_bmc
 
     told = sys.stderr
     for note in targets.notes:
@@ -180,14 +184,20 @@ def _tell(search: "Search", targets: "Targets", took_s: float, limit_s: float) -
     if not search.found:
         looked = f"{len(targets.addresses)} addresses" if len(targets.addresses) != 1 else targets.addresses[0]
         print(f"Nothing found on {looked} in {duration(took_s)}.", file=told)
-        print("Name the card's address or network; a card of SNMP v3 needs --user and its files.", file=told)
+        print("Name the card's address or network.", file=told)
+        print("A card with another community than `public` needs --community-file.", file=told)
+        print("A card that speaks SNMP version 3 alone needs --user and its files.", file=told)
         return EX_NOTHING
     # Into a file all of it is YAML: what was found stands there as a comment.
     on_screen = sys.stdout.isatty()
     lines = table([_HEAD, *(_row(one, Paint()) for one in search.found)], indent="" if on_screen else "# ")
     print("\n".join(lines))
     print()
-    print(as_yaml(search.found) or "# No UPS that could be a source.", end="" if as_yaml(search.found) else "\n")
+    text = as_yaml(search.found, bmc=has_bmc(Path("/")))
+    print(text or "# No UPS that could be a source.", end="" if text else "\n")
+    sys.stdout.flush()
+    for name, file in secrets.items():
+        print(f"secret: {name}: powerguard secret set {name} < {clean(file)}; powerguard install", file=told)
     return 0
 
 
@@ -212,10 +222,13 @@ def _row(one: "Found", paint: Paint) -> tuple[str, ...]:
     )
 
 
-def _shape(search: "Search", targets: "Targets", took_s: float) -> dict[str, Any]:
+def _shape(search: "Search", targets: "Targets", took_s: float, secrets: Mapping[str, str]) -> dict[str, Any]:
     from dataclasses import asdict
 
     from powerguard.cli.discover_settings import as_yaml, settings_of
+    from powerguard.cli.install_host import has_bmc
+
+    bmc = has_bmc(Path("/"))
 
     return {
         "schema_version": SCHEMA_VERSION,
@@ -227,6 +240,7 @@ def _shape(search: "Search", targets: "Targets", took_s: float) -> dict[str, Any
         "found": [{"where": one.where, **asdict(one)} for one in search.found],
         "others": [asdict(one) for one in search.others],
         "notes": targets.notes,
-        "settings": settings_of(search.found),
-        "yaml": as_yaml(search.found),
+        "secrets": [{"name": name, "file": file} for name, file in secrets.items()],
+        "settings": settings_of(search.found, bmc=bmc),
+        "yaml": as_yaml(search.found, bmc=bmc),
     }

@@ -3,10 +3,11 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from powerguard.settings.ups_models import from_data_sheet
-from powerguard.sources.discover import Found, merged
+from powerguard.sources.discover import Found, alike, merged
 
 _PLAIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*|[0-9]{1,3}(\.[0-9]{1,3}){3}")
 _WORDS: Final = frozenset(("true", "false", "null"))
@@ -25,25 +26,48 @@ def scalar(value: object) -> str:
     return text if _PLAIN.fullmatch(text) and text not in _WORDS else json.dumps(text)
 
 
-def settings_of(found: Sequence[Found]) -> dict[str, Any] | None:
-    """Return the settings as data; None where no UPS was found."""
+def as_credentials(found: Sequence[Found], given: Mapping[str, Any]) -> tuple[list[Found], dict[str, str]]:
+    """Name the secrets that the caller has given as the daemon will have them.
+
+    given: the options of SNMP from the command line. Return what was found, and by the name of each credential that it
+    needs the file that the caller keeps it in, which the daemon's user cannot read.
+    """
+    files = {key: value["file"] for key, value in given.items() if isinstance(value, Mapping)}
+    needed: dict[str, str] = {}
+    told = []
+    for one in found:
+        source = one.source
+        if source is not None and one.kind == "snmp":
+            own = [key for key, file in files.items() if source.get(key) == {"file": file}]
+            needed |= {f"snmp-{key}": files[key] for key in own}
+            source = source | {key: {"credential": f"snmp-{key}"} for key in own}
+        told.append(replace(one, source=source))
+    return told, needed
+
+
+def settings_of(found: Sequence[Found], *, bmc: bool = False) -> dict[str, Any] | None:
+    """Return the settings as data; None where no UPS was found. bmc: this host has one."""
     upses = {name: {"sources": [one.source for one in group], **_known(group)[0]} for name, group in _named(found)}
     if not upses:
         return None
     made: dict[str, Any] = {"mode": "dry-run", "ups": upses}
     if len(upses) > 1:
         made["feeds"] = {"supplies": [next(iter(upses))]}
-    return made
+    return made | ({"bmc": {"kind": "auto"}} if bmc else {})
 
 
-def as_yaml(found: Sequence[Found]) -> str:
-    """Return the settings as a file with comments; "" where no UPS was found."""
+def as_yaml(found: Sequence[Found], *, bmc: bool = False) -> str:
+    """Return the settings as a file with comments; "" where no UPS was found. bmc: this host has one."""
     named = _named(found)
     if not named:
         return ""
     lines = ["mode: dry-run          # armed, once `powerguard doctor` is content", "", "ups:"]
-    for name, group in named:
-        lines += [f"  {scalar(name)}:", "    sources:"]
+    for place, (name, group) in enumerate(named):
+        lines += [f"  {scalar(name)}:"]
+        again = [other for other, known in named[:place] if alike(known, group)]
+        if again:
+            lines.append(f"    # Is it the UPS {scalar(again[0])}, seen another way? Then its sources belong there.")
+        lines += ["    sources:"]
         for one in group:
             about = ", ".join(filter(None, (one.model, one.profile, one.remark)))
             lines.append(f"      - {scalar(one.source)}" + (f"    # {about}" if about else ""))
@@ -55,6 +79,8 @@ def as_yaml(found: Sequence[Found]) -> str:
     if len(named) > 1:
         lines += ["", "# The UPSes that feed this host, one for each of its power supplies:"]
         lines.append(f"feeds: {{supplies: [{scalar(named[0][0])}]}}    # of: {', '.join(name for name, _ in named)}")
+    # Over the network: kind: auto with host, user and password.
+    lines += ["", f"{'' if bmc else '#'}bmc: {{kind: auto}}    # powers this host on again when power returns"]
     return "\n".join(lines) + "\n"
 
 

@@ -363,6 +363,7 @@ class ProbeReport:
     where: str
     name: str
     model: str
+    serial: str
     reading: Reading | None
     why_not: str
     age_s: float | None
@@ -388,6 +389,7 @@ async def probe(options: ApcupsdOptions, *, ups: str, clock: Clock = boottime_s)
         where=_where(options),
         name=status.values.get("UPSNAME", ""),
         model=status.values.get("MODEL", status.values.get("APCMODEL", "")),
+        serial=status.values.get("SERIALNO", ""),
         reading=None if why_not else reading,
         why_not=why_not,
         age_s=status.age_s,

@@ -7,7 +7,8 @@ deadline after which what was found so far is told.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -38,12 +39,17 @@ _PROBES_AT_ONCE: Final = 4
 _CONNECT_S: Final = 1.0
 _CONVERSATION_S: Final = 5.0
 _MAX_TEXT: Final = 80
+_MAX_WHY: Final = 240
 
 
-def text(value: object) -> str:
-    """Return what a stranger calls himself as one short, printable line."""
-    cut = str(value)[: 4 * _MAX_TEXT]
-    return " ".join("".join(char if char.isprintable() else " " for char in cut).split())[:_MAX_TEXT]
+def text(value: object, limit: int = _MAX_TEXT) -> str:
+    """Return what a stranger calls himself as one short, printable line, cut between two words."""
+    cut = str(value)[: 4 * limit]
+    line = " ".join("".join(char if char.isprintable() else " " for char in cut).split())
+    if len(line) <= limit:
+        return line
+    end = line[: limit - 3]
+    return f"{end.rpartition(' ')[0] or end}..."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +76,7 @@ class Found:
 
     what: "ups" or "pdu". name: in that program, "" for a card. profile: the SNMP families, most trusted first.
     behind: "snmp:HOST:PORT" of the card that this program reads by itself, "" where it does not say.
+    serial: its serial number, "" when not told.
     source: what the settings would have; None where they cannot have it, and `remark` says why.
     on_battery, runtime_s, charge_pct, load_pct, watts, rating_w: None when not told.
     """
@@ -80,6 +87,7 @@ class Found:
     port: int
     name: str = ""
     model: str = ""
+    serial: str = ""
     profile: str = ""
     output_source: str | None = None
     on_battery: bool | None = None
@@ -166,7 +174,7 @@ class Search:
 
     def _other(self, host: str, port: int, why: str) -> None:
         if len(self.others) < MAX_FOUND:
-            self.others.append(Other(where=endpoint(host, port), why=text(why)))
+            self.others.append(Other(where=endpoint(host, port), why=text(why, _MAX_WHY)))
 
     def _tidy(self) -> None:
         """Sort, and leave out what was found twice: a source of the settings, and the same one by its address."""
@@ -203,7 +211,10 @@ class Search:
         version: Version = "2c" if "2c" in versions else 1 if 1 in versions else 3
         version = self.wanted.snmp.get("version", version)
         if version == 3 and self.wanted.snmp.get("user") is None:
-            self._other(address, self.wanted.snmp_port, "speaks SNMP to users of version 3 only: say --user")
+            # It may know another community or none: an agent drops a message with a wrong one without a word.
+            asked = "the community given" if "community" in self.wanted.snmp else "community `public`"
+            why = f"answers SNMP, but not to {asked}: --community-file, or --user for version 3"
+            self._other(address, self.wanted.snmp_port, why)
             return
         await self._probe(self._options(address, version))
 
@@ -222,6 +233,7 @@ class Search:
                 host=options.host,
                 port=options.port,
                 model=text(report.model or report.identity.sys_descr or report.identity.sys_object_id),
+                serial=text(report.serial),
                 profile=", ".join(report.profiles),
                 output_source=None if told.output_source is None else str(told.output_source),
                 on_battery=told.on_battery,
@@ -324,6 +336,7 @@ class Search:
             port=port,
             name=text(report.name),
             model=text(report.model),
+            serial=text(report.serial),
             rating_w=report.rating_w,
             remark=text(remark),
             source=written(options, "timeout_s"),
@@ -358,6 +371,7 @@ def _behind_upsd(host: str, port: int, row: Sequence[str], told: Mapping[str, st
         port=port,
         name=text(name),
         model=model,
+        serial=text(told.get("device.serial") or told.get("ups.serial", "")),
         rating_w=rating(told.get("ups.realpower.nominal", "")),
         behind=_card_behind(told),
         remark=remark,
@@ -403,11 +417,38 @@ def _key(host: str) -> tuple[int, ...]:
 
 
 def merged(found: Iterable[Found]) -> list[list[Found]]:
-    """Return the UPSes, each with its sources: a card, and the upsd whose driver reads that very card."""
+    """Return the UPSes, each with its sources.
+
+    One UPS are: a card, and the upsd whose driver reads that very card; sources of different kinds that tell the same
+    model and serial number.
+    """
+    upses = [one for one in found if one.source is not None and one.what == "ups"]
     groups: dict[str, list[Found]] = {}
-    for place, one in enumerate(found):
-        if one.source is None or one.what != "ups":
-            continue
+    for place, one in enumerate(upses):
         key = f"snmp:{one.where}" if one.kind == "snmp" else one.behind or f"{place}"
         groups.setdefault(key, []).append(one)
-    return list(groups.values())
+    # Makers ship placeholders (123456789): a number that two sources of one kind tell, tells UPSes apart no more.
+    counts = Counter((one.kind, one.serial) for one in upses)
+    doubtful = {serial for (_, serial), count in counts.items() if count > 1}
+    whole: list[list[Found]] = []
+    for group in groups.values():
+        same = next((known for known in whole if _is_one_ups(known, group, doubtful)), None)
+        if same is None:
+            whole.append(group)
+        else:
+            same += group
+    return whole
+
+
+def _is_one_ups(one: Sequence[Found], other: Sequence[Found], doubtful: Collection[str]) -> bool:
+    return alike(one, other) and any(
+        a.serial and a.serial == b.serial and a.serial not in doubtful for a in one for b in other
+    )
+
+
+def alike(one: Sequence[Found], other: Sequence[Found]) -> bool:
+    """Return whether two groups of sources may be of one UPS: of different kinds, with the same model."""
+    models = [(a.model.casefold(), b.model.casefold()) for a in one for b in other]
+    return not {a.kind for a in one} & {b.kind for b in other} and any(
+        a and b and (a in b or b in a) for a, b in models
+    )

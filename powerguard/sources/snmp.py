@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -51,6 +51,8 @@ _MODELS = (
     "1.3.6.1.2.1.33.1.1.2.0",
 )
 """upsBasicIdentModel (PowerNet), xupsIdentModel (XUPS), upsBaseIdentModel (CPS) and upsIdentModel (RFC 1628)."""
+_SERIALS = ("1.3.6.1.4.1.318.1.1.1.1.2.3.0", "1.3.6.1.4.1.3808.1.1.1.1.2.3.0", "1.3.6.1.4.1.705.1.1.7.0")
+"""upsAdvIdentSerialNumber (PowerNet), upsAdvanceIdentSerialNumber (CPS) and upsmgIdentSerialNumber (MGE)."""
 _WRAP_TICKS = 2**32 - 60_000
 """sysUpTime starts again at 0 after 497 days: from its last ten minutes a step back is no reboot."""
 
@@ -345,13 +347,14 @@ class ProbeReport:
     """What doctor and `snmp probe` show of a card.
 
     profiles: names of the families it speaks, most trusted first. raw: every object asked for. latency_s: one poll.
-    model: what the card calls the UPS; "" where it does not.
+    model, serial: what the card calls the UPS, and its serial number; "" if it does not say.
     restart_pct: the charge at which the UPS switches its output on again; None: not known of its family.
     """
 
     where: str
     identity: Identity
     model: str
+    serial: str
     profiles: tuple[str, ...]
     raw: dict[str, Answer]
     decoded: Decoded
@@ -387,7 +390,7 @@ async def probe(
                 if table is not None and raw.get(profile.absolute(table.count.oid)) != 0:
                     raw |= await port.walk(profile.absolute(table.column))
             restart_pct = await _restart_pct(port, plan.profiles)
-            model = await _model(port)
+            model, serial = await _model_and_serial(port)
     except TimeoutError as error:
         msg = f"{_where(options)} answers too slowly: no whole report in {limit_s:g} s"
         raise SnmpError(msg, unanswered=True) from error
@@ -397,6 +400,7 @@ async def probe(
         where=_where(options),
         identity=plan.identity,
         model=model,
+        serial=serial,
         profiles=tuple(profile.name for profile in plan.profiles),
         raw=raw,
         decoded=decode(plan.profiles, raw),
@@ -407,14 +411,19 @@ async def probe(
     )
 
 
-async def _model(port: SnmpPort) -> str:
-    """Ask for the model: in the families' own objects, then in RFC 1628's. A card may refuse them all."""
+async def _model_and_serial(port: SnmpPort) -> tuple[str, str]:
+    """Ask for both: in the families' own objects, and for the model also in RFC 1628's. A card may refuse them all."""
     answers: dict[str, Answer] = {}
     with contextlib.suppress(SnmpError):
-        answers = await port.get(_MODELS)
-    told = (answers.get(oid) for oid in _MODELS)
-    names = (raw.decode("utf-8", "replace").strip() for raw in told if isinstance(raw, bytes))
-    return next((name for name in names if name.isprintable() and any(map(str.isalpha, name))), "")
+        answers = await port.get([*_MODELS, *_SERIALS])
+
+    def texts(oids: Sequence[str]) -> Iterator[str]:
+        told = (answers.get(oid) for oid in oids)
+        found = (raw.decode("utf-8", "replace").strip() for raw in told if isinstance(raw, bytes))
+        return (text for text in found if text.isprintable())
+
+    model = next((name for name in texts(_MODELS) if any(map(str.isalpha, name))), "")
+    return model, next(filter(None, texts(_SERIALS)), "")
 
 
 async def _restart_pct(port: SnmpPort, profiles: Sequence[Profile]) -> float | None:

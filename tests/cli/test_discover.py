@@ -74,6 +74,7 @@ async def test_one_object_for_programs() -> None:
     async with card() as agent:
         ended = await discover("127.0.0.1", "--only", "snmp", "--snmp-port", str(agent.port), "--json")
     told = ended.object
+    told["settings"].pop("bmc", None)  # of the host that this runs on
     same_keys(told, json.loads(REFERENCE.read_text(encoding="utf-8")))
     assert (told["object"], told["schema_version"], told["addresses"], told["whole"]) == ("discover", 1, 1, True)
     found = told["found"][0]
@@ -117,7 +118,10 @@ async def test_without_a_target_what_this_hosts_files_name(tmp_path: Path) -> No
 
 
 async def test_a_community_from_a_file(tmp_path: Path) -> None:
-    """Named in the settings, never shown; a file that others can read is refused before anybody is asked."""
+    """The settings name a credential, for the daemon's user cannot read the caller's file; how to put it there is told.
+
+    It is never shown. A file that others can read is refused before anybody is asked.
+    """
     path = tmp_path / "community"
     path.write_text("of-the-card\n", encoding="utf-8")
     path.chmod(0o400)
@@ -127,8 +131,10 @@ async def test_a_community_from_a_file(tmp_path: Path) -> None:
         path.chmod(0o444)
         refused = await discover(*words, "--snmp-port", str(agent.port))
     assert ended.code == 0
-    assert f"community: {{file: {json.dumps(str(path))}}}" in ended.out
-    assert "of-the-card" not in ended.out
+    assert "community: {credential: snmp-community}" in ended.out
+    assert str(path) not in ended.out
+    assert ended.err == (f"secret: snmp-community: powerguard secret set snmp-community < {path}; powerguard install\n")
+    assert "of-the-card" not in ended.out + ended.err
     assert refused.code == 66
     assert "others can read this secret" in refused.err
 
@@ -137,6 +143,7 @@ async def test_nothing_found_says_where_it_looked() -> None:
     ended = await discover("127.0.0.1", "127.0.0.2")
     assert (ended.code, ended.out) == (1, "")
     assert ended.err.startswith("Nothing found on 2 addresses in ")
+    assert "A card with another community than `public` needs --community-file.\n" in ended.err
     ended = await discover("127.0.0.1", "--json")
     assert (ended.code, ended.object["found"], ended.object["settings"], ended.object["yaml"]) == (1, [], None, "")
 
@@ -223,6 +230,25 @@ def test_names_in_the_settings_are_our_own_and_differ() -> None:
     assert made["feeds"] == {"supplies": ["rack-a"]}
     assert settings_of([]) is None
     assert as_yaml([]) == ""
+
+
+def test_two_sources_of_one_model_are_asked_about_and_a_bmc_is_proposed() -> None:
+    """Without a serial number they may be one UPS or two: the settings ask. The BMC: if this host has one."""
+    sources = [
+        {"kind": "snmp", "host": "10.0.0.5"},
+        {"kind": "nut", "host": "10.0.0.9", "name": "a"},
+        {"kind": "nut", "host": "h", "name": "b"},
+    ]
+    found = [
+        Found(kind=one["kind"], what="ups", host=one["host"], port=1, model="SMT3000", source=dict(one))
+        for one in sources
+    ]
+    text = as_yaml(found)
+    assert text.count("    # Is it the UPS ups-10-0-0-5, seen another way? Then its sources belong there.\n") == 2
+    assert "\n#bmc: {kind: auto}    # " in text
+    assert "\nbmc: {kind: auto}    # " in as_yaml(found, bmc=True)
+    assert "Is it the UPS" not in as_yaml(found[1:])
+    assert [(settings_of(found, bmc=bmc) or {}).get("bmc") for bmc in (False, True)] == [None, {"kind": "auto"}]
 
 
 async def test_a_known_model_brings_its_table(tmp_path: Path) -> None:

@@ -135,7 +135,9 @@ async def test_snmpd_by_community_and_by_user(tmp_path: Path) -> None:
         )
         proved = await found_by(Wanted(addresses=["127.0.0.1"], kinds=("snmp",), snmp_port=peer.port, snmp=user))
     assert plain.found == []
-    assert [one.why for one in plain.others] == ["speaks SNMP to users of version 3 only: say --user"]
+    assert [one.why for one in plain.others] == [
+        "answers SNMP, but not to community `public`: --community-file, or --user for version 3"
+    ]
     assert [(one.profile, one.runtime_s, one.authenticated) for one in read.found] == [("rfc1628", 2100, False)]
     assert [(one.profile, one.runtime_s, one.authenticated) for one in proved.found] == [("rfc1628", 2100, True)]
     source = proved.found[0].source
@@ -254,6 +256,54 @@ def test_a_card_and_the_upsd_that_reads_it_are_one_ups() -> None:
     other = Found(kind="nut", what="ups", host="10.0.0.9", port=3493, name="b", source={"kind": "nut"})
     pdu = Found(kind="snmp", what="pdu", host="10.0.0.6", port=161)
     assert merged([card, same, other, pdu]) == [[card, same], [other]]
+
+
+def test_sources_of_one_model_and_serial_are_one_ups() -> None:
+    """Seen by card, upsd and apcupsd; a serial number that two of one kind tell is a placeholder and merges nothing."""
+
+    def one(kind: str, host: str, serial: str, model: str = "Smart-UPS X 750") -> Found:
+        return Found(kind=kind, what="ups", host=host, port=1, model=model, serial=serial, source={"kind": kind})
+
+    card, apc = one("snmp", "10.0.0.5", "AS1"), one("apcupsd", "127.0.0.1", "AS1")
+    nut = one("nut", "10.0.0.9", "AS1", "American Power Conversion Smart-UPS X 750")
+    assert merged([card, nut, apc]) == [[card, nut, apc]]
+    other = one("snmp", "10.0.0.6", "AS1")
+    assert merged([card, other, nut]) == [[card], [other], [nut]]
+    for unlike in (one("nut", "h", "AS2"), one("nut", "h", ""), one("nut", "h", "AS1", "Smart-UPS 1500")):
+        assert merged([card, unlike]) == [[card], [unlike]]
+
+
+@pytest.mark.peer("snmpd", "upsd")
+async def test_one_ups_by_its_card_upsd_and_apcupsd(tmp_path: Path) -> None:
+    """The real programs: the model stands in place of sysDescr, and the serial number makes three sources one UPS."""
+    values = {oid: answer for oid, answer in walk("apc").items() if not oid.startswith("1.3.6.1.2.1.1.")}
+    values |= {"1.3.6.1.4.1.318.1.1.1.1.1.1.0": b"Smart-UPS X 750", "1.3.6.1.4.1.318.1.1.1.1.2.3.0": b"AS0833001234"}
+    told = {"ups.mfr": "APC", "ups.model": "Smart-UPS X 750", "ups.serial": "AS0833001234", "ups.status": "OL"}
+    community = {"community": secret(tmp_path, "c", COMMUNITY).model_dump(exclude_none=True)}
+    async with (
+        snmpd(values, ticks=frozenset({"1.3.6.1.4.1.318.1.1.1.2.2.3.0"})) as card,
+        upsd("rack-a", values=told) as nut,
+    ):
+        with scripts() as made:
+            place = f"127.0.0.1:{card.port}:APC_NOTRAP:{COMMUNITY}"
+            async with real_apcupsd("snmp", place, scripts_=made) as apc:
+                await apc.until(lambda status: status.values.get("SERIALNO") == "AS0833001234")
+                search = await found_by(
+                    Wanted(
+                        addresses=["127.0.0.1"],
+                        snmp=community,
+                        community=COMMUNITY.encode(),
+                        snmp_port=card.port,
+                        nut_port=nut.port,
+                        nis_port=apc.port,
+                    )
+                )
+    assert [(one.kind, one.model, one.serial) for one in search.found] == [
+        ("snmp", "Smart-UPS X 750", "AS0833001234"),
+        ("nut", "APC Smart-UPS X 750", "AS0833001234"),
+        ("apcupsd", "Smart-UPS X 750", "AS0833001234"),
+    ]
+    assert [len(group) for group in merged(search.found)] == [3]
 
 
 # --- apcupsd ----------------------------------------------------------------------------------------------------------
