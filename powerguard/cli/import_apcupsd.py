@@ -5,6 +5,7 @@ below, it is from there. Defaults are those of its source (apcconfig.c), which D
 becomes 3, BATTERYLEVEL 10 becomes 5.
 """
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -120,15 +121,26 @@ def load(path: Path, draft: Draft) -> Conf:
         if _refused(key, line, draft):
             continue
         conf.values[key] = line
-    folder = Path(conf.text("SCRIPTDIR") or path.parent)
-    for event in EVENTS:
-        script = folder / event
-        try:
-            if script.is_file():
-                conf.scripts[event] = script
-        except (OSError, ValueError):
-            continue
+    named = Path(conf.text("SCRIPTDIR") or path.parent)
+    is_copy = path.parent != Path(FOLDER) and named != path.parent
+    conf.scripts = (_scripts(path.parent) if is_copy else {}) or _scripts(named)
+    if is_copy and not conf.scripts:
+        draft.note(
+            "scripts_elsewhere",
+            conf.place("SCRIPTDIR"),
+            f"no event script lies beside this file, nor in SCRIPTDIR ({named}) of this host: none was looked at",
+        )
     return conf
+
+
+def _scripts(folder: Path) -> dict[str, Path]:
+    """Return the event scripts of a folder, by event."""
+    found: dict[str, Path] = {}
+    for event in EVENTS:
+        with contextlib.suppress(OSError, ValueError):
+            if (folder / event).is_file():
+                found[event] = folder / event
+    return found
 
 
 def _refused(key: str, line: Line, draft: Draft) -> bool:
@@ -403,6 +415,15 @@ def _rest(conf: Conf, draft: Draft) -> None:
     ):
         if conf.text(key).lower() not in ("", "0", "disable"):
             draft.note("no_equivalent", conf.place(key), f"{key}: {why}")
+    if conf.word("NETSERVER", "on") == "on" and conf.text("NISIP", "0.0.0.0") == "0.0.0.0":  # noqa: S104 - read, not bound
+        draft.warn(
+            "nisip",
+            conf.place("NISIP"),
+            "NISIP 0.0.0.0"
+            + ("" if "NISIP" in conf.values else " (apcupsd's default)")
+            + ": anybody on the network can read this UPS's status, for apcupsd has no login",
+            "NISIP 127.0.0.1, unless other hosts ask it (UPSTYPE net)",
+        )
     shared = conf.word("UPSCLASS", "standalone"), conf.word("UPSMODE", "disable")
     if any("share" in word for word in shared):
         draft.warn(

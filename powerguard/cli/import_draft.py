@@ -183,7 +183,9 @@ def as_yaml(draft: Draft, program: str) -> str:
             about = draft.about_budget.get(key, "")
             lines.append(f"  {key}: {scalar(value)}" + (f"    # {_safe(about)}" if about else ""))
         lines.append("")
-    lines.append("#bmc: {kind: ipmi-lan, host: 10.0.8.21, user: powerguard, password: {credential: bmc}}")
+    lines.append(
+        "#bmc: {kind: auto}    # this host's own; over the network also host, user, password: {credential: bmc}"
+    )
     return "\n".join(lines) + "\n"
 
 

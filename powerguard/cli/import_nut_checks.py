@@ -167,10 +167,12 @@ def _full_walk(nut: Nut, section: Section, driver: str, draft: Draft) -> None:
     if driver == "snmp-ups":
         draft.warn("pollfreq", where, f"{how}: upsd learns of an outage 12 to 30 s late (measured)", "pollfreq = 1")
     else:
+        own = section.last("pollinterval") or nut.all_drivers.last("pollinterval")
+        status = "2 s, NUT's default" if own is None or number(own[0]) is None else f"{number(own[0]):g} s"
         draft.warn(
             "pollfreq",
             where,
-            f"{how}: charge and runtime are that old; the status itself comes every pollinterval (2 s)",
+            f"{how}: charge and runtime are that old; the status itself comes every pollinterval ({status})",
             "pollfreq = 5",
         )
 

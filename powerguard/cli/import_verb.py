@@ -32,6 +32,7 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument(
         "paths",
         nargs="*",
+        default=[],  # else argparse calls it required
         metavar="FOLDER or FILE",
         help="default: /etc/nut or /etc/ups; /etc/apcupsd",
     )
@@ -153,11 +154,9 @@ def _talk(args: argparse.Namespace, draft: Any, problems: list[str]) -> None:  #
             say("note", "blue", f"{one.where}: {one.what}")
     for one in draft.kept:
         path = f"{draft.folder()}/{one.name}"
-        how = f"install -m 0400 /dev/stdin {path}    (type it, then Ctrl-D)"
-        if args.secrets_in is None:
-            how += f"; systemctl edit powerguard.service: [Service] LoadCredential={one.name}:{path}"
-        else:
-            how += f"; chown powerguard {path}"
+        how = f"powerguard secret set {one.name}; powerguard install"
+        if args.secrets_in is not None:
+            how = f"systemd-ask-password | install -m 0400 -o powerguard /dev/stdin {path}"
         say("secret", "magenta", f"{one.name}: the {one.what}, now in {one.found}: {how}")
     for problem in problems:
         say("error", "red", f"these settings do not hold yet: {problem}")

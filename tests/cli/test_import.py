@@ -241,7 +241,7 @@ MADE: Final[dict[str, tuple[dict[str, Any], dict[str, list[int]]]]] = {
             },
             "budget": {"reserve_s": 490},
         },
-        {"snmp_forgeable": [5], "snmp_blind": [4], "killpower_snmp": [4], "polltime": [6]},
+        {"snmp_forgeable": [5], "snmp_blind": [4], "killpower_snmp": [4], "polltime": [6], "nisip": [11]},
     ),
     "apcupsd-slave": (
         {
@@ -249,7 +249,7 @@ MADE: Final[dict[str, tuple[dict[str, Any], dict[str, list[int]]]]] = {
             "ups": {"ups": {"sources": [{"kind": "apcupsd", "host": "master.example"}]}},
             "budget": {"reserve_s": 190, "blind_s": 120},
         },
-        {"net_slave": [4], "timeout": [8], "polltime": [5]},
+        {"net_slave": [4], "timeout": [8], "polltime": [5], "nisip": [0]},
     ),
 }
 
@@ -311,8 +311,10 @@ def test_what_people_are_told(fixture: Copy) -> None:
     ended = imported("nut", of)
     assert f"warning: {of}/upsmon.conf:14: FINALDELAY 50: " in ended.err
     assert "(right: 0 to 5; powerguard waits for the checkpoint itself)" in ended.err
-    assert f"secret: upsd: the password of NUT's user primary, now in {of}/upsmon.conf:2: install -m 0400" in ended.err
-    assert "LoadCredential=upsd:/etc/powerguard/secrets/upsd" in ended.err
+    assert (
+        f"secret: upsd: the password of NUT's user primary, now in {of}/upsmon.conf:2: powerguard secret set upsd; "
+        in ended.err
+    )
     assert f"note: {of}/upsmon.conf:9: NOTIFYMSG: " in ended.err
     assert ended.out.startswith("# Made by `powerguard import nut` from:\n")
 
@@ -343,6 +345,39 @@ def test_an_apcupsd_that_asks_us_already(fixture: Copy) -> None:
     ended = imported("apcupsd", of, "--json")
     assert ended.object["settings"]["ups"]["desk-ups"]["sources"][0]["leaves_shutdown"] is True
     assert "script_suppresses" not in ended.warned
+
+
+def test_the_scripts_of_a_copied_folder(fixture: Copy) -> None:
+    """SCRIPTDIR names the folder that was copied: those of the copy are looked at, or it is told that none was."""
+    of = fixture("apcupsd-usb")
+    text = (of / "apcupsd.conf").read_text(encoding="utf-8")
+    (of / "apcupsd.conf").write_text(f"{text}\nSCRIPTDIR /nowhere/apcupsd\n", encoding="utf-8")
+    assert "script_shuts_down" in imported("apcupsd", of, "--json").warned
+    alone = of / "alone"
+    alone.mkdir()
+    shutil.move(of / "apcupsd.conf", alone)
+    ended = imported("apcupsd", alone, "--json")
+    assert "script_shuts_down" not in ended.warned
+    assert [one["where"].rpartition(":")[0] for one in ended.object["notes"] if one["name"] == "scripts_elsewhere"] == [
+        str(alone / "apcupsd.conf")
+    ]
+
+
+def test_the_poll_interval_is_that_of_the_file(fixture: Copy) -> None:
+    """Of the UPS, else of all, else NUT's default."""
+    of = fixture("nut-debian")
+    text = (of / "ups.conf").read_text(encoding="utf-8")
+    for before, after, told in (
+        ("", "", "2 s, NUT's default"),
+        ("pollinterval = 7\n", "", "7 s"),
+        ("", "pollinterval = 5\n", "5 s"),
+    ):
+        (of / "ups.conf").write_text(f"{before}{text}\n{after}", encoding="utf-8")
+        assert f"the status itself comes every pollinterval ({told})" in imported("nut", of).err
+
+
+def test_only_the_program_is_required() -> None:
+    assert imported().err.startswith("powerguard import: the following arguments are required: program\n")
 
 
 def test_files_that_everybody_can_read(fixture: Copy) -> None:
