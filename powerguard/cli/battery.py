@@ -151,7 +151,7 @@ def _points(runtime: dict[str, Any]) -> list[tuple[str, str]]:
         origin = f"{clean(point['origin'])}{when}{aside}"
         text = f"{duration(point['runtime_s'])} at {number(point['load_pct'], '%')} ({origin})"
         rows.append(("" if rows else "runtime", text))
-    return rows or [("runtime", "nobody knows it: no runtime_table, and the UPS has reported none")]
+    return rows or [("runtime", "unknown: no runtime_table, and the UPS has reported none")]
 
 
 def _energy(energy: dict[str, Any]) -> str:
@@ -162,11 +162,9 @@ def _reported(reported: dict[str, Any]) -> str:
     told, over = reported["runtime_s"], reported["over_report"]
     if told is None:
         return "the UPS reports no runtime"
-    text = f"{duration(told)}: an upper bound only; our own account has {duration(reported['account_s'])}"
     if over is None:
-        return text
-    word = "more" if over >= 0 else "less"
-    return f"{text}: the UPS promises {_percent(abs(over))} {word}"
+        return f"{duration(told)}, and how long the battery lasts by powerguard's own account is unknown"
+    return f"the UPS reports {duration(told)}, powerguard counts on {duration(reported['account_s'])}"
 
 
 def _discharge(discharge: dict[str, Any] | None, paint: Paint) -> list[tuple[str, str]]:

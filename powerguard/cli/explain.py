@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from powerguard.cli.operate import Subparsers, fail
 from powerguard.cli.outages import EX_NOINPUT, Elapsed, UnknownOutageError, add_journal, between, journal_of, read
-from powerguard.cli.render import Paint, clean, clock_of, duration, fold, moment, table
-from powerguard.cli.words import NEED_SHARE, OUTCOMES, PHASES, order, sentence
+from powerguard.cli.render import Paint, clean, clock_of, duration, fold, mode_note, moment, table
+from powerguard.cli.words import NEED_SHARE, PHASES, durations_in, order, outcome_of, sentence, short_since_s
 
 if TYPE_CHECKING:
     from powerguard.core.policy import Policy
@@ -65,22 +65,26 @@ def run(args: argparse.Namespace) -> int:
 def explained(record: "OutageRecord", story: "Sequence[Line]", rows: "Sequence[Recorded]") -> dict[str, Any]:
     """Return the outage as one object: what is printed, and what --json shows."""
     elapsed = Elapsed(record, story, rows)
+    policy = _policy(rows)
+    mode = None if policy is None else policy.mode.value
     steps = [
-        _ordered(elapsed, line) if line.kind == "action" else _step(elapsed, line, _trains_on(story, line))
+        _ordered(elapsed, line, mode) if line.kind == "action" else _step(elapsed, line, _trains_on(story, line), mode)
         for line in story
         if line.kind in ("note", "gap") or (line.kind == "action" and line.event not in _SILENT)
     ]
+    _add_wait(steps, policy)
     readings = _readings(elapsed, rows)
     return {
         "schema_version": 1,
         "object": "explanation",
         "outage": record.id,
+        "mode": mode,
         "started_at": record.started_wall,
         "ended_at": record.ended_wall,
         "outcome": record.outcome or None,
         "phase": _phase(record, steps),
         "steps": steps,
-        "what_if": what_if(record, steps, readings, _policy(rows)),
+        "what_if": what_if(record, steps, readings, policy),
         "durations": _durations(record, steps, readings, elapsed),
     }
 
@@ -95,7 +99,26 @@ def _trains_on(story: "Sequence[Line]", until: "Line") -> str:
     return ", ".join(name for name, then in after.items() if then == "continue")
 
 
-def _step(elapsed: "Elapsed", line: "Line", trains_on: str) -> dict[str, Any]:
+def _add_wait(steps: Sequence[dict[str, Any]], policy: "Policy | None") -> None:
+    """Say at the commit why it did not come as soon as the stop fitted no more."""
+    latched = next((step for step in steps if step["numbers"].get("new") == "shutdown"), None)
+    if latched is None or policy is None or latched["because"] != "budget":
+        return
+    before = [step for step in steps if step["event"] == "phase_changed" and step["after_s"] < latched["after_s"]]
+    moments = [
+        (step["after_s"], _number(step["numbers"].get("reff_s")), _number(step["numbers"].get("stop_s")))
+        for step in before
+        if step["numbers"].get("new") != "online"
+    ]
+    since_s = short_since_s(moments, latched["after_s"], policy.commit_dwell_s)
+    if since_s is not None:
+        latched["text"] += (
+            f". The stop did not fit from {_after(since_s)} on: powerguard waited for {policy.commit_dwell_s:.0f} s on "
+            "battery and one more reading, because a shorter dip needs no power-off"
+        )
+
+
+def _step(elapsed: "Elapsed", line: "Line", trains_on: str, mode: str | None) -> dict[str, Any]:
     numbers = _pairs(line.payload.get("numbers"))
     gap = line.kind == "gap"
     text = f"{line.payload.get('steps')} steps are missing: {line.because}" if gap else ""
@@ -107,20 +130,25 @@ def _step(elapsed: "Elapsed", line: "Line", trains_on: str) -> dict[str, Any]:
         "event": line.event,
         "level": "warning" if gap else str(line.payload.get("level", "info")),
         "because": line.because,
-        "text": text or sentence(line.event, line.because, numbers | {"trains_on": trains_on}),
+        "text": text or sentence(line.event, line.because, numbers | {"trains_on": trains_on}, mode),
         "numbers": numbers,
     }
 
 
-def _ordered(elapsed: "Elapsed", line: "Line") -> dict[str, Any]:
+def _ordered(elapsed: "Elapsed", line: "Line", mode: str | None) -> dict[str, Any]:
     whom = str(line.payload.get("trainer") or "")
+    text = f"order: {order(line.event, whom)}"
+    if line.event == "ResumeTrainer":
+        text = f"asked {whom} to resume"
+    if mode == "dry-run":
+        text = f"dry-run, only recorded: {order(line.event, whom)}"
     return {
         "at": line.wall,
         "after_s": elapsed.of(line),
         "event": "ordered",
         "level": "info",
         "because": line.event,
-        "text": f"order: {order(line.event, whom)}",
+        "text": text,
         "numbers": {"trainer": whom} if whom else {},
     }
 
@@ -314,10 +342,10 @@ def _after(seconds: float) -> str:
 
 def describe(told: Mapping[str, Any], paint: Paint) -> list[str]:
     """Return the explanation as lines."""
-    outcome = OUTCOMES.get(told["outcome"] or "", clean(told["outcome"] or ""))
+    outcome = clean(outcome_of(told["outcome"] or "", told["mode"]))
     running = told["ended_at"] is None
     lines = [
-        paint(f"outage {clean(told['outage'])}, {moment(told['started_at'])}", "bold"),
+        paint(f"outage {clean(told['outage'])}, {moment(told['started_at'])}{mode_note(told['mode'])}", "bold"),
         f"it still runs; phase: {PHASES.get(told['phase'], told['phase'])}" if running else outcome,
         "",
     ]
@@ -333,7 +361,9 @@ def describe(told: Mapping[str, Any], paint: Paint) -> list[str]:
     if told["what_if"]:
         lines += ["", "What would have changed it"]
         lines += [f"  {clean(text)}" for text in told["what_if"]]
-    names = _DURATIONS | ({"on_battery_s": "on battery, as far as it is written"} if running else {})
+    names = durations_in(_DURATIONS, told["mode"]) | (
+        {"on_battery_s": "on battery, as far as it is written"} if running else {}
+    )
     known = [(text, duration(told["durations"][name])) for name, text in names.items()]
     known = [row for row in known if row[1] != "?"]
     if known:

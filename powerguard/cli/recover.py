@@ -25,7 +25,7 @@ _STAGES = {
     "start": "training is being started",
     "first_step": "training was started; its first step is waited for",
 }
-_MARKS = {True: ("open", "green"), False: ("closed", "red"), None: ("?", "yellow")}
+_MARKS = {True: ("ok", "green"), False: ("waiting", "red"), None: ("?", "yellow")}
 
 
 def register(subparsers: Subparsers) -> None:
@@ -35,9 +35,9 @@ def register(subparsers: Subparsers) -> None:
         help="after a return: what training waits for; start it now",
         description="Start training now on a host that is back from a power-off, though the gate (utility, charge) "
         "would still wait. It is refused on battery, and where the host is not what it was: --unchecked takes it as it "
-        "is. --dry-run tells each gate with its state, and what would be started; with the daemon down, too, as far as "
-        "can be seen without it. Exit 0: asked, or (with --dry-run) nothing is closed; 1: refused, or something is; 4: "
-        "the daemon is down.",
+        "is. --dry-run shows each gate and whether it waits, and what would be started; with the daemon down, too, as "
+        "far as can be seen without it. Exit 0: asked, or (with --dry-run) nothing waits; 1: refused, or something "
+        "does; 4: the daemon is down.",
     )
     parser.add_argument("--dry-run", action="store_true", help="tell, and start nothing")
     parser.add_argument("--unchecked", action="store_true", help="start although a GPU or a checkpoint is missing")
@@ -77,7 +77,7 @@ def _lines(told: dict[str, Any]) -> list[str]:
     width = max(len(gate["name"]) for gate in told["gates"])
     for gate in told["gates"]:
         word, colour = _MARKS[gate["open"]]
-        lines.append(f"  {paint(f'{word:<6}', colour)}  {clean(gate['name']):<{width}}  {clean(gate['text'])}")
+        lines.append(f"  {paint(f'{word:<7}', colour)}  {clean(gate['name']):<{width}}  {clean(gate['text'])}")
     lines.append(f"would start: {clean(_start(told['starts']))}")
     if told.get("refused"):
         lines.append(f"`powerguard recover` would be refused: {clean(told['refused'])}")

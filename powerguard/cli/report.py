@@ -5,6 +5,7 @@ import json
 import sys
 from typing import Any, Final
 
+from powerguard.cli.last_known import last_battery
 from powerguard.cli.operate import Subparsers, fail
 from powerguard.cli.outages import EX_NOINPUT, UnknownOutageError, add_journal, journal_of
 from powerguard.cli.render import Paint, fold
@@ -39,8 +40,11 @@ def run(args: argparse.Namespace) -> int:
     from powerguard.daemon.journal import JournalError, read_only
 
     try:
-        with read_only(journal_of(args)) as db:
-            told = reported(read(db, args.outage))
+        path = journal_of(args)
+        with read_only(path) as db:
+            outage = read(db, args.outage)
+        battery, _ = last_battery(str(path))
+        told = reported(outage, measured=battery is not None and battery["measured"] is not None)
     except UnknownOutageError as error:
         return fail(args, "report", str(error), EX_USAGE)
     except JournalError as error:
@@ -67,11 +71,15 @@ def _write(args: argparse.Namespace, page: str) -> int:
     return 0
 
 
-def reported(outage: Any) -> dict[str, Any]:  # noqa: ANN401 - `outages.Outage`, which imports what a verb's help needs not
-    """Return the outage as one object: what is printed and drawn, and what --json shows."""
+def reported(outage: Any, *, measured: bool = False) -> dict[str, Any]:  # noqa: ANN401 - `outages.Outage`, which imports what a verb's help needs not
+    """Return the outage as one object: what is printed and drawn, and what --json shows.
+
+    measured: the battery's health has been measured by now.
+    """
     from powerguard.cli import report_advice as judged
     from powerguard.cli import report_facts as facts
     from powerguard.cli.explain import explained
+    from powerguard.core.policy import Mode
 
     story = explained(outage.record, outage.lines, outage.rows)
     told = facts.gather(outage)
@@ -96,7 +104,7 @@ def reported(outage: Any) -> dict[str, Any]:  # noqa: ANN401 - `outages.Outage`,
         "recovery": facts.recovery(told),
         "feeds": facts.feeds(told),
         "phases": facts.phases(told),
-        "trainers": trainers,
+        "trainers": [] if policy is not None and policy.mode is Mode.DRY_RUN else trainers,  # else they were asked
         "budget": budget,
         "predictions": judged.predictions(told, budget),
         "runtime": facts.runtime(told),
@@ -106,7 +114,7 @@ def reported(outage: Any) -> dict[str, Any]:  # noqa: ANN401 - `outages.Outage`,
         ],
         "doubts": doubts(told),
     }
-    return report | {"advice": judged.advice(told, report), "what_if": story["what_if"]}
+    return report | {"advice": judged.advice(told, report, measured=measured), "what_if": story["what_if"]}
 
 
 def doubts(told: Any) -> list[str]:  # noqa: ANN401 - `report_facts.Told`, as above

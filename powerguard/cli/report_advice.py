@@ -6,9 +6,11 @@ from typing import Any, Final, NamedTuple
 
 from powerguard.cli.render import clean, duration
 from powerguard.cli.report_facts import BY_HAND, LATE_REBOOT, Told, measured, number, predicted_paused_load
+from powerguard.cli.words import short_since_s
 from powerguard.core import needs
 from powerguard.core.actions import Grade
 from powerguard.core.budget import stop_s
+from powerguard.core.policy import Mode
 
 LATE_S: Final = 5.0
 """Longer than this from the loss of power to two witnesses: a second or two is what is possible."""
@@ -36,6 +38,7 @@ def predictions(told: Told, budget: Sequence[Mapping[str, Any]]) -> list[dict[st
             )
 
     at = {moment["phase"]: moment for moment in reversed(budget)}
+    acts = told.policy is None or told.policy.mode is not Mode.DRY_RUN  # else no trainer was asked for anything
     began, paused, held, latched = (at.get(n) for n in ("on_battery", "emergency_checkpoint", "holding", "shutdown"))
     if began and paused:
         add(
@@ -43,7 +46,7 @@ def predictions(told: Told, budget: Sequence[Mapping[str, Any]]) -> list[dict[st
             _fallen(began, paused, "effective_now_s"),
             paused["effective_now_s"],
         )
-    if paused:
+    if paused and acts:
         add(
             "all checkpoints, from the pause to durable",
             paused["checkpoint_s"],
@@ -57,7 +60,7 @@ def predictions(told: Told, budget: Sequence[Mapping[str, Any]]) -> list[dict[st
                 _settled(told, later, latched),
                 "share",
             )
-    if held and latched:
+    if held and latched and acts:
         add("effective runtime at the commit", _fallen(held, latched, "effective_paused_s"), latched["effective_now_s"])
     _add_return(told, latched, add)
     return found
@@ -111,12 +114,17 @@ class _Case(NamedTuple):
 
     told: Told
     report: Mapping[str, Any]
+    measured: bool
 
 
-def advice(told: Told, report: Mapping[str, Any]) -> list[Advice]:
-    """Return what would make the next outage better, the gravest first; empty where nothing stands out."""
-    case = _Case(told, report)
-    found = [each for rule in _RULES for each in rule(case)]
+def advice(told: Told, report: Mapping[str, Any], *, measured: bool = False) -> list[Advice]:
+    """Return what would make the next outage better, the gravest first; empty where nothing stands out.
+
+    measured: the battery's health has been measured by now. In dry-run nothing is advised of what was only recorded.
+    """
+    case = _Case(told, report, measured)
+    rules = _RULES_OF_DRY_RUN if report["mode"] == "dry-run" else _RULES
+    found = [each for rule in rules for each in rule(case)]
     order = ("error", "warning", "info")
     return sorted(found, key=lambda each: order.index(str(each["level"])))
 
@@ -250,11 +258,13 @@ def _load(case: _Case) -> Iterator[Advice]:
         return
     for each in case.report["predictions"]:
         if each["unit"] == "share" and each["measured"] > 1.1 * each["predicted"] + 0.02:
+            paused = all(trainer["after"] != "continue" for trainer in case.report["trainers"])
+            what = "Paused load" if paused else "The load after the checkpoint order"
             yield _say(
                 "load_high",
                 "warning",
-                f"After the checkpoint order the load was {100 * each['measured']:.0f} %, counted with were "
-                f"{100 * each['predicted']:.0f} %. A drill measures it: `powerguard drill --scope pause`.",
+                f"{what} was {100 * each['measured']:.0f} %; the plan assumed {100 * each['predicted']:.0f} %. "
+                "A drill measures it: `powerguard drill --scope pause`.",
             )
 
 
@@ -304,13 +314,14 @@ def _health(case: _Case) -> Iterator[Advice]:
         )
     origins = [each.policy for each in policy.feeds] or [policy]
     models = [each.battery.model for each in case.told.start.state.upses] or [case.told.start.state.battery.model]
-    if any(p.health_from in ("default", "battery_old") for p in origins) and not any(_has_measured(m) for m in models):
+    presumed = any(p.health_from in ("default", "battery_old") for p in origins)
+    if presumed and not case.measured and not any(_has_measured(m) for m in models):
         share = min(p.health for p in origins)
         yield _say(
             "health_unknown",
             "info",
-            f"The battery's health was presumed ({100 * share:.0f} %), never measured: a discharge of at least 25 % "
-            "shows it. `powerguard drill` with the plug pulled, or budget.health where it was measured elsewhere.",
+            f"The battery's health was presumed ({100 * share:.0f} %), never measured. A discharge of at least 25 % "
+            "measures it: `powerguard drill` with the plug pulled. If it was measured elsewhere, set budget.health.",
             "budget.health",
         )
 
@@ -333,23 +344,34 @@ def _late(case: _Case) -> Iterator[Advice]:
 
 
 def _grade(case: _Case) -> Iterator[Advice]:
-    grades = [b["grade"] for b in case.report["budget"] if b["grade"] in (Grade.SHORT, Grade.BARE)]
-    if grades:
+    phases = case.told.notes("phase_changed")
+    latched = next((step for step in reversed(phases) if step.numbers.get("new") == "shutdown"), None)
+    if latched is None:
+        return
+    grade = latched.numbers.get("grade")
+    if grade in (Grade.SHORT, Grade.BARE):
         yield _say(
             "stop_cut_short",
             "warning",
-            f"Only a {grades[-1]} stop fitted the battery: it is too small for this load, or counted too small. "
+            f"Only a {grade} stop fitted the battery: it is too small for this load, or counted too small. "
             "`powerguard plan --size` says what would make a full one fit, in numbers.",
         )
     slack_s = number(case.told.outage.record.figures.get("slack_at_commit_s"))
-    if slack_s is not None and slack_s < -LATE_S:
+    if slack_s is None or slack_s >= -LATE_S:
+        return
+    text = f"The stop began {duration(-slack_s)} late and used up part of the reserve"
+    dwell_s = 0.0 if case.told.policy is None else case.told.policy.commit_dwell_s
+    before = [step for step in phases if step.after_s < latched.after_s and step.numbers.get("new") != "online"]
+    moments = [(s.after_s, number(s.numbers.get("reff_s")), number(s.numbers.get("stop_s"))) for s in before]
+    if short_since_s(moments, latched.after_s, dwell_s) is not None:
         yield _say(
-            "commit_late",
-            "warning",
-            f"At the commit {duration(-slack_s)} were missing to the stop as it was planned: it lived on the reserve. "
-            "Raise budget.reserve_s by as much.",
-            "budget.reserve_s",
+            "commit_waited",
+            "info",
+            f"{text}: the stop no longer fitted when the outage had just begun, and powerguard waits for "
+            f"{dwell_s:.0f} s on battery before it powers off, because a shorter dip needs no power-off.",
         )
+        return
+    yield _say("commit_late", "warning", f"{text}. Raise budget.reserve_s by as much.", "budget.reserve_s")
 
 
 def _stop(case: _Case) -> Iterator[Advice]:
@@ -405,19 +427,20 @@ def _powered_on(case: _Case) -> Iterator[Advice]:
     elif case.report["outcome"] != "clean_shutdown" or back["powered_on_by"] == LATE_REBOOT:
         return
     elif back["ac_gone"] is False:
-        what = (back["powered_on_by"] or "unknown").replace("-", " ")
+        by = back["powered_on_by"]
+        what = f"It was powered on by: {by.replace('-', ' ')}." if by else "The BMC does not say what powered it on."
         yield _say(
             "ac_never_gone",
             "info",
-            f"AC never went at this host: power returned before the UPS cut its output, and the BMC's policy alone "
-            f"would have left it off. What brought it back: {what}.",
+            "AC never went at this host: power returned before the UPS cut its output, and the BMC's policy alone "
+            f"would have left it off. {what}",
         )
     elif back["ac_gone"] is None and back["powered_on_by"] is None:
         yield _say(
             "return_unknown",
             "info",
-            "What brought the host back is unknown, and so is whether AC was gone: neither the BMC nor the UPS shows "
-            "it. Read the BMC's event log (`ipmitool sel list`) at the time of the return.",
+            "The BMC does not say what powered the host on, and neither it nor the UPS shows whether AC was gone. "
+            "Read the BMC's event log (`ipmitool sel list`) at the time of the return.",
         )
 
 
@@ -442,3 +465,5 @@ _RULES: Final = (
     _dirty, _never_answered, _bmc, _return, _checkpoint_slow, _older, _trained_on, _signalled, _load, _sources, _late,
     _grade, _stop, _journal, _health,
 )  # fmt: skip
+_RULES_OF_DRY_RUN: Final = (_dirty, _sources, _late, _journal, _health)
+"""Of a battery that was really drawn on, by a load that nothing has changed."""

@@ -206,7 +206,12 @@ def _checkpoints(trainers: Sequence[Mapping[str, Any]], x: _Scale, y: float) -> 
 def _curves(report: Mapping[str, Any], x: _Scale, y: float) -> tuple[list[str], float]:
     """Draw runtime as reported, effective at each decision, and the needs that it was held against."""
     budget = [b for b in report["budget"] if b["phase"] != "online"]
-    values = [p["reported_s"] for p in report["runtime"]]
+    # An idle UPS on utility reports hours: that would flatten the minutes that decided.
+    spans = [
+        (s["from_s"], s["to_s"]) for feed in report["feeds"] for s in feed["stretches"] if s["source"] == "battery"
+    ]
+    points = [p for p in report["runtime"] if any(since_s <= p["at_s"] <= to_s for since_s, to_s in spans)]
+    values = [p["reported_s"] for p in points or report["runtime"]]
     values += [
         v
         for b in budget

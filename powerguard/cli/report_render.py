@@ -9,7 +9,7 @@ from powerguard.cli.picture import Section
 from powerguard.cli.render import Paint, clean, duration, is_endless, mode_note, moment, table
 from powerguard.cli.report_facts import LATE_REBOOT
 from powerguard.cli.report_picture import PHASE_WORDS, Mark, style, timeline
-from powerguard.cli.words import OUTCOMES, PHASES
+from powerguard.cli.words import PHASES, durations_in, outcome_of
 
 NOT_TOLD: Final = "not told"
 _ROWS: Final = 12
@@ -73,7 +73,7 @@ def headline(told: Mapping[str, Any]) -> tuple[str, str]:
     if told["ended_at"] is None:
         return f"it still runs; phase: {PHASES.get(told['phase'], clean(told['phase']))}", "warn"
     outcome = told["outcome"] or ""
-    words = OUTCOMES.get(outcome, clean(outcome)) if outcome else "how it ended is not told"
+    words = clean(outcome_of(outcome, told["mode"])) if outcome else "how it ended is not told"
     lost = told["steps_lost"]
     steps = "steps lost: not told" if lost is None else f"{lost} steps lost"
     sent = ", ".join(dict.fromkeys(each["signal"] for t in told["trainers"] for each in t["signals"]))
@@ -95,7 +95,9 @@ def _section_durations(told: Mapping[str, Any]) -> Section:
         "recovery_s": told["boots"] > 1 and told["ended_at"] is not None,
         "lasted_s": told["ended_at"] is not None,
     }
-    names = _DURATIONS | ({"on_battery_s": "on battery, as far as it was counted"} if told["boots"] > 1 else {})
+    names = durations_in(_DURATIONS, told["mode"]) | (
+        {"on_battery_s": "on battery, as far as it was counted"} if told["boots"] > 1 else {}
+    )
     rows += [(words, _s(told["durations"][name])) for name, words in names.items() if happened.get(name, True)]
     return Section("How long it took", ("part", "time"), rows, numbers=(1,))
 
@@ -280,6 +282,10 @@ def marks(told: Mapping[str, Any]) -> list[Mark]:
     counted: dict[tuple[str, float], int] = {}
     for each in told["marks"]:
         words = _MARKED.get(each["event"])
+        if told["mode"] not in {None, "armed"} and each["event"].startswith("power_off"):
+            words = "power-off recorded" if each["event"] == "power_off_accepted" else None
+        if told["mode"] == "dry-run" and each["event"] == "checkpoint_durable":
+            words = None
         if words is not None:
             counted[words, round(each["at_s"])] = counted.get((words, round(each["at_s"])), 0) + 1
     for (words, at_s), times in counted.items():

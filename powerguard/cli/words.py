@@ -3,7 +3,7 @@
 `explain` and `replay` tell with it. The numbers come from the note itself: nothing is computed here that was not so.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from powerguard.cli.render import duration, is_endless
@@ -33,18 +33,18 @@ PHASES: Final = {
 }
 ORDERS: Final = {
     "TriggerCheckpoint": "checkpoint",
-    "ResumeTrainer": "let it go on",
+    "ResumeTrainer": "resume",
     "PauseTrainer": "pause",
     "CapPower": "lower GPU power",
     "RestorePower": "restore GPU power",
     "StopTrainer": "stop its processes",
     "TerminateTrainer": "end its processes",
-    "ContinueTrainer": "let its processes go on",
+    "ContinueTrainer": "continue its processes",
     "EnsurePolicy": "BMC: power on when AC returns",
     "SyncFilesystems": "sync the checkpoint filesystems",
     "CheckWay": "see whether a way back can be armed",
     "ArmWay": "arm a way back",
-    "DisarmWay": "take a way back back",
+    "DisarmWay": "disarm a way back",
     "RestorePolicy": "BMC: put the policy back",
     "PowerOff": "power the host off",
     "Reboot": "let the power-off end in a reboot",
@@ -70,9 +70,27 @@ WAYS: Final = {
 }
 
 
-def sentence(event: str, because: str, numbers: Numbers) -> str:
-    """Return what a note says. An event that has no words yet is told by its name, with its reason."""
-    made = _SENTENCES.get(event)
+def durations_in(names: Mapping[str, str], mode: str | None) -> dict[str, str]:
+    """Return what the parts of an outage are called; in dry-run no checkpoint was made and nothing was held."""
+    if mode != "dry-run":
+        return dict(names)
+    would = {"trained_on_s": "on battery until a checkpoint would be ordered", "held_s": "would be held"}
+    return {name: would.get(name, words) for name, words in names.items() if name != "checkpoint_s"}
+
+
+def outcome_of(name: str, mode: str | None = None) -> str:
+    """Return how an outage ended. mode: of the settings of then; in dry-run no training was held."""
+    if mode == "dry-run" and name == "resumed_in_place":
+        return "dry-run: training would have been held and resumed in place; it never stopped"
+    return OUTCOMES.get(name, name)
+
+
+def sentence(event: str, because: str, numbers: Numbers, mode: str | None = None) -> str:
+    """Return what a note says. An event that has no words yet is told by its name, with its reason.
+
+    mode: of the settings of then; what was only recorded is not told as done.
+    """
+    made = _recorded(event, mode) or _SENTENCES.get(event)
     if made is not None:
         return made(because, numbers)
     name, _, what = event.rpartition("_")
@@ -86,6 +104,37 @@ def sentence(event: str, because: str, numbers: Numbers) -> str:
 def has_words(event: str) -> bool:
     """Say whether a note is told in words of its own."""
     return event in _SENTENCES or event.endswith(("_raised", "_cleared"))
+
+
+def _recorded(event: str, mode: str | None) -> _Sentence | None:
+    """Return the words for what was not done in this mode; None if it was."""
+    if mode not in {"dry-run", "rehearse"}:
+        return None
+    if mode == "dry-run" and event in _NOT_ASKED:
+        return _NOT_ASKED[event]
+    made = _SENTENCES.get(event)
+    if event in _NOT_POWERED_OFF or made is None:
+        return _NOT_POWERED_OFF.get(event)
+    acts = _ACTS if mode == "dry-run" else _ACTS_ON_POWER
+    return (lambda because, numbers: f"{mode}, only recorded: {made(because, numbers)}") if event in acts else None
+
+
+def short_since_s(
+    moments: Iterable[tuple[float, float | None, float | None]], commit_s: float, dwell_s: float
+) -> float | None:
+    """Return since when the stop fitted no more, where only the wait for a dip to pass held the commit back.
+
+    moments: of each decision before the commit when it was, what the battery lasted, and what the stop needed.
+    dwell_s: seconds on battery before which nothing is committed, if the wait costs no more than the reserve.
+    """
+    if commit_s > dwell_s + _ONE_MORE_POLL_S:
+        return None
+    short = (at_s for at_s, left_s, stop_s in moments if left_s is not None and stop_s is not None and left_s <= stop_s)
+    since_s = next(short, None)
+    return since_s if since_s is not None and commit_s - since_s >= 1.0 else None
+
+
+_ONE_MORE_POLL_S: Final = 3.0
 
 
 def order(kind: str, whom: str = "") -> str:
@@ -147,7 +196,7 @@ def _at_risk(numbers: Numbers) -> str:
 def _left(numbers: Numbers) -> str:
     reff_s = _seconds(numbers, "reff_now_s")
     if reff_s is None:
-        return "Nobody knows how long the battery lasts"
+        return "The runtime is unknown"
     paused = "as long as utility" if is_endless(_seconds(numbers, "reff_paused_s")) else _for(numbers, "reff_paused_s")
     need_s = (_seconds(numbers, "checkpoint_s") or 0.0) + (_seconds(numbers, "stop_s") or 0.0)
     return (
@@ -171,7 +220,7 @@ def _why_checkpoint(because: str, numbers: Numbers) -> str:
         case "low_battery":
             return "the UPS calls its battery low"
         case "blind":
-            return "nobody knows how long the battery lasts: neither the UPS nor the settings say"
+            return "the runtime is unknown: neither the UPS nor the settings say"
         case "power_off_at" | "countdown":
             return f"the UPS is going to cut its output{_cut(numbers)}"
         case "fsd":
@@ -194,13 +243,13 @@ def _why_commit(because: str, numbers: Numbers) -> str:
         case "power_off_at":
             return f"the UPS is going to cut its output{_cut(numbers)}, and {stop}"
         case "power_off_at permits no hold":
-            return "the UPS is going to cut its output: what is ordered to end permits no hold"
+            return "the UPS has announced that it cuts its output: no time to wait for utility"
         case "blind: low_battery":
-            return "nobody knows how long the battery lasts, and the UPS calls it low"
+            return "the runtime is unknown, and the UPS calls it low"
         case "blind: charge_pct":
-            return "nobody knows how long the battery lasts, and its charge is 40 % or less"
+            return "the runtime is unknown, and its charge is 40 % or less"
         case "blind: blind_s":
-            return "nobody knows how long the battery lasts, and the time that the settings allow (blind_s) is over"
+            return "the runtime is unknown, and the time that the settings allow (blind_s) is over"
         case _:
             return because
 
@@ -406,7 +455,7 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "power_off_repeated": lambda b, n: f"the power-off was ordered again, with {_for(n, 'force_after_s')} left: {b}",
     "precaution_ordered": _of("was asked for a checkpoint as a precaution, training going on"),
     "policy_restored": lambda b, n: f"the BMC's policy was put back to {n.get('policy', 'what it was')} ({b})",
-    "reboot_left": lambda b, _: f"the power-off stays one: {b}",
+    "reboot_left": lambda b, _: f"the power-off is not made a reboot: {b}",
     "reboot_ordered": lambda b, _: f"the power-off is to end in a reboot: {b}",
     "resume_unconfirmed": lambda b, _: b,
     "return_put_off": lambda b, n: f"{b}: it is told to stay away for {_for(n, 'back_off_s')}",
@@ -423,8 +472,69 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "trainer_terminated": _of("was ended: its processes got SIGTERM"),
     "way_armed": lambda _, n: f"armed, so that the host comes back: {_way(n)}, in {_for(n, 'in_s')}",
     "way_blocked": lambda b, n: f"not armed: {_way(n)}: {b}",
-    "way_disarmed": lambda _, n: f"taken back: {_way(n)}",
-    "way_found_disarmed": lambda b, n: f"was not armed any more when it was taken back: {_way(n)} ({b})",
+    "way_disarmed": lambda _, n: f"disarmed: {_way(n)}",
+    "way_found_disarmed": lambda b, n: f"was no longer armed when it was to be disarmed: {_way(n)} ({b})",
     "way_given_up": lambda b, _: f"given up: {b}",
     "ways_unknown": lambda b, _: b,
 }
+
+
+# --- What was only recorded -------------------------------------------------------------------------------------------
+
+
+def _phase_recorded(because: str, numbers: Numbers) -> str:
+    if numbers.get("new") == "shutdown":
+        return f"the commit point: the host would be powered off, because {_why_commit(because, numbers)}"
+    return _phase_changed(because, numbers)
+
+
+def _phase_not_asked(because: str, numbers: Numbers) -> str:
+    match numbers.get("new"):
+        case "emergency_checkpoint":
+            return f"training would be told to checkpoint, because {_why_checkpoint(because, numbers)}"
+        case "holding":
+            lasts = f"at the expected load the battery lasts {_for(numbers, 'reff_paused_s')} more"
+            return (
+                f"no trainer was asked, so training goes on. The host would wait for utility; {lasts}, of which the "
+                f"stop needs {_for(numbers, 'stop_s')}"
+            )
+        case _:
+            return _phase_recorded(because, numbers)
+
+
+def _checkpoint_not_asked(because: str, numbers: Numbers) -> str:
+    text = _checkpoint_ordered(because, numbers).replace(" was asked for ", " would be asked for ", 1)
+    return text.replace("; it has ", "; it would have ", 1)
+
+
+def _outage_recorded(_: str, numbers: Numbers) -> str:
+    return (
+        f"the outage ended after {_for(numbers, 'lasted_s')}: {outcome_of(str(numbers.get('outcome', '')), 'dry-run')}"
+    )
+
+
+_NOT_POWERED_OFF: Final[dict[str, _Sentence]] = {
+    "phase_changed": _phase_recorded,
+    "power_off_ordered": lambda b, n: _power_off_ordered(b, n).replace(" was ordered ", " would be ordered ", 1),
+    "power_off_accepted": lambda *_: "the power-off is recorded, and not done",
+    "power_off_hastened": lambda b, n: f"the host would be powered off by force in {_for(n, 'force_after_s')}: {b}",
+}
+_NOT_ASKED: Final[dict[str, _Sentence]] = {
+    "phase_changed": _phase_not_asked,
+    "outage_ended": _outage_recorded,
+    "checkpoint_ordered": _checkpoint_not_asked,
+    "checkpoint_durable": lambda _, n: f"no checkpoint of {n.get('trainer')}: it was not asked for one",
+    "precaution_ordered": _of("would be asked for a checkpoint as a precaution, training going on"),
+}
+_ACTS_ON_POWER: Final = frozenset({"way_armed", "way_disarmed", "reboot_ordered"})
+_ACTS: Final = _ACTS_ON_POWER | {
+    "gpu_cap_ordered",
+    "gpu_power_capped",
+    "gpu_power_restored",
+    "policy_restored",
+    "trainer_continued",
+    "trainer_signalled",
+    "trainer_stopped",
+    "trainer_terminated",
+}
+"""What is recorded in place of being done: in dry-run all of it, in rehearse what would take the host's power."""

@@ -22,8 +22,8 @@ _OFF: Final = {
     Way.WATCHDOG: "bmc.watchdog is false",
 }
 UNCOVERED: Final = (
-    "utility that returns between the commit and the UPS's cut leaves AC on, and this host stays off for ever: no way "
-    "back that covers that is armed"
+    "if power returns while this host shuts down, AC never drops and the BMC does not switch it on again; nothing is "
+    "armed for that case"
 )
 
 

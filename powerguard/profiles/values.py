@@ -17,7 +17,7 @@ class Missing(Enum):
     """Why there is no value. None of these is ever a number, and none of them is ever 0."""
 
     NO_SUCH_OBJECT = "the device has no such object"
-    NO_SUCH_INSTANCE = "the device has the object, but not this row of it"
+    NO_SUCH_INSTANCE = "noSuchInstance (this card does not fill it)"
     END_OF_MIB = "beyond the last object of the device"
     NULL = "NULL: the device knows the object and has no value for it"
     NO_ANSWER = "asked for, and left out of the answer"

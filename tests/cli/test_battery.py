@@ -86,7 +86,7 @@ def test_a_daemon_that_knows_nothing_yet() -> None:
     assert ups["reported"]["over_report"] is None
     assert ups["health"]["to_measure"] == {"least_depth": 0.25, "at_load_now_s": None}
     told = text(daemon)
-    assert "nobody knows it" in told
+    assert "unknown: no runtime_table" in told
     assert "the UPS reports no runtime" in told
     assert "nothing was measured yet" in told
 
@@ -97,9 +97,9 @@ def test_the_ups_promises_more_than_the_account_has() -> None:
     reported = view(daemon)["ups"][0]["reported"]
     assert reported["account_s"] == pytest.approx(0.8008 * 1400.0, abs=0.01)
     assert reported["over_report"] == pytest.approx(1260.0 / (0.8008 * 1400.0) - 1.0, abs=0.001)
-    assert "an upper bound only; our own account has 18 m 41 s: the UPS promises 12 % more" in text(daemon)
+    assert "the UPS reports 21 m 00 s, powerguard counts on 18 m 41 s" in text(daemon)
     daemon.state = replace(daemon.state, feed=replace(daemon.state.feed, reading=reading(runtime_s=560.0)))
-    assert "the UPS promises 50 % less" in text(daemon)
+    assert "the UPS reports 9 m 20 s, powerguard counts on 18 m 41 s" in text(daemon)
 
 
 def test_what_the_ups_says_beside_a_table_does_not_count() -> None:

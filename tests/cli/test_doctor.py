@@ -148,7 +148,7 @@ async def test_what_would_not_hold_is_a_failure(folder: Path) -> None:
     assert "does not pause" in text_of(checks, "trainer.llm", "WARN")
     assert verdicts(checks, "daemon") == ["FAIL"]
     assert verdicts(checks, "way_back") == ["FAIL"], "as it looks without a daemon: nothing covers the race"
-    assert "stays off for ever" in text_of(checks, "way_back")
+    assert "the BMC does not switch it on again; nothing is armed for that case" in text_of(checks, "way_back")
 
 
 async def test_nobody_answers(folder: Path) -> None:

@@ -65,11 +65,11 @@ async def test_a_dry_run_tells_every_gate_and_starts_nothing(folder: Path) -> No
         lines = out.splitlines()
         assert lines[0] == "phase recovery: training waits for the gate"
         assert [line.split()[:2] for line in lines[1:6]] == [
-            ["closed", "utility"],
-            ["open", "countdown"],
-            ["open", "charge"],
-            ["open", "host"],
-            ["open", "target"],
+            ["waiting", "utility"],
+            ["ok", "countdown"],
+            ["ok", "charge"],
+            ["ok", "host"],
+            ["ok", "target"],
         ]
         assert lines[6] == "would start: /bin/true"
         daemon.state = by_command(back()).state
@@ -113,8 +113,8 @@ async def test_without_a_daemon_it_looks_for_itself_and_starts_nothing(folder: P
         ["?", "utility"],
         ["?", "countdown"],
         ["?", "charge"],
-        ["open", "host"],
-        ["open", "target"],
+        ["ok", "host"],
+        ["ok", "target"],
     ]
     assert "with the battery watched: systemctl start powerguard.service\nby hand, with nobody watching" in out
     assert "the battery: /bin/true" in out

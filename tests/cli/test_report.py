@@ -16,11 +16,22 @@ import pytest
 
 from powerguard.cli.main import main
 from powerguard.cli.outages import Elapsed
-from powerguard.core.actions import CheckHost, Conduct, ContinueTrainer, Reboot, StopTrainer, TerminateTrainer
+from powerguard.cli.render import duration
+from powerguard.cli.report_picture import timeline
+from powerguard.core.actions import (
+    CheckHost,
+    Conduct,
+    ContinueTrainer,
+    EnsurePolicy,
+    Reboot,
+    StopTrainer,
+    TerminateTrainer,
+)
 from powerguard.core.events import ForeignStop, Measured, PoweredOn, TrainerSeen
 from powerguard.core.model import Recovery
-from powerguard.core.policy import FeedPolicy, TrainerPolicy
+from powerguard.core.policy import FeedPolicy, Mode, TrainerPolicy
 from powerguard.core.readings import Reading, SourceFailed
+from powerguard.daemon.assemble import Recorder
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Line, OutageRecord
 from powerguard.sim.virtual import VirtualLoop
@@ -242,7 +253,38 @@ async def _lost_before_the_pause(world: World) -> None:
         await rest(3.0)
 
 
+async def _dry_run(world: World) -> None:
+    """In dry-run every action is only recorded: training draws its power until utility is back."""
+    world.policy = replace(world.policy, mode=Mode.DRY_RUN)
+    parts = world.parts()
+    recorder = Recorder()
+    effectors = {kind: world.bmc if kind is EnsurePolicy else recorder for kind in parts.effectors}
+    world.bmc.detail = (("policy", "always-off"), ("verified", False))
+    async with world.running(replace(parts, effectors=effectors)) as daemon:
+        await until(lambda: daemon.clock() > 1060.0)
+        world.ups.utility = False
+        await until(in_phase("Shutdown", daemon))
+        await rest(10.0)
+        world.ups.utility = True
+        await until(in_phase("Online", daemon))
+        await rest(20.0)
+
+
+async def _falls(world: World) -> None:
+    """The charge falls at once, and the checkpoint is quick: only the wait for a dip holds the commit back."""
+    world.trainer.takes_s = 0.1
+    async with world.running(kill=True) as daemon:
+        await until(lambda: daemon.clock() > 1060.0)
+        world.ups.utility = False
+        await until(in_phase("OnBattery", daemon))
+        world.ups._left = 0.48
+        await until(in_phase("Shutdown", daemon))
+        await rest(3.0)
+
+
 ENDS = {
+    "dry-run": _dry_run,
+    "falls": _falls,
     "trains-on": _trains_on,
     "died": _died,
     "signalled": _signalled,
@@ -360,7 +402,8 @@ def test_a_power_off_and_back(journals: dict[str, Path], report: Report, run: Ru
     checkpoint = next(p for p in told["predictions"] if p["what"].startswith("all checkpoints"))
     assert (checkpoint["predicted"], checkpoint["measured"]) == (20.0, 20.0)
     assert told["detection"]["confirmed_s"] - told["detection"]["power_lost_s"] <= 1.5
-    assert rules(told) == {"health_unknown", "return_unknown"}, "all went as planned"
+    assert rules(told) == {"return_unknown"}, "all went as planned, and the discharge measured the battery's health"
+    assert "health_unknown" in rules(report(journals["dip"])), "a dip measures nothing"
     code, out, err = run("report", "--journal", journals["powered-off"])
     assert (code, err) == (0, "")
     assert (told["host"], out.startswith("gpu-01: outage ")) == ("gpu-01", True)
@@ -411,6 +454,64 @@ def test_a_second_power_off_in_the_same_outage(journals: dict[str, Path], report
     assert (told["recovery"]["powered_on_by"], told["recovery"]["ac_gone"]) == ("rtc-wake", None)
     assert "ac_never_gone" not in rules(told), "the UPS was on battery when it was last heard"
     assert sum(p["s"] for p in told["phases"]) == pytest.approx(told["durations"]["lasted_s"], abs=0.1)
+
+
+def test_a_dry_run_claims_nothing_that_was_not_done(journals: dict[str, Path], report: Report, run: Run) -> None:
+    """Conditional, named as a dry-run in every header, and no prediction or advice of what was only recorded."""
+    told = report(journals["dry-run"])
+    assert (told["mode"], told["outcome"]) == ("dry-run", "rehearsed")
+    assert [p["what"] for p in told["predictions"]] == ["effective runtime at the pause, at the load of that moment"]
+    assert rules(told) <= {"health_unknown", "no_runtime_table"}
+    for verb in (("report",), ("report", "--markdown"), ("explain",)):
+        out = " ".join(run(*verb, "--journal", journals["dry-run"])[1].split())
+        assert re.search(r"outage \S+, \S+ \S+(?: \S+)? \(dry\\?-run\)", out), verb
+        assert not re.search(
+            r"nothing can be lost|was asked for|is powered off|under way|held, paused|every checkpoint is durable|"
+            r"was told to checkpoint|was ordered",
+            out,
+        ), verb
+    out = " ".join(run("explain", "--journal", journals["dry-run"])[1].split())
+    for part in (
+        "training would be told to checkpoint, because",
+        "llm would be asked for a checkpoint, then to stay paused; it would have",
+        "no checkpoint of llm: it was not asked for one",
+        "no trainer was asked, so training goes on. The host would wait for utility",
+        "the commit point: the host would be powered off, because",
+        "the power-off would be ordered (",
+        "the power-off is recorded, and not done",
+        "dry-run, only recorded: resume (llm)",
+    ):
+        assert part in out, part
+
+
+def test_the_curve_is_drawn_at_the_scale_of_the_outage(journals: dict[str, Path], report: Report) -> None:
+    """An idle UPS on utility reports hours, which would flatten the minutes that decided."""
+    told = report(journals["held"])
+    top = max(point["reported_s"] for point in told["runtime"])
+    after = [stretch for feed in told["feeds"] for stretch in feed["stretches"] if stretch["source"] == "utility"][-1]
+    told["runtime"].append({"at_s": after["to_s"], "reported_s": 100_000.0})
+    drawn = timeline(told, [])
+    assert duration(100_000.0) not in drawn
+    assert duration(top) in drawn
+
+
+def test_why_a_commit_waited(journals: dict[str, Path], report: Report, run: Run) -> None:
+    """The stop no longer fitted, and only the wait for a dip held the commit back: no reserve is blamed."""
+    out = " ".join(run("explain", "--journal", journals["falls"])[1].split())
+    wait = r"powerguard waited for 8 s on battery and one more reading, because a shorter dip needs no power-off"
+    assert re.search(rf"the commit point: .*\. The stop did not fit from \+\S+ s on: {wait}", out)
+    told = report(journals["falls"])
+    assert "commit_waited" in rules(told)
+    assert "commit_late" not in rules(told)
+    assert "The stop did not fit from" not in run("explain", "--journal", journals["powered-off"])[1]
+
+
+def test_the_stop_of_the_commit_is_judged(journals: dict[str, Path], report: Report) -> None:
+    """A full stop at the commit, and sums of a short one after it: no stop was cut short."""
+    told = report(journals["powered-off"])
+    grades = [(row["phase"], row["grade"]) for row in told["budget"]]
+    assert ("shutdown", "full") in grades
+    assert "stop_cut_short" not in rules(told)
 
 
 def test_a_trainer_that_trains_on(journals: dict[str, Path], report: Report, run: Run) -> None:

@@ -104,7 +104,7 @@ SENTENCES = [
     ("budget", {}, "(4 m 13 s, so 3 m 09 s) had come down to what was still needed (checkpoint 20 s + stop 2 m 50 s)"),
     ("runtime_short", {}, "at this load the battery would have lasted only 2 m 32 s more"),
     ("low_battery", {}, "because the UPS calls its battery low"),
-    ("blind", {}, "because nobody knows how long the battery lasts"),
+    ("blind", {}, "because the runtime is unknown: neither the UPS nor the settings say"),
     (
         "power_off_at",
         {"cut_in_s": 95.0},
@@ -116,7 +116,7 @@ SENTENCES = [
         {"new": "shutdown", "reff_s": 168.0},
         "the battery lasts only 2 m 48 s more, and a full stop takes 2 m 50 s",
     ),
-    ("power_off_at permits no hold", {"new": "shutdown"}, "permits no hold"),
+    ("power_off_at permits no hold", {"new": "shutdown"}, "no time to wait for utility"),
     ("blind: blind_s", {"new": "shutdown"}, "the time that the settings allow (blind_s) is over"),
     ("second_reading", {"old": "online", "new": "on_battery"}, "a second reading says so too. It lasts 2 m 32 s more"),
     ("alice: a test", {"old": "holding", "new": "on_battery"}, "the shutdown was called off (alice: a test)"),
