@@ -339,6 +339,7 @@ async def _trainers(ward: Ward) -> list[Finding]:
         publish=publish,
         discover_dir=known,
         discover_uids=ward.settings.trainer_uids,
+        not_trainers=[ward.settings.control.socket],
     )
     try:
         await effector.look()

@@ -9,12 +9,16 @@ import json
 import os
 import socket
 import time
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from powerguard.cli.main import SOCKET, UntoldError
 
 URL: Final = "http://127.0.0.1:13493"
 LIMIT_S: Final = 3.0
+SETTINGS: Final = "etc/powerguard/powerguard.yaml"
+_UNIT_FOLDERS: Final = ("etc/systemd/system", "run/systemd/system", "usr/local/lib/systemd/system",
+                        "usr/lib/systemd/system", "lib/systemd/system")  # fmt: skip
 MAX_ANSWER_BYTES: Final = 4 << 20
 
 
@@ -84,7 +88,7 @@ def _ask_unix(
         try:
             return _exchange(sock, path, f"{method} {target}", "localhost", body=body, limit_s=limit_s)
         except OSError as error:
-            raise DownError(_why(error, path)) from error
+            raise DownError(_why(error, path, _missing() if path == SOCKET else "")) from error
 
 
 def _ask_tcp(url: str, target: str) -> tuple[int, bytes]:
@@ -94,7 +98,7 @@ def _ask_tcp(url: str, target: str) -> tuple[int, bytes]:
         try:
             return _exchange(sock, (host, port), f"GET {target}", host)
         except OSError as error:
-            raise DownError(_why(error, url)) from error
+            raise DownError(_why_elsewhere(error, url, host)) from error
 
 
 def _split(url: str) -> tuple[str, int]:
@@ -106,8 +110,33 @@ def _split(url: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _why(error: OSError, where: str) -> str:
-    """Say what an operator would do about it."""
+def _missing(root: Path = Path("/")) -> str:
+    """Return what must be there before a daemon can run, and what brings it; "" if all of it is there."""
+    try:
+        if not any((root / folder / "powerguard.service").exists() for folder in _UNIT_FOLDERS):
+            return "powerguard is not installed on this host (powerguard install)"
+        if not (root / SETTINGS).exists():
+            return f"no settings yet: /{SETTINGS} (`powerguard discover` and `powerguard import` print some)"
+    except OSError:  # closed to this user
+        pass
+    return ""
+
+
+def _why_elsewhere(error: OSError, url: str, host: str) -> str:
+    """As `_why`, of a port. Of another host nothing is known but that it does not answer."""
+    if host in {"127.0.0.1", "::1", "localhost"}:
+        return _why(error, url, _missing() if url == URL else "")
+    if isinstance(error, TimeoutError) or error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT):
+        return f"{url}: the host does not answer (is it up, and is a firewall between?)"
+    if error.errno == errno.ECONNREFUSED:
+        return f"{url}: the host refuses: no daemon listens there (http.listen in its settings is 127.0.0.1 unless set)"
+    return _why(error, url)
+
+
+def _why(error: OSError, where: str, missing: str = "") -> str:
+    """Say what an operator would do about it. missing: of `_missing`."""
+    if missing and error.errno in (errno.ENOENT, errno.ECONNREFUSED):
+        return f"{where}: {missing}"
     if isinstance(error, TimeoutError):
         return f"{where}: no answer within {LIMIT_S:g} s: the daemon hangs (systemctl status powerguard)"
     if error.errno == errno.ENOENT:

@@ -67,6 +67,7 @@ from powerguard.effectors.host_check import HostCheckEffector
 from powerguard.effectors.signals.effector import TRAINER_SOCKETS, SignalEffector, SignalHelper
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.ways import Turns, WaysEffector
+from powerguard.options import SecretError, secrets_in
 from powerguard.settings.caution import warnings
 from powerguard.settings.explain import dotted
 from powerguard.settings.load import SettingsError, load
@@ -172,6 +173,7 @@ def build(
         publish=publish,
         discover_dir=None if settings.trainer_sockets is None else Path(settings.trainer_sockets),
         discover_uids=settings.trainer_uids,
+        not_trainers=[settings.control.socket],
         spawn=hands.spawn,
         helper=SignalHelper(settings.signals.socket),
     )
@@ -308,6 +310,19 @@ def _relief(
     return {**caps, **stops}, watchers
 
 
+def _unpassed(before: Settings, fresh: Settings) -> list[str]:
+    """Return the credentials that the settings name now and did not before, and that this process has not."""
+    known = {secret.credential for _, secret in secrets_in(before)}
+    unpassed: list[str] = []
+    for _, secret in secrets_in(fresh):
+        if secret.credential is not None and secret.credential not in {*known, *unpassed}:
+            try:
+                secret.read()
+            except SecretError:
+                unpassed.append(secret.credential)
+    return unpassed
+
+
 def assemble(
     settings: Settings,
     *,
@@ -341,6 +356,9 @@ def assemble(
             log.info("setting_changed", setting=key)
         if fresh.http != settings.http or fresh.control != settings.control or fresh.journal != settings.journal:
             log.warning("restart_needed", because="http, control and journal change only with a restart")
+        if unpassed := _unpassed(accepted[-1], fresh):
+            because = f"systemd passes credentials only at the start: {', '.join(unpassed)}"
+            log.warning("restart_needed", because=because, right="systemctl restart powerguard.service")
         parts = make(fresh)
         accepted[:] = [fresh]
         return parts

@@ -20,6 +20,7 @@ MOST_UNITS: Final = 32
 _ALLOWED: Final = "powerguard-resume.target"
 """What the polkit rule that comes with powerguard lets the daemon start."""
 _EARLY: Final = frozenset({"multi-user.target", "graphical.target", "default.target", "basic.target"})
+UNITS: Final = "/etc/systemd/system"
 _GUIDE: Final = "docs/guides/recovery.md"
 _PROPERTIES: Final = "--property=Id,LoadState,WantedBy,RequiredBy,Wants,Requires"
 
@@ -62,7 +63,14 @@ def _wanted(units: Sequence[str], told: Mapping[str, Mapping[str, str]], by: str
         its = told.get(unit, {})
         if its.get("LoadState") not in (None, "loaded"):
             text = f"{by} wants {unit}, which is {its['LoadState']}: it would not be started"
-            found.append(Finding("resume.target", "FAIL", text, f"systemctl disable {unit}, or put it there"))
+            fix = "name what trains: powerguard install --resume-unit UNIT"
+            if its["LoadState"] == "masked":
+                fix = f"systemctl unmask {unit}, or {fix}"
+            elif its["LoadState"] == "not-found":
+                fix = f"write {UNITS}/{unit} and systemctl daemon-reload, or {fix}"
+            else:
+                fix = f"systemctl status {unit}; correct it, then systemctl daemon-reload"
+            found.append(Finding("resume.target", "FAIL", text, fix))
         early = _EARLY & {*its.get("WantedBy", "").split(), *its.get("RequiredBy", "").split()}
         if early:
             text = f"{unit} is wanted by {', '.join(sorted(early))} as well: it starts at boot, before the gate"

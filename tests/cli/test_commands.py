@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import contextlib
+import errno
 import io
 import json
 import os
@@ -23,6 +24,7 @@ from typing import Any
 import pytest
 import structlog
 
+from powerguard.cli.client import SETTINGS, _missing, _why, _why_elsewhere
 from powerguard.cli.main import VERBS, Verbs, main
 from powerguard.cli.plan import describe as describe_plan
 from powerguard.cli.render import Paint, clock_of
@@ -207,6 +209,32 @@ async def test_status_when_the_daemon_is_down(folder: Path) -> None:
     example = json.loads((REFERENCE / "status-down.json").read_text(encoding="utf-8"))
     assert (list(told), told["last_known"]) == (list(example), example["last_known"])
     assert (await powerguard(*args, "--short")).code == 4
+
+
+def test_what_is_missing_before_a_daemon_can_run(tmp_path: Path) -> None:
+    """Nothing to start where nothing is installed, and nothing to run with where there are no settings."""
+    assert _missing(tmp_path) == "powerguard is not installed on this host (powerguard install)"
+    unit = tmp_path / "etc" / "systemd" / "system" / "powerguard.service"
+    unit.parent.mkdir(parents=True)
+    unit.touch()
+    assert _missing(tmp_path).startswith("no settings yet: /etc/powerguard/powerguard.yaml (`powerguard discover`")
+    (tmp_path / SETTINGS).parent.mkdir()
+    (tmp_path / SETTINGS).touch()
+    assert _missing(tmp_path) == ""
+    gone = FileNotFoundError(errno.ENOENT, "")
+    assert _why(gone, "s.sock", "nothing there") == "s.sock: nothing there"
+    assert _why(gone, "s.sock") == "s.sock: not there: the daemon is not running (systemctl start powerguard)"
+
+
+async def test_another_host_that_does_not_answer_is_not_told_to_start_here() -> None:
+    """Nothing is known of it: no unit of this host would help."""
+    ended = await powerguard("status", "--url", "http://127.0.7.9:9")
+    assert ended.code == 4
+    assert "the host refuses: no daemon listens there" in " ".join(ended.out.split())
+    assert "systemctl" not in ended.out
+    assert "the host does not answer" in _why_elsewhere(TimeoutError(), "http://10.0.0.9:13493", "10.0.0.9")
+    down = OSError(errno.EHOSTUNREACH, "No route to host")
+    assert "the host does not answer" in _why_elsewhere(down, "http://10.0.0.9:13493", "10.0.0.9")
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no database" * 200, "a pipe"])

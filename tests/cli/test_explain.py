@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -329,6 +330,23 @@ def test_without_a_journal(run: Run, tmp_path: Path) -> None:
     Store(tmp_path / "empty.sqlite").load()
     code, _, err = run("explain", "last", "--journal", tmp_path / "empty.sqlite")
     assert (code, "the journal knows no outage" in err) == (64, True)
+
+
+@pytest.mark.root
+def test_a_journal_that_is_closed_to_the_reader(journals: dict[str, Path], run: Run, tmp_path: Path) -> None:
+    """The reader is told to be root, not to open the daemon's folder to itself."""
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=0o700)
+    path = folder / "journal.sqlite"
+    shutil.copy(journals["dip"], path)
+    os.seteuid(65534)
+    try:
+        told = [run(verb, "--journal", path) for verb in ("history", "explain", "report")]
+    finally:
+        os.seteuid(0)
+    for code, _, err in told:
+        assert (code, "Permission denied (be root: the journal is the daemon's own; " in err) == (66, True), err
+        assert "must be able to write" not in err
 
 
 def test_the_journal_is_where_the_settings_say(journals: dict[str, Path], run: Run, tmp_path: Path) -> None:

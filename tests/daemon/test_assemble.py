@@ -46,6 +46,7 @@ from powerguard.effectors.bmc.effector import BmcEffector
 from powerguard.effectors.gpu.effector import GpuEffector
 from powerguard.effectors.host import HostEffector
 from powerguard.effectors.signals.effector import SignalEffector
+from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.ways import Turns, WaysEffector
 from powerguard.settings.load import load
 from powerguard.settings.schema import Settings
@@ -53,6 +54,7 @@ from powerguard.sim.ups import Battery, SimUps
 from powerguard.sources.base import Source
 from powerguard.sources.snmp import SnmpSource
 from tests.daemon.looped import EPOCH_S, TABLE, Card, in_virtual_time, now_s, until
+from tests.effectors.trainer_peers import serve
 from tests.peers.ports import free_port
 
 SETTINGS = """\
@@ -110,6 +112,19 @@ def test_dry_run_touches_nothing(folder: Path) -> None:
         assert host._mode is Mode.DRY_RUN
         assert parts.effectors[ResumeTraining] is host
         assert [type(source) for _, _, source in parts.sources] == [SnmpSource]
+
+
+async def test_the_admin_socket_is_no_trainer(folder: Path) -> None:
+    """Both may lie in one folder: what answers on the daemon's own socket is not asked for a checkpoint."""
+    config = write(folder, mode="armed")
+    config.write_text(config.read_text().replace("trainer_sockets: null", f"trainer_sockets: {folder}"))
+    trainers = build(load(config), Hands(), lambda _: None).effectors[TriggerCheckpoint]
+    assert isinstance(trainers, TrainerEffector)
+    answer = {"body": {"api_version": 1}}
+    async with serve({"GET /api/v1/status": [answer]}, path=folder / "powerguard.sock"):
+        await trainers.look()
+    assert trainers.names == ("llm",)
+    await trainers.close()
 
 
 def test_armed_is_armed(folder: Path) -> None:
@@ -280,6 +295,42 @@ def test_a_rehearsal_from_the_plug_to_the_return(folder: Path, mode: str) -> Non
         assert daemon.last_outage is not None
         assert daemon.last_outage.outcome == "rehearsed"
         assert daemon.actions.counts["power_off", "done"] == 1
+        daemon.stop()
+        await running
+
+    play()
+
+
+def test_a_reload_names_the_credentials_that_need_a_restart(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Systemd passes them at the start alone: one that is new, or was empty then, is named by the reload."""
+    credentials = folder / "credentials"
+    credentials.mkdir()
+    (credentials / "passed").write_text("s")
+    (credentials / "placeholder").write_text("\n")
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(credentials))
+
+    @in_virtual_time
+    async def play() -> None:
+        ups = SimUps(Battery(runtime=TABLE), clock=now_s, load=lambda: 0.75)
+        config = write(folder)
+        hands = hands_of(ups)
+        daemon = assemble(load(config), config=config, hands=hands, journal=journal_in(folder, hands))
+        running = asyncio.get_running_loop().create_task(daemon.run())
+        await rest(5.0)
+        (folder / "conf.d").mkdir()
+        names = ("passed", "placeholder", "later")
+        jobs = [f"{{name: {name}, url: 'unix:{folder}/{name}', token: {{credential: {name}}}}}" for name in names]
+        (folder / "conf.d" / "a.yaml").write_text(f"trainers: [{', '.join(jobs)}]\n")
+        for is_new in (True, False):
+            capsys.readouterr()
+            daemon.reload()
+            await rest(3.0)
+            told = capsys.readouterr().out
+            assert ("systemd passes credentials only at the start: placeholder, later" in told) is is_new
+            assert ("right='systemctl restart powerguard.service'" in told) is is_new
+            assert daemon.settings_ok
         daemon.stop()
         await running
 

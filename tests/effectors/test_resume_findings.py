@@ -112,3 +112,18 @@ def test_what_is_not_remembered_cannot_be_missed(tmp_path: Path) -> None:
     (tmp_path / "closed").write_text("nobody can look into it, root neither")
     (found,) = host(looked(), tmp_path / "closed")
     assert "cannot be read" in found.text
+
+
+@pytest.mark.parametrize(
+    ("state", "fix"),
+    [
+        ("not-found", "write /etc/systemd/system/llm.service and systemctl daemon-reload, or name what trains: "),
+        ("masked", "systemctl unmask llm.service, or name what trains: powerguard install --resume-unit UNIT"),
+        ("bad-setting", "systemctl status llm.service; correct it, then systemctl daemon-reload"),
+    ],
+)
+async def test_what_would_be_right_of_a_unit_that_cannot_start(state: str, fix: str) -> None:
+    """A unit that is not there cannot be disabled."""
+    systemctl = Systemctl(powerguard_resume__target=f"{LOADED};Requires=llm.service", llm__service=f"LoadState={state}")
+    (found,) = await target(ResumeOptions(), spawn=systemctl)
+    assert (found.verdict, found.fix.startswith(fix)) == ("FAIL", True), found

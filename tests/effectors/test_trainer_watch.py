@@ -188,6 +188,19 @@ async def test_sockets_are_found_by_name_and_lost_when_they_go(folder: Path) -> 
         assert (last(told).trainer, last(told).alive) == ("new", False)
 
 
+async def test_a_socket_that_is_no_trainers_is_left_alone(folder: Path) -> None:
+    """The daemon's own admin socket in the folder of trainers, also if it is named by another path."""
+    named = folder / "elsewhere"
+    named.symlink_to(folder)
+    async with (
+        serve({STATUS: [SAID]}, path=folder / "admin.sock"),
+        serve({STATUS: [SAID]}, path=folder / "llm.sock"),
+        effector(discover=folder, others=(str(named / "admin.sock"),)) as (made, _told),
+    ):
+        await made.look()
+        assert made.names == ("llm",)
+
+
 async def test_a_stranger_cannot_crowd_a_trainer_out(folder: Path) -> None:
     """Every user may put sockets there: a hundred of somebody else's, first by name, hide neither old nor new ones."""
 

@@ -127,11 +127,18 @@ class Told(list[TrainerSeen | CheckpointProgress]):
 
 @asynccontextmanager
 async def effector(
-    *options: TrainerOptions, discover: Path | None = None, uids: tuple[int, ...] = ()
+    *options: TrainerOptions, discover: Path | None = None, uids: tuple[int, ...] = (), others: tuple[str, ...] = ()
 ) -> AsyncIterator[tuple[TrainerEffector, Told]]:
     """Make an effector on the real clock, with what it publishes; closed at the end."""
     told = Told()
-    made = TrainerEffector(options, clock=boottime_s, publish=told.append, discover_dir=discover, discover_uids=uids)
+    made = TrainerEffector(
+        options,
+        clock=boottime_s,
+        publish=told.append,
+        discover_dir=discover,
+        discover_uids=uids,
+        not_trainers=others,
+    )
     try:
         yield made, told
     finally:

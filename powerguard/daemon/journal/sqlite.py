@@ -6,6 +6,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 APPLICATION_ID = 0x70776764
 """PRAGMA application_id: "pwgd". A database with another one is not ours."""
@@ -103,27 +104,31 @@ def is_full_or_busy(error: sqlite3.Error) -> bool:
 _LONGEST_TEXT = 160
 _ADVICE = {
     sqlite3.SQLITE_FULL: "free some space there",
-    sqlite3.SQLITE_READONLY: "the daemon's user must be able to write the file and its folder",
-    sqlite3.SQLITE_CANTOPEN: "the daemon's user must be able to write the file and its folder",
     sqlite3.SQLITE_BUSY: "another process holds it; only one daemon may run",
     sqlite3.SQLITE_IOERR: "look for disk errors in the kernel's log",
 }
 
 
+_OWN: Final = "the daemon's user must be able to write the file and its folder"
+_ROOTS: Final = "be root: the journal is the daemon's own; `powerguard status --url` needs no root"
+
+
 @contextlib.contextmanager
-def translated(path: Path) -> Iterator[None]:
+def translated(path: Path, *, reads: bool = False) -> Iterator[None]:
+    """Turn what the file system and SQLite say into a JournalError. reads: by a command, not by the daemon."""
+    closed = _ROOTS if reads and os.geteuid() != 0 else _OWN
     try:
         yield
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        advice = _ADVICE.get(code, "")
+        advice = closed if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN) else _ADVICE.get(code, "")
         message = f"{path}: {brief(error)}" + (f" ({advice})" if advice else "")
         raise JournalError(message) from error
     except UNREADABLE as error:
         message = f"{path}: damaged ({brief(error)}); move it away, and a new journal is started"
         raise JournalError(message) from error
     except OSError as error:
-        message = f"{path}: {error.strerror or error} (the daemon's user must be able to write the file and its folder)"
+        message = f"{path}: {error.strerror or error} ({closed})"
         raise JournalError(message) from error
 
 
@@ -154,7 +159,7 @@ def sync_folder(folder: Path) -> None:
 @contextlib.contextmanager
 def read_only(path: Path) -> Iterator[sqlite3.Connection]:
     """Open the journal beside a daemon that may be writing it, or that is down. Raises JournalError."""
-    with translated(path):
+    with translated(path, reads=True):
         if not path.is_file():  # a pipe would be waited for
             what = "is not a file" if path.exists() else "no journal here (has the daemon run with this state folder?)"
             message = f"{path}: {what}"

@@ -72,6 +72,7 @@ class TrainerEffector:
 
     publish: takes TrainerSeen and CheckpointProgress; never blocks. discover_dir: where trainers put their sockets;
     None: only configured ones count. discover_uids: whose sockets there are believed; root's and our own always are.
+    not_trainers: sockets that are none wherever they lie: the daemon's own.
     helper: who may signal; needed where a trainer, or a fallback, is of kind signal. alive: whether a unit
     has processes.
     """
@@ -84,6 +85,7 @@ class TrainerEffector:
         publish: Publish,
         discover_dir: Path | None = None,
         discover_uids: Sequence[int] = (),
+        not_trainers: Sequence[str] = (),
         spawn: Spawn = run_child,
         helper: Helper | None = None,
         alive: Alive = is_there,
@@ -94,6 +96,7 @@ class TrainerEffector:
         self._publish = publish
         self._discover_dir = None if discover_dir is None else discover_dir.absolute()
         self._discover_uids = frozenset({0, os.geteuid(), *discover_uids})
+        self._not_trainers = frozenset(map(os.path.realpath, not_trainers))
         self._spawn = spawn
         self._ignored: set[str] = set()
         self._strangers: dict[str, str] = {}
@@ -377,7 +380,9 @@ class TrainerEffector:
         }
         found, names = _sockets(self._discover_dir, self._discover_uids, known=self._watched)
         self._crowd(names)
-        sockets = {name: path for name, path in found.items() if path not in configured}
+        others = configured | self._not_trainers
+        folder = Path(os.path.realpath(self._discover_dir))  # noqa: ASYNC240 - a local folder, listed in any case
+        sockets = {n: path for n, path in found.items() if not {path, str(folder / Path(path).name)} & others}
         self._strangers = {path: told for path, told in self._strangers.items() if path in sockets.values()}
         async with asyncio.TaskGroup() as group:
             for name, path in sockets.items():
