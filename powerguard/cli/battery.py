@@ -242,12 +242,12 @@ def _replaced(args: argparse.Namespace) -> int:
             return fail(args, verb, f"which battery? {len(found)} UPSes feed this host: say {names}", EX_USAGE)
         ups = found[0]
         installed = args.installed or _this_month()
-        print("\n".join(_what_goes(ups, installed)), file=sys.stderr)
-        if not args.yes:
-            if not sys.stdin.isatty():
-                return fail(args, verb, "nobody here to ask: say --yes", EX_USAGE)
-            if not _agreed():
-                return fail(args, verb, "nothing was changed", EX_REFUSED)
+        if not args.yes and not sys.stdin.isatty():
+            return fail(args, verb, "stdin is no terminal to ask on: say --yes", EX_USAGE)
+        when = installed if args.installed else f"{installed} (this month; --installed names another)"
+        print("\n".join(_what_goes(ups, when)), file=sys.stderr)
+        if not args.yes and not _agreed():
+            return fail(args, verb, "nothing was changed", EX_REFUSED)
         answer = post(args, "battery-replaced", {"ups": ups["name"], "installed": installed})
     except DownError as error:
         return fail(args, verb, str(error), EX_DOWN)
@@ -260,11 +260,11 @@ def _replaced(args: argparse.Namespace) -> int:
     return 0
 
 
-def _what_goes(ups: dict[str, Any], installed: str) -> list[str]:
-    """Say what is forgotten, so that who mistakes the host or the UPS can still say no."""
+def _what_goes(ups: dict[str, Any], when: str) -> list[str]:
+    """Say what is forgotten: an operator who has mistaken the host or the UPS can still say no."""
     name, health = clean(ups["name"]), ups["health"]
     learned = [point for point in ups["runtime"]["points"] if point["origin"] == "learned"]
-    lines = [f"{name}: a new battery, put in {installed}. What was learned of the old one is forgotten:"]
+    lines = [f"{name}: a new battery, put in {when}. What was learned of the old one is forgotten:"]
     gone = []
     if health["measured"] is not None:
         gone.append(("health", _measurement(health["measured"])))

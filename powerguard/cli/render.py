@@ -99,7 +99,7 @@ def moment(unix_s: float | None) -> str:
     if unix_s is None:
         return "?"
     try:
-        return time.strftime("%Y-%m-%d %H:%M:%S%z", time.localtime(unix_s))
+        return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(unix_s))
     except (OverflowError, ValueError, OSError):
         return "?"
 

@@ -154,7 +154,7 @@ def _bar(name: str, words: str, span: tuple[float, float], x: _Scale, y: float) 
     begun_s, to_s = span
     x0, x1 = x(begun_s), max(x(to_s), x(begun_s) + 1.5)
     colour = name if name in _COLOURS else "other"
-    told = f"{words}: {duration(to_s - begun_s)} from +{duration(begun_s)}"
+    told = f"{words}: {duration(to_s - begun_s)} from {'' if begun_s < 0.0 else '+'}{duration(begun_s)}"
     drawn = (
         f'<rect style="fill: var(--t-{colour})" x="{x0:.1f}" y="{y:.1f}" width="{x1 - x0:.1f}" height="{_LANE}" rx="2">'
         f"<title>{html.escape(clean(told))}</title></rect>"

@@ -1,6 +1,7 @@
 """How `report` looks: as text, as Markdown, as a page with the timeline. What is not told is said so, never 0."""
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -74,6 +75,9 @@ def headline(told: Mapping[str, Any]) -> tuple[str, str]:
         return f"it still runs; phase: {PHASES.get(told['phase'], clean(told['phase']))}", "warn"
     outcome = told["outcome"] or ""
     words = clean(outcome_of(outcome, told["mode"])) if outcome else "how it ended is not told"
+    grades = [row["grade"] for row in told["budget"] if row["phase"] == "shutdown"]
+    if outcome == "clean_shutdown" and grades[-1:] == ["bare"]:
+        words = "powered off by force, as only a bare stop fitted, and back"
     lost = told["steps_lost"]
     steps = "steps lost: not told" if lost is None else f"{lost} steps lost"
     sent = ", ".join(dict.fromkeys(each["signal"] for t in told["trainers"] for each in t["signals"]))
@@ -303,6 +307,7 @@ def page(told: Mapping[str, Any]) -> str:
         numbers=(0,),
     )
     more = len(told["marks"]) - _STORY
+    made = moment(time.time())  # noqa: TID251 - for people
     return picture.page(
         title=_title(told),
         verdict=sentence,
@@ -317,7 +322,7 @@ def page(told: Mapping[str, Any]) -> str:
             *_sections(told, None),
             story,
         ),
-        footer="From the journal alone, by powerguard report."
+        footer=f"Made {made} from the journal alone, by powerguard report."
         + (f" {more} more steps: powerguard explain {clean(told['outage'])}." if more > 0 else ""),
     )
 
@@ -326,5 +331,6 @@ _STORY: Final = 1000
 
 
 def _advice_rows(told: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    found = [(clean(each["text"]), clean(each["setting"] or "")) for each in told["advice"]]
+    # A page shows a backtick as it is.
+    found = [(clean(each["text"]).replace("`", ""), clean(each["setting"] or "")) for each in told["advice"]]
     return found or [("nothing stands out", "")]

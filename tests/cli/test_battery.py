@@ -276,6 +276,7 @@ async def test_replaced_without_anybody_to_ask(folder: Path) -> None:
         process_code = process.returncode
     assert (process_code, daemon.events) == (64, [])
     assert b"say --yes" in err
+    assert b"is forgotten" not in err, "nothing was: it refused"
 
 
 @pytest.mark.parametrize("month", ["2026-13", "26-11", "2099-01", "today"])

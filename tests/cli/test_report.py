@@ -18,6 +18,7 @@ from powerguard.cli.main import main
 from powerguard.cli.outages import Elapsed
 from powerguard.cli.render import duration
 from powerguard.cli.report_picture import timeline
+from powerguard.cli.report_render import headline
 from powerguard.core.actions import (
     CheckHost,
     Conduct,
@@ -493,6 +494,21 @@ def test_the_curve_is_drawn_at_the_scale_of_the_outage(journals: dict[str, Path]
     drawn = timeline(told, [])
     assert duration(100_000.0) not in drawn
     assert duration(top) in drawn
+
+
+def test_a_bare_stop_is_not_told_as_an_orderly_one(journals: dict[str, Path], report: Report) -> None:
+    told = report(journals["powered-off"])
+    assert headline(told)[0].startswith("powered off in order, and back; ")
+    next(row for row in told["budget"] if row["phase"] == "shutdown")["grade"] = "bare"
+    assert headline(told)[0].startswith("powered off by force, as only a bare stop fitted, and back; ")
+
+
+def test_the_page_says_when_it_was_made(journals: dict[str, Path], run: Run) -> None:
+    """And shows no backtick: a page has no code in them."""
+    out = run("report", "--html", "-", "--journal", journals["bad"])[1]
+    assert re.search(r"Made \d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4} from the journal alone", out)
+    assert "powerguard doctor says what is missing" in out
+    assert "`" not in out
 
 
 def test_why_a_commit_waited(journals: dict[str, Path], report: Report, run: Run) -> None:
