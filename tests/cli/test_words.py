@@ -146,6 +146,41 @@ def test_a_phase_is_told_with_the_numbers_that_decided(because: str, numbers: di
     assert expected in sentence("phase_changed", because, NUMBERS | numbers)
 
 
+@pytest.mark.parametrize(
+    ("event", "numbers", "rehearse", "dry_run"),
+    [
+        (
+            "phase_changed",
+            NUMBERS | {"new": "shutdown"},
+            "the host would be powered off",
+            "the host would be powered off",
+        ),
+        ("power_off_accepted", {}, "recorded, and not done", "recorded, and not done"),
+        ("phase_changed", NUMBERS, "training was told to checkpoint", "training would be told to checkpoint"),
+        ("checkpoint_durable", {"trainer": "llm"}, "the checkpoint of llm is durable", "no checkpoint of llm"),
+        ("gpu_power_capped", {}, "GPU power is lowered (x)", "dry-run, only recorded: GPU power is lowered (x)"),
+        ("way_armed", {"way": "rtc"}, "rehearse, only recorded: armed", "dry-run, only recorded: armed"),
+        ("outage_ended", {"outcome": "resumed_in_place"}, "held and resumed in place", "would have been held"),
+    ],
+)
+def test_what_was_only_recorded_is_not_told_as_done(
+    event: str, numbers: dict[str, object], rehearse: str, dry_run: str
+) -> None:
+    """In dry-run nothing is done; in rehearse everything but what would take the host's power."""
+    assert rehearse in sentence(event, "x", numbers, "rehearse")
+    assert dry_run in sentence(event, "x", numbers, "dry-run")
+    assert sentence(event, "x", numbers, "armed") == sentence(event, "x", numbers)
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_every_note_has_words_in_every_mode(path: Path) -> None:
+    story, _, _ = path.read_text(encoding="utf-8").partition("\n----\n")
+    for note in Player().play(story).notes:
+        for mode in ("dry-run", "rehearse"):
+            text = sentence(note.event, note.because, dict(note.numbers), mode)
+            assert not re.search(r"\bNone\b|\bnan\b|<|_s\b", text.replace("blind_s", "")), text
+
+
 def test_the_share_is_the_core_s_own() -> None:
     """What is told of three quarters is where the core draws the line: within a second of battery."""
     story = (ROOT / "tests" / "scenarios" / "long-outage.txt").read_text(encoding="utf-8").partition("\n----\n")[0]
