@@ -85,11 +85,9 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(told, indent=2))
     elif args.html != "-":
         print("\n".join(_picture(told) if args.picture else fold(describe(told, Paint(), has_terms=args.terms))))
-    return (
-        0
-        if told["fits"] and not {"undersized", "not_protected"} & {reason["name"] for reason in told["reasons"]}
-        else 1
-    )
+    reasons = {reason["name"] for reason in told["reasons"]}
+    fits = told["fits"] and told["grade"] == "full" and not {"undersized", "not_protected"} & reasons
+    return 0 if fits else 1
 
 
 def _picture(told: dict[str, Any]) -> list[str]:

@@ -128,7 +128,7 @@ def _new_outage(turn: Turn) -> Outage:
     return Outage(
         id=f"{turn.policy.boot_id[:8]}-{max(0, int(turn.now_s * 10))}",
         since_s=since_s,
-        grade=sums.grade_left(turn.policy, plan.outage_budget(turn.policy, turn.state, turn.now_s)),
+        grade=plan.foretold(turn.policy, turn.state, turn.now_s).grade,
         load_at_start=drill.load_at_start(turn),
         charge_at_start_pct=None if feed.reading is None else feed.reading.charge_pct,
     )

@@ -41,10 +41,26 @@ _LATE = 1.5
 _NoCommit = Online | Shutdown  # Written into isinstance, a union is made anew each time.
 
 
-def outage_budget(policy: Policy, state: State, now_s: float) -> Budget:
-    """Return the sums of this moment, with the outage's grade and the settling load of its phase."""
+def foretold(policy: Policy, state: State, now_s: float) -> Budget:
+    """Return the sums of this moment; on utility, with the grade that an outage which began now would have.
+
+    An outage is graded by what is left. `outage_budget` on utility has the grade of a full battery, for whoever wants a
+    full stop to fit.
+    """
+    now = outage_budget(policy, state, now_s)
+    if not isinstance(state.phase, Online):
+        return now
+    grade = sums.grade_left(policy, now)
+    return now if grade is now.grade else outage_budget(policy, state, now_s, grade=grade)
+
+
+def outage_budget(policy: Policy, state: State, now_s: float, *, grade: Grade | None = None) -> Budget:
+    """Return the sums of this moment, with the outage's grade and the settling load of its phase.
+
+    grade: on utility, in place of the one that a full battery allows.
+    """
     phase = state.phase
-    grade = None if isinstance(phase, Online) else phase.outage.grade
+    grade = grade if isinstance(phase, Online) else phase.outage.grade
     settled_load = None
     if isinstance(phase, Emergency) and phase.paused_load is not None:
         arrived = account.load_of(state.battery) <= 1.05 * phase.paused_load + 0.02
@@ -360,19 +376,53 @@ def _by_energy(policy: Policy, state: State, plan: Budget) -> list[Forecast]:
         return [*out, Forecast(action="shutdown", at_s=since_s + policy.blind_s, because="blind: blind_s")]
     left, at_s = plan.left, now_s
     if not isinstance(phase, Emergency):
-        need = sums.energy_for(policy, plan.need_s / 0.75 / plan.tau_paused_s)
-        short_s = min(_SHORT_RUNTIME_S, _SHORT_RUNTIME_SHARE * plan.health * plan.tau_now_s)
-        short = sums.energy_for(policy, short_s / plan.tau_now_s)
-        floor = _pause_at_left(policy, state, plan, max(need, short))
-        at_s = now_s + max(0.0, left - floor) * plan.tau_now_s
-        out.append(
-            Forecast(action="emergency_checkpoint", at_s=at_s, because="budget" if need >= short else "runtime_short")
-        )
-        left = min(left, floor)
+        at_s, because = _pause(policy, state, plan)
+        out.append(Forecast(action="emergency_checkpoint", at_s=at_s, because=because))
+        left -= (at_s - now_s) / plan.tau_now_s
     if not isinstance(phase, Holding) and plan.cut_in_s is None:
         out.append(Forecast(action="holding", at_s=at_s + plan.checkpoint_s, because="checkpoint durable"))
-    stop = sums.energy_for(policy, plan.stop_s / plan.tau_paused_s)
-    return [*out, Forecast(action="shutdown", at_s=at_s + max(0.0, left - stop) * plan.tau_paused_s, because="budget")]
+    return [*out, Forecast(action="shutdown", at_s=_commit_s(policy, state, plan, at_s, left), because="budget")]
+
+
+def _dwelt_s(state: State, now_s: float) -> float:
+    """Seconds on battery as a dwell counts them; on utility 0, as if it failed now."""
+    return _on_battery_s(state, now_s) if state.feed.supply is _BATTERY else 0.0
+
+
+def _pause(policy: Policy, state: State, plan: Budget) -> tuple[float, str]:
+    """Return when training pauses by the energy, and why: not before the dwell, unless the wait would cost the stop."""
+    now_s, left, tau_now_s, tau_paused_s = plan.now_s, plan.left or 0.0, plan.tau_now_s or 0.0, plan.tau_paused_s or 0.0
+    need = sums.energy_for(policy, plan.need_s / 0.75 / tau_paused_s)
+    short_s = min(_SHORT_RUNTIME_S, _SHORT_RUNTIME_SHARE * plan.health * tau_now_s)
+    short = sums.energy_for(policy, short_s / tau_now_s)
+    at_s = now_s + max(0.0, left - _pause_at_left(policy, state, plan, max(need, short))) * tau_now_s
+    because = "budget" if need >= short else "runtime_short"
+    if state.feed.low_battery_at_s is not None:
+        at_s, because = now_s, "low_battery"
+    dwelt_s = now_s + policy.pause_dwell_s - _dwelt_s(state, now_s)
+    if at_s >= dwelt_s or plan.cut_in_s is not None:
+        return at_s, because
+    usable = sums.usable(policy, left - (dwelt_s - now_s) / tau_now_s)
+    return (at_s if usable * tau_paused_s < plan.need_s else dwelt_s), because
+
+
+def _commit_s(policy: Policy, state: State, plan: Budget, at_s: float, left: float) -> float:
+    """Return when the commit is by the energy: not before the dwell where the stop without its reserve waits for it.
+
+    left: of the energy at at_s, from which on the load is the paused one. A checkpoint that is still being written
+    never moves it: where one is not durable by then, no grade has fitted, and a bare stop has no reserve to spend.
+    """
+    tau_paused_s = plan.tau_paused_s or 0.0
+    ends_s = at_s + max(0.0, left - sums.energy_for(policy, plan.stop_s / tau_paused_s)) * tau_paused_s
+    dwelt_s = plan.now_s + policy.commit_dwell_s - _dwelt_s(state, plan.now_s)
+    if ends_s >= dwelt_s:
+        return ends_s
+
+    def reff_s(then_s: float) -> float:
+        return sums.usable(policy, left - (then_s - at_s) / tau_paused_s) * tau_paused_s
+
+    grade = sums.grade_within(policy, reff_s(ends_s), at_most=plan.grade)
+    return dwelt_s if reff_s(dwelt_s) >= sums.stop_s(policy, grade, reserve_s=0.0) else ends_s
 
 
 def _pause_at_left(policy: Policy, state: State, plan: Budget, floor: float) -> float:

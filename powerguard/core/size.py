@@ -228,20 +228,15 @@ def _course(site: Site) -> Course:
     policy = policy_of(site)
     state = state_at(site, 0.0)
     now = plan.outage_budget(policy, state, 0.0)
-    training_s = _step(plan.forecast(policy, state, now), "emergency_checkpoint")
-    if training_s < policy.pause_dwell_s:
-        seen_s = training_s + _INSTANT_S
-        if not plan.checkpoint_due(policy, state_at(site, seen_s), _budget(site, seen_s), seen_s):
-            training_s = policy.pause_dwell_s
+    first = plan.forecast(policy, state, now)[0]
+    training_s = _step((first,), first.action)
     paused = state_at(site, training_s)
     then = plan.outage_budget(policy, paused, training_s)
     steps = plan.forecast(policy, paused, then)
     tau_now_s, tau_paused_s = then.tau_now_s or math.inf, then.tau_paused_s or math.inf
-    left = paused.battery.left or 0.0
     durable_s = training_s + then.checkpoint_s
-    commit_s = _commit_s(policy, then, _step(steps, "shutdown"), left)
-    first = plan.forecast(policy, state, now)[0]
-    emergency_left = max(0.0, policy.health - _step((first,), first.action) / tau_now_s)
+    commit_s = _step(steps, "shutdown")
+    emergency_left = max(0.0, policy.health - training_s / tau_now_s)
     commit_left = sums.energy_for(policy, then.stop_s / tau_paused_s)
     return Course(
         training_s=training_s,
@@ -261,24 +256,6 @@ def _budget(site: Site, at_s: float) -> Budget:
 
 def _step(steps: tuple[plan.Forecast, ...], action: str) -> float:
     return next((step.at_s for step in steps if step.action == action and step.at_s is not None), 0.0)
-
-
-def _commit_s(policy: Policy, then: Budget, forecast_s: float, left: float) -> float:
-    """When the commit is: as forecast, but not before the dwell where the stop without its reserve waits for it.
-
-    A checkpoint that is still being written never moves it: where one is not durable by then, no grade has fitted, and
-    a bare stop has no reserve to spend.
-    """
-    if forecast_s >= policy.commit_dwell_s:
-        return forecast_s
-    tau_paused_s = then.tau_paused_s or math.inf
-
-    def reff_s(at_s: float) -> float:
-        return sums.usable(policy, left - (at_s - then.now_s) / tau_paused_s) * tau_paused_s
-
-    grade = sums.grade_within(policy, reff_s(forecast_s), at_most=then.grade)
-    waits = reff_s(policy.commit_dwell_s) >= sums.stop_s(policy, grade, reserve_s=0.0)
-    return policy.commit_dwell_s if waits else forecast_s
 
 
 def _stages(site: Site, then: Budget, *, training_s: float, durable_s: float, commit_s: float) -> tuple[Stage, ...]:

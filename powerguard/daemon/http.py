@@ -6,8 +6,10 @@ Nothing here can change anything. A hostile client costs at most `MAX_CONNECTION
 
 import asyncio
 import contextlib
+import ipaddress
 import json
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, cast
 
@@ -109,28 +111,42 @@ class Guard(asyncio.Protocol):
 
 
 class Crowd:
-    """The connections of one server. most: of all; most_each: of one address, where none may keep the others out."""
+    """The connections of one server. most: of all; most_each: of one address.
+
+    When there are too many, the oldest makes room for the newest: of the same address first, else of the one that has
+    most. So connections that only stand there keep nobody out.
+    """
 
     def __init__(self, most: int = MAX_CONNECTIONS, most_each: int | None = None) -> None:
         """Begin empty and open."""
-        self.members: set[Guard] = set()
+        self.members: dict[Guard, str] = {}
+        """With the address of each, in the order of their coming."""
         self.closed = False
         self._most = most
         self._most_each = most if most_each is None else most_each
         self._empty = asyncio.Event()
 
     def admit(self, member: Guard) -> bool:
-        """Take a connection in, and say whether there was room for it."""
-        if self.closed or len(self.members) >= self._most:
+        """Take a connection in; False once the server ends."""
+        if self.closed:
             return False
-        if sum(each.address == member.address for each in self.members) >= self._most_each:
-            return False
-        self.members.add(member)
+        of_each = Counter(self.members.values())
+        neighbourhood = neighbours(member.address)
+        if of_each[neighbourhood] >= self._most_each:
+            self._send_away(neighbourhood)
+        elif len(self.members) >= self._most:
+            self._send_away(of_each.most_common(1)[0][0])
+        self.members[member] = neighbourhood
         return True
+
+    def _send_away(self, neighbourhood: str) -> None:
+        oldest = next(each for each, address in self.members.items() if address == neighbourhood)
+        del self.members[oldest]
+        oldest.abort()
 
     def leave(self, member: Guard) -> None:
         """A connection has ended."""
-        self.members.discard(member)
+        self.members.pop(member, None)
         if self.closed and not self.members:
             self._empty.set()
 
@@ -145,6 +161,15 @@ class Crowd:
                     await self._empty.wait()
         for member in tuple(self.members):
             member.abort()
+
+
+def neighbours(address: str) -> str:
+    """Return whose connections count together: an address, or the /64 of IPv6 that one machine may have to itself."""
+    if ":" not in address:
+        return address
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_network((address.partition("%")[0], 64), strict=False))
+    return address
 
 
 class Views:

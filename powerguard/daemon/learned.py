@@ -30,7 +30,7 @@ def battery_view(daemon: Daemon) -> Json:
         "phase": phase_name(state.phase),
         "mode": daemon.policy.mode.value,
         "ups": [
-            _ups(mine, alone, times, plan.outage_budget(mine, alone, times.now_s))
+            _ups(mine, alone, times, plan.foretold(mine, alone, times.now_s))
             for mine, alone in each_alone(policy, state)
         ],
         "load_drops": {

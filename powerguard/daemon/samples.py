@@ -31,7 +31,7 @@ class View:
         self.policy = daemon.policy
         self.state = daemon.state
         self.times = Times(daemon)
-        self.budget: Budget = plan.outage_budget(daemon.policy, daemon.state, self.times.now_s)
+        self.budget: Budget = plan.foretold(daemon.policy, daemon.state, self.times.now_s)
         self.reasons = readiness(daemon)
         self.ups = daemon.policy.ups
         self.each: list[View] = [self]
@@ -41,7 +41,7 @@ class View:
     def _of(self, policy: Policy, state: State) -> "View":
         alone = copy(self)
         alone.ups, alone.policy, alone.state = policy.ups, policy, state
-        alone.budget = plan.outage_budget(policy, state, self.times.now_s)
+        alone.budget = plan.foretold(policy, state, self.times.now_s)
         return alone
 
 

@@ -71,7 +71,7 @@ def status(daemon: Daemon) -> Json:
     times = Times(daemon)
     state = daemon.state
     reasons = readiness(daemon)
-    now = plan.outage_budget(daemon.policy, state, times.now_s)
+    now = plan.foretold(daemon.policy, state, times.now_s)
     return {
         "schema_version": SCHEMA_VERSION,
         "object": "status",
@@ -117,7 +117,7 @@ def status(daemon: Daemon) -> Json:
 def plan_view(daemon: Daemon) -> Json:
     """Return the budget of this moment: every term with its source, and what happens next and when."""
     times = Times(daemon)
-    now = plan.outage_budget(daemon.policy, daemon.state, times.now_s)
+    now = plan.foretold(daemon.policy, daemon.state, times.now_s)
     reasons = readiness(daemon)
     on_battery = daemon.state.feed.supply is Supply.BATTERY or not isinstance(daemon.state.phase, Online | Recovery)
     return {
@@ -212,7 +212,7 @@ def _feeds(daemon: Daemon, times: Times) -> list[Json]:
             "supply": state.feed.supply.value,
             "supply_since_at": times.at(state.feed.since_s) if state.feed.supply is not Supply.UNKNOWN else None,
             "lost_since_at": None if state.feed.lost_since_s is None else times.at(state.feed.lost_since_s),
-            "ups": _ups(policy.ups, state.feed.reading, times, plan.outage_budget(policy, state, times.now_s)),
+            "ups": _ups(policy.ups, state.feed.reading, times, plan.foretold(policy, state, times.now_s)),
         }
         for policy, state in (each_alone(daemon.policy, daemon.state) if supplies else ())
     ]

@@ -1,4 +1,4 @@
-"""The example without torch: killed and started again, it ends with the same bits."""
+"""The examples without torch: killed and started again, they end with the same bits."""
 
 import re
 import subprocess
@@ -34,4 +34,28 @@ def test_killed_and_started_again_it_ends_with_the_same_line(tmp_path: Path) -> 
     first.communicate()
     rest = end(start(tmp_path / "pieces"))
     assert int(re.match(r"step (\d+): go on", rest)[1]) > 0  # type: ignore[index]
+    assert rest.splitlines()[-1] == whole.splitlines()[-1]
+
+
+def test_the_least_example_is_the_guides_and_goes_on_where_it_was_killed(tmp_path: Path) -> None:
+    """What a reader copies from the guide is what runs here."""
+    script = ROOT / "examples" / "minimal.py"
+    guide = (ROOT / "docs/guides/trainers.md").read_text(encoding="utf-8")
+    for copied in ("minimal.py", "llm.service"):
+        assert (ROOT / "examples" / copied).read_text(encoding="utf-8") in guide
+
+    def run(folder: Path, text: str) -> str:
+        argv = [sys.executable, "-c", text, str(folder)]
+        told = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, check=False, timeout=60)
+        return told.stdout
+
+    text = script.read_text(encoding="utf-8")
+    kill = "        import glob, os, time; time.sleep(0.01)\n        if glob.glob(f'{folder}/step-*/MANIFEST.json'): "
+    killed = text.replace("        train()\n", f"        train()\n{kill}os.kill(os.getpid(), 9)\n")
+    killed = killed.replace("every_s=60", "every_s=0.1")
+    whole = run(tmp_path / "whole", text)
+    assert whole.startswith("begin at step 1\n")
+    assert run(tmp_path / "pieces", killed) == "begin at step 1\n"
+    rest = run(tmp_path / "pieces", text)
+    assert int(re.match(r"begin at step (\d+)", rest)[1]) > 1  # type: ignore[index]
     assert rest.splitlines()[-1] == whole.splitlines()[-1]

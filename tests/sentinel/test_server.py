@@ -14,10 +14,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from powerguard.daemon.http import neighbours
 from powerguard.protocols import sentinel as wire
 from powerguard.sentinel.decide import Intent
 from powerguard.sentinel.keeper import Keeper
-from powerguard.sentinel.server import MAX_ADDRESSES, MAX_CONNECTIONS_EACH, MAX_STRANGERS, Buckets
+from powerguard.sentinel.server import MAX_ADDRESSES, MAX_CONNECTIONS, MAX_CONNECTIONS_EACH, MAX_STRANGERS, Buckets
 from powerguard.sentinel.store import Moment, Store, Table
 from tests.peers.redfish import make_certificate
 from tests.sentinel.rig import KEYS, Rig, arm, disarm, running, settings_of, told
@@ -143,11 +144,44 @@ async def test_one_address_keeps_nobody_out(tmp_path: Path) -> None:
         ]
         try:
             async with asyncio.timeout(5):
-                assert await held[-1][0].read() == b"", "one too many is closed"
+                assert await held[0][0].read() == b"", "the oldest makes room"
             assert await Client(rig, session).say("hello") == 200
         finally:
             for _, writer in held:
                 writer.transport.abort()
+
+
+@pytest.mark.parametrize("shakes", [False, True])
+async def test_silent_connections_of_many_addresses_keep_nobody_out(tmp_path: Path, *, shakes: bool) -> None:
+    """All that the server takes, from sixteen addresses, after the handshake if there is one: a host is served."""
+    certificate = make_certificate(tmp_path)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate.cert, certificate.key)
+    theirs = ssl.create_default_context(cafile=str(certificate.cert))
+    theirs.check_hostname = False
+    async with running(tmp_path, tls=tls if shakes else None) as rig:
+        held = [
+            await asyncio.open_connection(
+                "127.0.0.1", rig.port, local_addr=(f"127.0.1.{1 + number % 16}", 0), ssl=theirs if shakes else None
+            )
+            for number in range(MAX_CONNECTIONS + 20)
+        ]
+        try:
+            seal = {"fingerprint": certificate.sha256} if shakes else {}
+            began_s = time.monotonic()
+            assert (await told(rig.effector(**seal), arm(in_s=600.0)))["sentinels"] == rig.url
+            assert rig.outages == {"n1": "o1"}
+            print(f"stored after {time.monotonic() - began_s:.2f} s")
+        finally:
+            for _, writer in held:
+                writer.transport.abort()
+
+
+def test_connections_count_by_the_network_that_one_machine_may_have() -> None:
+    """A machine with IPv6 has more addresses than the server has connections."""
+    assert neighbours("2001:db8::1") == neighbours("2001:db8::ffff:1") != neighbours("2001:db8:0:1::1")
+    assert neighbours("fe80::1%eth0") == neighbours("fe80::2%eth0")
+    assert neighbours("192.0.2.1") != neighbours("192.0.2.2")
 
 
 async def test_who_never_shakes_hands_keeps_nobody_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

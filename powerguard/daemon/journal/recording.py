@@ -109,10 +109,10 @@ def unpack(outage: str, text: str) -> Heard:
     if not isinstance(row, dict):
         return Heard(outage=outage, dropped=1)
     found = row.get("dropped")
-    dropped = found if isinstance(found, int) else 0
+    dropped = found if type(found) is int and found > 0 else 0
     events: list[Event] = []
-    known: dict[tuple[object, ...], dict[str, object]] = {}
-    whose: tuple[object, ...] = ()
+    known: dict[tuple[str, ...], dict[str, object]] = {}
+    whose: tuple[str, ...] = ()
     packed = row.get("events")
     for each in packed if isinstance(packed, list) else ():
         if not isinstance(each, dict):
@@ -134,8 +134,10 @@ def unpack(outage: str, text: str) -> Heard:
     return Heard(outage=outage, start=start, events=tuple(events), dropped=dropped)
 
 
-def _whose(plain: dict[str, object]) -> tuple[object, ...]:
-    return (plain.get(KIND), *(plain.get(name) for name in _WHOSE))
+def _whose(plain: dict[str, object]) -> tuple[str, ...]:
+    """Return by what events follow one another. What is no text there is damage, and is dropped with its event."""
+    words = (plain.get(name) for name in (KIND, *_WHOSE))
+    return tuple(word if isinstance(word, str) else "" for word in words)
 
 
 def _defaults(event: Event) -> dict[str, object]:
