@@ -43,13 +43,14 @@ _MAX_WHY: Final = 240
 
 
 def text(value: object, limit: int = _MAX_TEXT) -> str:
-    """Return what a stranger calls himself as one short, printable line, cut between two words."""
+    """Return what a stranger calls itself as one short, printable line, cut between two words if they are words."""
     cut = str(value)[: 4 * limit]
     line = " ".join("".join(char if char.isprintable() else " " for char in cut).split())
     if len(line) <= limit:
         return line
     end = line[: limit - 3]
-    return f"{end.rpartition(' ')[0] or end}..."
+    whole = end.rpartition(" ")[0]
+    return f"{whole if len(whole) > limit // 2 else end}..."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -452,4 +452,8 @@ async def test_user_of_version_3_on_a_simulated_card(tmp_path: Path) -> None:
 
 
 def test_text_of_strangers() -> None:
-    assert text("a\x1b[31m\n\u202eb" + "c" * 1000) == ("a [31m b" + "c" * 1000)[:80]
+    assert text("a\x1b[31m\n\u202eb" + "c" * 1000) == ("a [31m b" + "c" * 1000)[:77] + "..."
+    assert (
+        text("a model of many words " * 5)
+        == "a model of many words a model of many words a model of many words a model of..."
+    )
