@@ -11,8 +11,7 @@ from powerguard.profiles.compiled import Answers, Compiled, Enumeration, Rows
 from powerguard.profiles.schema import Profile
 from powerguard.profiles.values import Answer, Missing, Oid, below
 
-_LONGEST_DESCR = 255
-"""SnmpAdminString of RFC 3411, DisplayString of RFC 3418."""
+_LONGEST_DESCR = 200
 _MOST_STATES = 255
 """Makers count their states from 0 or 1; a 0, and what is larger, is as often a mark of "nothing there"."""
 

@@ -175,7 +175,7 @@ def _identity(answers: dict[str, Answer]) -> Identity:
     def text(oid: str) -> str:
         answer = answers.get(oid)
         if isinstance(answer, bytes):
-            return "".join(char for char in answer.decode("utf-8", "replace") if char.isprintable())[:255]
+            return "".join(char for char in answer.decode("utf-8", "replace") if char.isprintable())[:200]
         return str(answer) if isinstance(answer, Oid) else ""
 
     return Identity(sys_descr=text(SYS_DESCR), sys_object_id=text(SYS_OBJECT_ID), sys_name=text(SYS_NAME))
