@@ -60,21 +60,21 @@ AbsolutePath = Annotated[
 
 
 def _uid(value: object) -> object:
-    """Return the number of a user's name; everything else as it is."""
+    """Return the number of a user's name, NO_USER of an unknown one; everything else as it is."""
     if not isinstance(value, str):
         return value
     try:
         return pwd.getpwnam(value).pw_uid
     except (KeyError, ValueError):
-        msg = f"no user {value[:_LONGEST_NAME]!r} on this host (write a name that `id` knows, or its number)"
-        raise ValueError(msg) from None
+        return NO_USER
 
 
-_LONGEST_NAME: Final = 32
+NO_USER: Final = 2**32 - 1
+"""(uid_t) -1, which no user has: a directory of users that does not answer at boot must not keep the daemon down."""
 Uid = Annotated[
     int,
     BeforeValidator(_uid, json_schema_input_type=int | str),
-    Field(ge=0, le=2**32 - 2, json_schema_extra={"x-wanted": "a user's name or number"}),
+    Field(ge=0, le=NO_USER, json_schema_extra={"x-wanted": "a user's name or number"}),
 ]
 """A user of this host: a name is looked up when the settings are read."""
 Fingerprint = Annotated[

@@ -341,7 +341,9 @@ def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
         if isinstance(action, PowerOff):
             changes["ordered"] = isinstance(outcome, Done)
             if isinstance(outcome, Done):
-                turn.note("power_off_accepted", "told by the host effector", Level.WARNING, **dict(outcome.detail))
+                by = "the program that powers the host off took the order"
+                because = by if turn.policy.powers_off else "only recorded"
+                turn.note("power_off_accepted", because, Level.WARNING, **dict(outcome.detail))
             if isinstance(outcome, Failed):
                 changes["again_at_s"] = turn.now_s + RETRY_S
         turn.set_phase(replace(phase, **changes))  # type: ignore[arg-type]

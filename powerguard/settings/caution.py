@@ -1,12 +1,13 @@
 """Settings that hold, and yet leave a gap: told by `config validate`, by doctor, and when the daemon starts."""
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import PurePath
 from typing import Final
 
 from powerguard.effectors.trainer.options import TrainerOptions
+from powerguard.options import NO_USER
 from powerguard.settings.explain import Mistake
 from powerguard.settings.policy import OLD_MONTHS, battery_age_months
 from powerguard.settings.schema import Settings, SourceOptions, UpsOptions
@@ -104,7 +105,10 @@ def _host(settings: Settings) -> Iterator[Mistake]:
 def _trainers(settings: Settings) -> Iterator[Mistake]:
     if not settings.trainers and settings.trainer_sockets is None:
         yield Mistake(("trainers",), "none, and trainer_sockets is null: nothing is told to checkpoint")
+    yield from _unknown(("trainer_uids",), settings.trainer_uids)
     for place, trainer in enumerate(settings.trainers):
+        if isinstance(trainer, TrainerOptions):
+            yield from _unknown(("trainers", place, "uids"), trainer.uids or ())
         if not isinstance(trainer, TrainerOptions) or trainer.uids is not None:
             continue
         path = trainer.socket_path
@@ -113,6 +117,15 @@ def _trainers(settings: Settings) -> Iterator[Mistake]:
                 ("trainers", place, "uids"),
                 f"not set, and every user may put a socket into {settings.trainer_sockets}: whoever comes first is "
                 f"believed to be {trainer.name} (better: uids: [user id of the job])",
+            )
+
+
+def _unknown(path: KeyPath, uids: Sequence[int]) -> Iterator[Mistake]:
+    for place, uid in enumerate(uids):
+        if uid == NO_USER:
+            yield Mistake(
+                (*path, place),
+                "no user of this name on this host, so its sockets are not believed (write a name that `id` knows)",
             )
 
 

@@ -86,7 +86,7 @@ def test_how_the_power_off_is_told() -> None:
     ordered, accepted, verified = (notes[n] for n in ("power_off_ordered", "power_off_accepted", "policy_verified"))
     assert (ordered.because, ordered.level) == ("everything before it is done", Level.WARNING)
     assert numbers(ordered) == {"force_after_s": pytest.approx(109.9), "grade": Grade.FULL}
-    assert (accepted.because, accepted.level) == ("told by the host effector", Level.WARNING)
+    assert (accepted.because, accepted.level) == ("the program that powers the host off took the order", Level.WARNING)
     assert (verified.level, numbers(verified)) == (Level.INFO, {"policy": "always-on", "verified": True})
 
 

@@ -252,7 +252,7 @@ ups:
   b: {sources: [{kind: snmp}, {kind: nut, host: g, name: u, tls: required}]}
 feeds: {supplies: [c]}
 trainers:
-  - {name: a, url: "unix:/x", uids: [no-such-user]}
+  - {name: a, url: "unix:/x"}
   - {name: b}
   - {name: a, url: "unix:/y"}
   - {name: c, url: "http://10.0.0.9:5000"}
@@ -265,7 +265,6 @@ trainers:
         "ups.a.sources[0].profil: unknown key (did you mean 'profile'?)",
         'ups.b.sources[0].host: is required (write host: "10.0.0.5" or the like)',
         "feeds.supplies[0]: no UPS of this name under ups (known: a, b)",
-        "trainers[0].uids[0]: no user 'no-such-user' on this host (write a name that `id` knows, or its number)",
         'trainers[1].url: is required (write url: "unix:/run/powerguard-trainers/llm.sock" or the like)',
         "trainers[2].name: trainers[0] has this name already; give each its own",
         "trainers[3]: a trainer on another host needs a token (token: {credential: NAME})",

@@ -131,6 +131,8 @@ def test_a_socket_that_only_its_user_can_make_needs_no_uids() -> None:
     ("more", "key"),
     [
         ({"http": {"listen": "0.0.0.0"}}, "http.listen"),
+        ({"trainer_uids": ["root", "no-such-user"]}, "trainer_uids.1"),
+        ({"trainers": [{"name": "t", "url": "unix:/x/t.sock", "uids": ["no-such-user"]}]}, "trainers.0.uids.0"),
         ({"budget": {"margin": 0.05}}, "budget.margin"),
         ({"budget": {"reserve_s": 5}}, "budget.reserve_s"),
         ({"budget": {"recharge_h": 0.5}}, "budget.recharge_h"),
