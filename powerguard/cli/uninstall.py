@@ -58,14 +58,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def outage_under_way(args: argparse.Namespace) -> str:
-    """Return what an outage that is not over would lose, by the daemon's phase; "" without one, or without a daemon."""
+    """Return what an outage that is not over would lose, by the daemon's phase or what it last wrote in this boot."""
     from powerguard.cli.client import DownError, RefusedError, get
+    from powerguard.cli.last_known import last_known
+    from powerguard.clock import boot_id
 
     try:
         phase = get(args, "/api/v1/status").get("phase", "")
     except (DownError, RefusedError):
-        return ""
-    if phase in {"", "online"}:
+        known, _ = last_known()
+        phase = "" if known is None or known["boot_id"] != boot_id() else f"{known['phase']}, as the daemon last wrote"
+    if phase.partition(",")[0] in {"", "online"}:
         return ""
     return (
         f"an outage is not over (phase {phase}): without powerguard this host is not powered off before its battery is "

@@ -177,8 +177,12 @@ def stops_within_s(policy: Policy, now: Budget, grade: Grade) -> float:
     least_s = force_after_s(policy, grade)
     if grade is not Grade.BARE or now.reff_now_s is None:
         return least_s
-    after_s = max(0.0, policy.bare_stop_s - _BARE_FORCE_S)
-    return max(least_s, min(now.reff_now_s - after_s, policy.force_after_s))
+    return max(least_s, min(now.reff_now_s - after_force_s(policy), policy.force_after_s))
+
+
+def after_force_s(policy: Policy) -> float:
+    """Seconds that the power must outlast a forced power-off."""
+    return max(0.0, policy.bare_stop_s - _BARE_FORCE_S)
 
 
 def grade_left(policy: Policy, now: Budget) -> Grade:

@@ -269,6 +269,7 @@ class Online:
 class Outage:
     """What is true in every phase of an outage. One id, from the first reading on battery until training runs.
 
+    lowered: the grade was lowered so that a checkpoint fits.
     boots: when the host came back in it, newest last. back_off_s: for how long it was told to stay away the last time,
     because it came back too often; 0: it was not.
     """
@@ -276,6 +277,7 @@ class Outage:
     id: str
     since_s: float
     grade: Grade
+    lowered: bool = False
     load_at_start: float | None = None
     charge_at_start_pct: float | None = None
     policy_asked: bool = False

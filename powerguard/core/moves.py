@@ -206,6 +206,7 @@ def duties(turn: Turn) -> None:
                 turn.watch_load(phase)
             if isinstance(phase, Holding):
                 trainers.learn_drop(turn, phase)
+                turn.restore_grade()
         case Shutdown():
             _finish(turn, phase)
             _tell_overdue(turn)
@@ -308,7 +309,7 @@ def _finish(turn: Turn, phase: Shutdown) -> None:
     first = not phase.force_at_s and (not phase.waiting or turn.now_s >= phase.prepare_by_s)
     is_rehearsed = phase.ordered and not policy.powers_off
     again = bool(phase.force_at_s) and turn.now_s >= phase.again_at_s and not is_rehearsed
-    latest_s, ends = _latest_off(turn, grade)
+    latest_s, ends = _latest_off(turn, grade, phase.force_at_s)
     sooner = not is_rehearsed and turn.now_s < phase.force_at_s and latest_s < phase.force_at_s - _WORTH_TELLING_S
     if not (first or again or sooner) or phase.boot_id != policy.boot_id:
         return
@@ -353,20 +354,24 @@ def _tell_overdue(turn: Turn) -> None:
     )
 
 
-def _latest_off(turn: Turn, grade: Grade) -> tuple[float, str]:
-    """When the host must be off at the latest, and why; infinity where nothing new is known.
+def _latest_off(turn: Turn, grade: Grade, force_at_s: float) -> tuple[float, str]:
+    """When the host must be off at the latest, and why; infinity where nothing new is known. force_at_s: as ordered.
 
     After the latch, too, a countdown may begin, or a gauge fall off its cliff: an orderly stop that the power does not
-    outlive is worth less than a hard one in time. A bare stop cannot be hastened.
+    outlive is worth less than a hard one in time. A bare stop has what the power left when it began, and keeps what it
+    kept then; its last seconds cannot be hastened.
     """
+    guard_s, after_s = sums.CUT_GUARD_S, turn.policy.bare_stop_s
     if grade is Grade.BARE:
-        return math.inf, ""
+        guard_s = after_s = sums.after_force_s(turn.policy)
+        if force_at_s - turn.now_s <= sums.force_after_s(turn.policy, grade):
+            return math.inf, ""
     cut_at_s = sums.power_off_at_s(turn.state.feed)
-    latest_s, ends = (math.inf, "") if cut_at_s is None else (cut_at_s - sums.CUT_GUARD_S, _CUT_SOONER)
+    latest_s, ends = (math.inf, "") if cut_at_s is None else (cut_at_s - guard_s, _CUT_SOONER)
     now = plan.outage_budget(turn.policy, turn.state, turn.now_s)
     if turn.state.feed.supply is Supply.BATTERY and now.left is not None and now.tau_now_s is not None:
         # Without margins: they were for the stop that is under way.
-        empty_at_s = turn.now_s + now.left * now.tau_now_s - turn.policy.bare_stop_s
+        empty_at_s = turn.now_s + now.left * now.tau_now_s - after_s
         if empty_at_s < latest_s:
             return empty_at_s, _EMPTY_SOONER
     return latest_s, ends

@@ -91,7 +91,7 @@ class Turn:
             return  # No checkpoint is owed: a lower grade would only put an orderly stop off until it does not fit.
         grade = sums.grade_before_cut(self.policy, self.state.feed, now, at_most=sums.grade_left(self.policy, now))
         if grade is not outage.grade:
-            self.set_outage(grade=grade)
+            self.set_outage(grade=grade, lowered=True)
             self.note("grade_lowered", "so that the checkpoint fits", Level.WARNING, old=outage.grade, new=grade)
 
     def raise_grade(self) -> None:
@@ -103,8 +103,21 @@ class Turn:
         grade = sums.grade_before_cut(self.policy, self.state.feed, now, at_most=sums.grade_left(self.policy, now))
         grades = tuple(Grade)
         if grades.index(grade) < grades.index(outage.grade):
-            self.set_outage(grade=grade)
+            self.set_outage(grade=grade, lowered=False)
             self.note("grade_raised", "more is left than was reported before", old=outage.grade, new=grade)
+
+    def restore_grade(self) -> None:
+        """Take back in the hold that a checkpoint has made the stop a bare one, once none is owed.
+
+        A hold for a bare stop lasts until no orderly one fits any more, and the host is forced off for nothing.
+        """
+        outage = self.outage
+        if outage is None or not outage.lowered or outage.grade is not Grade.BARE:
+            return
+        owed_s = plan.outage_budget(self.policy, self.state, self.now_s).checkpoint_s
+        if owed_s <= 0.0 and sums.power_off_at_s(self.state.feed) is None:
+            self.set_outage(grade=Grade.SHORT, lowered=False)
+            self.note("grade_raised", "no checkpoint is owed any more", old=Grade.BARE, new=Grade.SHORT)
 
     def numbers(self) -> dict[str, Scalar]:
         """Return the sums of this moment, rounded for people."""

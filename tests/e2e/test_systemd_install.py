@@ -197,7 +197,10 @@ def test_no_user_can_fill_run() -> None:
 def test_an_outage_is_no_time_to_uninstall() -> None:
     """Refused, and nothing is touched; --force goes on, and says what is at stake."""
     ups = SimUps(Battery(runtime=((0.6, 3600.0),)), clock=boottime_s, load=lambda: 0.6)
-    with host() as container, card(ups, container.network):
+    with (
+        host({f"{UNITS}/powerguard.service.d/one-boot-id.conf": ONE_BOOT_ID}) as container,
+        card(ups, container.network),
+    ):
         source = f"{{kind: snmp, host: 127.0.0.1, port: {PORT}, poll_s: 0.5, timeout_s: 0.5}}"
         write(container, f"mode: dry-run\nups: {{a: {{sources: [{source}], runtime_table: {{60: 3600}}}}}}\n")
         install(container)
@@ -209,6 +212,9 @@ def test_an_outage_is_no_time_to_uninstall() -> None:
             assert "outage" in say(container, *words, status=1)["error"]
         assert is_active(container, "powerguard.service")
         assert is_active(container, "powerguard-off.socket")
+        container.check("systemctl", "kill", "--signal=KILL", "powerguard.service")
+        container.check("systemctl", "stop", "powerguard.service")
+        assert "as the daemon last wrote" in say(container, "uninstall", status=1)["error"]
         told = say(container, "uninstall", "--force")
         assert told["is_done"]
         assert any("outage" in doubt for doubt in told["doubts"])

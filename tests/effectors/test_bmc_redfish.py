@@ -89,7 +89,7 @@ async def test_observe_never_writes(tmp_path: Path, certificate: Certificate) ->
         assert str(await failure_of(observer)).endswith("(bmc.policy: ensure; it is observe)")
         assert (await failure_of(observer)).detail == (("policy", "last-state"),)
         dry_run = BmcEffector(options, dry_run=True)  # what the settings say is not to blame
-        assert str(await failure_of(dry_run)).endswith("; the armed daemon sets it to always-on")
+        assert str(await failure_of(dry_run)).endswith("; in mode rehearse or armed the daemon sets it to always-on")
         assert (await observer.probe(5.0)).supported == frozenset(PowerRestorePolicy) - {PowerRestorePolicy.UNKNOWN}
         assert bmc.count("PATCH") == 0
 

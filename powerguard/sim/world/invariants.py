@@ -160,7 +160,8 @@ def _check_phases(policy: Policy, before: State, answer: Step) -> None:
         hold(old.outage.id == new.outage.id, "an outage keeps its id")
         rose = (answer.state.battery.left or 0.0) > (before.battery.left or 0.0) + WRONG
         lowered = _GRADES.index(new.outage.grade) >= _GRADES.index(old.outage.grade)
-        hold(lowered or rose, "a grade goes up only after wrong readings")
+        orderly = (old.outage.grade, new.outage.grade) == (Grade.BARE, Grade.SHORT) and old.outage.lowered
+        hold(lowered or rose or orderly, "a grade goes up only after wrong readings, or with no checkpoint owed")
 
 
 def _check_latch(policy: Policy, before: State, state: State, phase: Shutdown) -> None:

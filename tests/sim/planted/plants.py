@@ -698,7 +698,7 @@ PLANTS: tuple[Plant, ...] = (
         module="powerguard.daemon.assemble",
         swaps=(
             (
-                '    options = settings.bmc if armed else settings.bmc.model_copy(update={"policy": "observe"})\n',
+                '    options = settings.bmc if acts else settings.bmc.model_copy(update={"policy": "observe"})\n',
                 "    options = settings.bmc\n",
             ),
         ),
