@@ -20,7 +20,6 @@ from powerguard.cli.checks_apcupsd import apcupsd_findings
 from powerguard.cli.checks_nut import nut_findings
 from powerguard.cli.checks_traps import trap_findings
 from powerguard.cli.client import DownError, RefusedError, get
-from powerguard.cli.install_pieces import DAEMON, UNITS
 from powerguard.cli.last_known import last_known
 from powerguard.cli.main import UntoldError
 from powerguard.cli.recover import host_look
@@ -45,6 +44,7 @@ from powerguard.effectors.trainer.findings import crowding, ways
 from powerguard.effectors.trainer.findings import findings as checkpoint_findings
 from powerguard.options import Secret, SecretError, secrets_in
 from powerguard.settings.caution import warnings
+from powerguard.settings.explain import dotted
 from powerguard.settings.load import Loaded, SettingsError, load_with_origins
 from powerguard.settings.policy import policy as make_policy
 from powerguard.settings.schema import Settings, SourceOptions
@@ -53,6 +53,7 @@ from powerguard.sources.nut_options import NutOptions
 from powerguard.sources.snmp import probe
 from powerguard.sources.snmp_options import SnmpOptions
 from powerguard.sources.snmp_port import SnmpError
+from powerguard.strictyaml import KeyPath
 
 LIMIT_S: Final = 20.0
 """Of one check; several run at a time."""
@@ -62,6 +63,7 @@ BMC_LIMIT_S: Final = 5.0
 RESUME_LIMIT_S: Final = 10.0
 _AS_ROOT: Final = "run doctor as root"
 _START: Final = "systemctl start powerguard.service, or run doctor as root while it runs"
+_RELOAD: Final = "systemctl reload powerguard.service"
 CREDENTIALS: Final = "/run/credentials/powerguard.service"
 """Where systemd puts what it hands to the daemon; root can read it."""
 _UNREAD: Final = "see what it says: address, secret, the card's access list; `powerguard discover` finds UPSes"
@@ -109,7 +111,7 @@ def examine(args: argparse.Namespace) -> list[Finding]:
         loaded = load_with_origins(path)
     except SettingsError as error:
         found = [Finding("settings", "FAIL", problem, "") for problem in error.problems]
-        return [*_installed(), *found, *asyncio.run(checks_sentinel.findings()), *_daemon(args)]
+        return [*found, *asyncio.run(checks_sentinel.findings()), *_daemon(args)]
     today = datetime.now(UTC).date()
     ward = Ward(args, loaded, make_policy(loaded.settings, boot_id=boot_id(), today=today))
     with contextlib.suppress(DownError, RefusedError):  # reported with the daemon
@@ -121,7 +123,6 @@ def examine(args: argparse.Namespace) -> list[Finding]:
         for mistake in warnings(loaded.settings, today=today)
     ]
     return [
-        *(_installed() if ward.status is None else []),
         *told,
         *_looked("secret", lambda: _secrets(ward)),
         *asyncio.run(_live(ward)),
@@ -198,20 +199,26 @@ def _secrets(ward: Ward) -> list[Finding]:
     ]
 
 
-def _secret(path: str, secret: Secret) -> Finding:
-    name = "secret"
+def _secret(path: KeyPath, secret: Secret) -> Finding:
+    name, where = "secret", dotted(path)
     if _is_elsewhere(secret):
-        text = f"{path}: credential {secret.credential}: systemd hands it to the daemon alone: not checked"
+        text = f"{where}: credential {secret.credential}: systemd hands it to the daemon alone: not checked"
         return Finding(name, "WARN", text, _START)
     try:
         with _as_the_daemon() if secret.file else contextlib.nullcontext():
             secret.read()
     except SecretError as error:
         if isinstance(error.__cause__, PermissionError) and os.geteuid() != 0:
-            return Finding(name, "WARN", f"{path}: {error}: not checked", _AS_ROOT)
-        fix = "" if secret.credential else f"chown {DAEMON_USER} {secret.file}; or {{credential: NAME}}, as root's"
-        return Finding(name, "FAIL", f"{path}: {error}", fix)
-    return Finding(name, "PASS", f"{path}: {secret.file or secret.credential}: can be read, by its owner only")
+            return Finding(name, "WARN", f"{where}: {error}: not checked", _AS_ROOT)
+        return Finding(name, "FAIL", f"{where}: {error}", _right(secret, error.__cause__))
+    return Finding(name, "PASS", f"{where}: {secret.file or secret.credential}: can be read, by its owner only")
+
+
+def _right(secret: Secret, cause: BaseException | None) -> str:
+    """Return what makes a secret readable; "" where its error says so itself."""
+    if isinstance(cause, FileNotFoundError) and secret.file:
+        return f"install -m 0400 -o {DAEMON_USER} /dev/stdin {secret.file}"
+    return f"chown {DAEMON_USER} {secret.file}" if isinstance(cause, PermissionError) and secret.file else ""
 
 
 @contextlib.contextmanager
@@ -278,7 +285,7 @@ def _ups_of_the_daemon(ward: Ward, ups: str, name: str, options: SourceOptions) 
     place = ward.settings.ups[ups].sources.index(options)
     told = [each for each in ward.status["sources"] if each["ups"] == ups]
     if place >= len(told):
-        return Finding(name, "WARN", "the daemon does not know it yet", "systemctl reload powerguard.service")
+        return Finding(name, "WARN", "the daemon does not know it yet", _RELOAD)
     source = told[place]
     polls = f"{source['polls']} polls, {source['failures']} failed"
     if source["up"]:
@@ -409,8 +416,10 @@ async def _bmc(ward: Ward) -> list[Finding]:
 
 
 def _bmc_of_the_daemon(status: dict[str, Any] | None) -> Finding:
-    if status is None or status["bmc"] is None:
+    if status is None:
         return Finding("bmc", "WARN", "not asked: systemd hands its password to the daemon alone", _START)
+    if status["bmc"] is None:
+        return Finding("bmc", "WARN", "the daemon does not know it yet", _RELOAD)
     bmc = status["bmc"]
     if bmc["verified"]:
         return Finding("bmc", "PASS", f"the daemon has read the power restore policy back: {bmc['policy']}")
@@ -445,13 +454,6 @@ def _budget(ward: Ward) -> list[Finding]:
 
 
 # --- This host ------------------------------------------------------------------------------------------------------
-
-
-def _installed() -> list[Finding]:
-    """Where nothing is in place, that is the one thing to do; most of the other findings go with it."""
-    if Path(UNITS, DAEMON).exists():
-        return []
-    return [Finding("install", "FAIL", "powerguard is not installed on this host", "powerguard install")]
 
 
 def _here(ward: Ward) -> list[Finding]:

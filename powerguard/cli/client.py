@@ -12,13 +12,12 @@ import time
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from powerguard.cli.main import SOCKET, UntoldError
+from powerguard.cli.main import CONFIG, SOCKET, UntoldError
 
 URL: Final = "http://127.0.0.1:13493"
 LIMIT_S: Final = 3.0
-SETTINGS: Final = "etc/powerguard/powerguard.yaml"
-_UNIT_FOLDERS: Final = ("etc/systemd/system", "run/systemd/system", "usr/local/lib/systemd/system",
-                        "usr/lib/systemd/system", "lib/systemd/system")  # fmt: skip
+UNIT_FOLDERS: Final = ("etc", "run", "usr/local/lib", "usr/lib", "lib")
+"""Where systemd/system lies with unit files, below the root."""
 MAX_ANSWER_BYTES: Final = 4 << 20
 
 
@@ -113,10 +112,10 @@ def _split(url: str) -> tuple[str, int]:
 def _missing(root: Path = Path("/")) -> str:
     """Return what must be there before a daemon can run, and what brings it; "" if all of it is there."""
     try:
-        if not any((root / folder / "powerguard.service").exists() for folder in _UNIT_FOLDERS):
+        if not any((root / folder / "systemd/system/powerguard.service").exists() for folder in UNIT_FOLDERS):
             return "powerguard is not installed on this host (powerguard install)"
-        if not (root / SETTINGS).exists():
-            return f"no settings yet: /{SETTINGS} (`powerguard discover` and `powerguard import` print some)"
+        if not (root / CONFIG[1:]).exists():
+            return f"no settings yet: {CONFIG} (`powerguard discover` and `powerguard import` print some)"
     except OSError:  # closed to this user
         pass
     return ""

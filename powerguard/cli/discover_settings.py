@@ -61,7 +61,7 @@ def as_yaml(found: Sequence[Found], *, bmc: bool = False) -> str:
     named = _named(found)
     if not named:
         return ""
-    lines = ["mode: dry-run          # armed, once `powerguard doctor` is content", "", "ups:"]
+    lines = ["mode: dry-run          # then rehearse, then armed", "", "ups:"]
     for place, (name, group) in enumerate(named):
         lines += [f"  {scalar(name)}:"]
         again = [other for other, known in named[:place] if alike(known, group)]

@@ -421,7 +421,7 @@ def _rest(conf: Conf, draft: Draft) -> None:
             conf.place("NISIP"),
             "NISIP 0.0.0.0"
             + ("" if "NISIP" in conf.values else " (apcupsd's default)")
-            + ": anybody on the network can read this UPS's status, for apcupsd has no login",
+            + ": every host on the network can read this UPS's status, since apcupsd has no login",
             "NISIP 127.0.0.1, unless other hosts ask it (UPSTYPE net)",
         )
     shared = conf.word("UPSCLASS", "standalone"), conf.word("UPSMODE", "disable")

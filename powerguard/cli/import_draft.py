@@ -158,7 +158,7 @@ def as_yaml(draft: Draft, program: str) -> str:
         "# Neither NUT nor apcupsd knows of training, of the BMC, or of how long the battery really lasts. What is",
         "# missing is named below; docs/guides/migrate.md says how to go on.",
         "",
-        "mode: dry-run                     # armed, once `powerguard doctor` is content",
+        "mode: dry-run                     # then rehearse, then armed",
         "",
         "ups:",
     ]

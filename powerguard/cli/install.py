@@ -126,7 +126,7 @@ def _install(args: argparse.Namespace, told: Told, prefix: str) -> None:
     disk.manifest.prefix, disk.manifest.parts = prefix, parts
     if not _put(disk, wanted, told, force=args.force):
         return
-    given = _secrets(args, disk, told)
+    given = settings is not None and _secrets(args, disk, told, settings)
     if told.live:
         stale = (given or _is_renewed(told)) and asyncio.run(host.is_up(run_child))
         calm = stale and _is_calm(args)
@@ -224,13 +224,10 @@ def _settings(disk: "Disk", told: Told) -> "Settings | None":
 def _credentials(disk: "Disk", settings: "Settings | None") -> "list[Piece]":
     """Return what hands the daemon the secrets that its settings name, less those that another unit file passes."""
     from powerguard.cli.install_pieces import CREDENTIALS, Piece, credential_pieces
-    from powerguard.cli.secret import passed
-    from powerguard.options import secrets_in
+    from powerguard.cli.secret import named
 
     if settings is not None:
-        elsewhere = {name for name, where in passed(disk.root).items() if where != CREDENTIALS}
-        named = dict.fromkeys(secret.credential for _, secret in secrets_in(settings) if secret.credential)
-        return credential_pieces([name for name in named if name not in elsewhere])
+        return credential_pieces([each.name for each in named(disk.root, settings) if not each.passed_by])
     if CREDENTIALS in disk.manifest.files and disk.state_of(CREDENTIALS) == "same":
         # Settings that are wrong for a moment are no reason to take the secrets away.
         content = disk.place(CREDENTIALS).read_bytes()
@@ -238,16 +235,11 @@ def _credentials(disk: "Disk", settings: "Settings | None") -> "list[Piece]":
     return []
 
 
-def _secrets(args: argparse.Namespace, disk: "Disk", told: Told) -> bool:
+def _secrets(args: argparse.Namespace, disk: "Disk", told: Told, settings: "Settings") -> bool:
     """Ask for each secret that is missing, where a person is there; else name it. Returns whether one was put there."""
-    from powerguard.cli.install_pieces import SETTINGS
     from powerguard.cli.secret import asked_for, named, put
-    from powerguard.settings.load import SettingsError
 
-    try:
-        missing = [each.name for each in named(disk.root, SETTINGS) if each.stands == "missing"]
-    except SettingsError:  # reported above; or there are none yet
-        return False
+    missing = [each.name for each in named(disk.root, settings) if each.stands == "missing"]
     put_there = False
     for name in missing:
         if told.dry_run or args.json or not sys.stdin.isatty():

@@ -169,10 +169,7 @@ def credential_pieces(names: Collection[str]) -> list[Piece]:
     """Return what hands the daemon these secrets. Nothing for none."""
     if not names:
         return []
-    lines = [
-        "# By powerguard install, of the settings. A secret that is missing keeps no daemon from starting.",
-        "[Service]",
-    ]
+    lines = ["# By powerguard install. The daemon starts without a secret that is missing.", "[Service]"]
     for name in names:
         lines += [f"LoadCredential={name}:{SECRETS}/{name}", f"SetCredential={name}:\\n"]
     what = f"hands the daemon its secrets: {', '.join(names)}"

@@ -5,34 +5,35 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from getpass import getpass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
+from powerguard.cli.client import UNIT_FOLDERS
 from powerguard.cli.install_pieces import CREDENTIALS, DAEMON
 from powerguard.cli.operate import EX_REFUSED, Subparsers, fail
 from powerguard.cli.render import clean, table
 from powerguard.durable import replace_file
 from powerguard.options import CREDENTIAL_NAME, MAX_SECRET_BYTES, SECRETS, secrets_in
+from powerguard.settings.explain import dotted
 from powerguard.settings.load import SettingsError, load
+from powerguard.settings.schema import Settings
 
 EX_USAGE: Final = 64
-UNIT_FOLDERS: Final = (
-    "/etc/systemd/system",
-    "/run/systemd/system",
-    "/usr/local/lib/systemd/system",
-    "/usr/lib/systemd/system",
-)
-_PASSES: Final = re.compile(r"^(?:Load|Set)Credential(?:Encrypted)?=([^:\s]+):?(.*)$", re.MULTILINE)
+_PASSES: Final = re.compile(r"^(?:Load|Set)Credential(?:Encrypted)?=([^:\s]+)", re.MULTILINE)
 
 
 class Named(NamedTuple):
-    """One credential that the settings name. used_by: where; stands: set, missing, or the unit file that passes it."""
+    """One credential that the settings name. used_by: where.
+
+    passed_by: a unit file that hands it to the daemon, other than the one that install writes; "" for none.
+    """
 
     name: str
     used_by: tuple[str, ...]
-    stands: str
+    stands: Literal["set", "missing", "passed"]
+    passed_by: str = ""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -77,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
     if root == Path("/") and os.geteuid() != 0:
         return fail(args, "secret", f"{SECRETS} is root's alone: be root", EX_REFUSED)
     try:
-        known = named(root, args.config)
+        config = Path(args.config) if root == Path("/") else root / args.config.lstrip("/")
+        known = named(root, load(config))
     except SettingsError:
         known = None
     return _list(args, known) if args.what == "list" else _set(args, root, known)
@@ -118,7 +120,6 @@ def put(root: Path, name: str, secret: bytes) -> Path:
         raise ValueError(msg)
     folder = root / SECRETS[1:]
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.umask(0o077)
     replace_file(folder / name, secret, mode=0o400)
     return folder / name
 
@@ -131,17 +132,18 @@ def _next(root: Path, name: str, known: list[Named] | None) -> list[str]:
     return [f"systemctl restart {DAEMON}, unless power is out: the running daemon has the old one"]
 
 
+def _words(one: Named) -> str:
+    return f"passed by {one.passed_by}" if one.passed_by else one.stands
+
+
 def _list(args: argparse.Namespace, known: list[Named] | None) -> int:
     if known is None:
         return fail(args, "secret", f"{args.config}: cannot be read: powerguard config validate", EX_REFUSED)
     if args.json:
-        print(
-            json.dumps(
-                {"schema_version": 1, "object": "secrets", "secrets": [each._asdict() for each in known]}, indent=2
-            )
-        )
+        secrets = [each._asdict() for each in known]
+        print(json.dumps({"schema_version": 1, "object": "secrets", "secrets": secrets}, indent=2))
     elif known:
-        rows = [(clean(each.name), clean(each.stands), clean(", ".join(each.used_by))) for each in known]
+        rows = [(clean(one.name), clean(_words(one)), clean(", ".join(one.used_by))) for one in known]
         print("\n".join(table(rows, indent="")))
     else:
         print("the settings name no credential")
@@ -151,30 +153,29 @@ def _list(args: argparse.Namespace, known: list[Named] | None) -> int:
     return EX_REFUSED if missing else 0
 
 
-def named(root: Path, config: str) -> list[Named]:
-    """Return the credentials that the settings name, and how each stands. Raises SettingsError."""
+def named(root: Path, settings: Settings) -> list[Named]:
+    """Return the credentials that the settings name, and how each stands."""
     uses: dict[str, list[str]] = {}
-    for path, secret in secrets_in(load(Path(config) if root == Path("/") else root / config.lstrip("/"))):
+    for path, secret in secrets_in(settings):
         if secret.credential is not None:
-            uses.setdefault(secret.credential, []).append(path)
+            uses.setdefault(secret.credential, []).append(dotted(path))
     elsewhere = {name: where for name, where in passed(root).items() if where != CREDENTIALS}
-    return [Named(name, tuple(paths), _stands(root, name, elsewhere)) for name, paths in uses.items()]
+    return [_named(root, name, tuple(paths), elsewhere.get(name, "")) for name, paths in uses.items()]
 
 
-def _stands(root: Path, name: str, elsewhere: Mapping[str, str]) -> str:
-    if name in elsewhere:
-        return f"passed by {elsewhere[name]}"
+def _named(root: Path, name: str, used_by: tuple[str, ...], passed_by: str) -> Named:
     path = root / SECRETS[1:] / name
-    return "set" if path.is_file() and path.stat().st_size else "missing"
+    stands: Literal["set", "missing"] = "set" if path.is_file() and path.stat().st_size else "missing"
+    return Named(name, used_by, "passed" if passed_by else stands, passed_by)
 
 
 def passed(root: Path) -> dict[str, str]:
     """Return the credentials that unit files hand to the daemon, each with the file that says so."""
-    return {name: path for path, text in _unit_files(root) for name, _ in _PASSES.findall(text)}
+    return {name: path for path, text in _unit_files(root) for name in _PASSES.findall(text)}
 
 
 def _unit_files(root: Path) -> Iterator[tuple[str, str]]:
     for folder in UNIT_FOLDERS:
         for pattern in (DAEMON, f"{DAEMON}.d/*.conf"):
-            for path in sorted((root / folder[1:]).glob(pattern)):
+            for path in sorted((root / folder / "systemd/system").glob(pattern)):
                 yield f"/{path.relative_to(root)}", path.read_text(encoding="utf-8", errors="replace")

@@ -31,8 +31,6 @@ LEAST_RESERVE_S = 20.0
 """A smaller reserve is no fix: it is a bet."""
 MOST_BATTERY = 20.0
 """More than so many times the battery is no fix but another building."""
-_INSTANT_S = 1e-6
-"""So that a rule that comes true just now is true whatever the last bit says."""
 _LEAST_LOAD = 0.05
 _LEAST_CHECKPOINT_S = 1.0
 _LEAST_STOP_S = 5.0
@@ -229,7 +227,7 @@ def _course(site: Site) -> Course:
     state = state_at(site, 0.0)
     now = plan.outage_budget(policy, state, 0.0)
     first = plan.forecast(policy, state, now)[0]
-    training_s = _step((first,), first.action)
+    training_s = first.at_s or 0.0
     paused = state_at(site, training_s)
     then = plan.outage_budget(policy, paused, training_s)
     steps = plan.forecast(policy, paused, then)
@@ -248,10 +246,6 @@ def _course(site: Site) -> Course:
         commit_left=commit_left,
         stages=_stages(site, then, training_s=training_s, durable_s=durable_s, commit_s=commit_s),
     )
-
-
-def _budget(site: Site, at_s: float) -> Budget:
-    return plan.outage_budget(policy_of(site), state_at(site, at_s), at_s)
 
 
 def _step(steps: tuple[plan.Forecast, ...], action: str) -> float:

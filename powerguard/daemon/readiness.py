@@ -172,13 +172,13 @@ def _of_supply(daemon: Daemon) -> list[Reason]:
 
 
 def _unread(daemon: Daemon) -> Reason:
-    """Return that no UPS has been read; once polls have failed, source_down says why."""
+    """Return that no UPS has been read; once polls have failed, the reason source_down has the error."""
     waited_s = daemon.clock() - daemon.started_at_s
     failed = sum(source.failures for source in daemon.sources if not source.up)
     if not failed:
         return _reason("no_reading", waited_s=waited_s)
     reason = _reason("no_reading", f"{failed} polls failed", waited_s=waited_s)
-    return replace(reason, fix="put right what source_down names")
+    return replace(reason, fix="put right what the error of the source says")
 
 
 _CHARGED = 0.9

@@ -5,25 +5,22 @@ The daemon starts without them: one UPS whose profile or secret is missing must 
 
 import difflib
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import BaseModel
-
-from powerguard.options import Secret
+from powerguard.options import secrets_in
 from powerguard.profiles.load import SITE_FOLDER, load_profiles
 from powerguard.settings.explain import Mistake
 from powerguard.settings.schema import Settings
 from powerguard.sources.snmp_options import SnmpOptions
-from powerguard.strictyaml import KeyPath
 
 
 def missing(settings: Settings, site_folder: Path = SITE_FOLDER) -> tuple[list[Mistake], list[Mistake]]:
     """Return what the settings name and this host does not have, and what could not be found out."""
     mistakes, doubts = _profiles(settings, site_folder)
-    for path, secret in _secrets(settings, ()):
+    files = [((*path, "file"), secret.file) for path, secret in secrets_in(settings) if secret.file is not None]
+    for path, file in files:
         try:
-            trouble = _trouble(Path(str(secret.file)))
+            trouble = _trouble(Path(file))
         except PermissionError:
             doubts.append(Mistake(path, "not checked: permission denied (run this as root)"))
         else:
@@ -62,19 +59,6 @@ def _hint(name: str, known: list[str]) -> str:
     low = name.lower()
     near = [each for each in known if low and each.startswith(low)] or difflib.get_close_matches(low, known, n=1)
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
-
-
-def _secrets(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, Secret]]:
-    """Return the secrets that are kept in files, each with the path of its `file`."""
-    if isinstance(value, Secret):
-        if value.file is not None:
-            yield (*path, "file"), value
-    elif isinstance(value, BaseModel):
-        for name in type(value).model_fields:
-            yield from _secrets(getattr(value, name), (*path, name))
-    elif isinstance(value, dict | list):
-        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _secrets(inner, (*path, key))
 
 
 def _trouble(path: Path) -> str:

@@ -344,7 +344,7 @@ class _Player:
         state, policy = self._state, self._current()
         ahead: tuple[plan.Forecast, ...] = ()
         if not isinstance(state.phase, Online | Recovery | Shutdown):
-            ahead = plan.forecast(policy, state, plan.foretold(policy, state, self._now_s))
+            ahead = plan.forecast(policy, state, plan.outage_budget(policy, state, self._now_s))
         ended_s = self._now_s + self._leg.shift_s
         first = self._recording.legs[0] if self._recording.legs else None
         began_s = self._began_s

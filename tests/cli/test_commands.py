@@ -24,8 +24,8 @@ from typing import Any
 import pytest
 import structlog
 
-from powerguard.cli.client import SETTINGS, _missing, _why, _why_elsewhere
-from powerguard.cli.main import VERBS, Verbs, main
+from powerguard.cli.client import _missing, _why, _why_elsewhere
+from powerguard.cli.main import CONFIG, VERBS, Verbs, main
 from powerguard.cli.plan import describe as describe_plan
 from powerguard.cli.render import Paint, clock_of
 from powerguard.cli.status import describe as describe_status
@@ -218,8 +218,8 @@ def test_what_is_missing_before_a_daemon_can_run(tmp_path: Path) -> None:
     unit.parent.mkdir(parents=True)
     unit.touch()
     assert _missing(tmp_path).startswith("no settings yet: /etc/powerguard/powerguard.yaml (`powerguard discover`")
-    (tmp_path / SETTINGS).parent.mkdir()
-    (tmp_path / SETTINGS).touch()
+    (tmp_path / CONFIG[1:]).parent.mkdir()
+    (tmp_path / CONFIG[1:]).touch()
     assert _missing(tmp_path) == ""
     gone = FileNotFoundError(errno.ENOENT, "")
     assert _why(gone, "s.sock", "nothing there") == "s.sock: nothing there"

@@ -25,7 +25,6 @@ from powerguard.core.model import (
     Holding,
     OnBattery,
     Online,
-    Phase,
     Recovery,
     Shutdown,
     State,
@@ -36,7 +35,7 @@ from powerguard.core.plain import from_plain, to_plain
 from powerguard.core.policy import Policy
 from powerguard.core.readings import OutputSource, Reading
 from powerguard.core.table import TABLE, phase_name
-from powerguard.sim.world.invariants import is_begun_again, may_rise
+from powerguard.sim.world.invariants import is_begun_again, is_orderly_again, may_rise
 
 _ON_UTILITY = (OutputSource.UTILITY, OutputSource.BYPASS, OutputSource.ECO, OutputSource.BOOST, OutputSource.TRIM)
 
@@ -70,7 +69,9 @@ def check_step(policy: Policy, before: State, event: Event, answer: Step) -> Non
         grades = tuple(Grade)
         rose = (answer.state.battery.left or 0.0) > (before.battery.left or 0.0) + WRONG
         lowered = grades.index(new.outage.grade) >= grades.index(old.outage.grade)
-        assert lowered or rose or _is_owed_no_more(old, answer.state), "a grade goes up only after wrong readings"
+        assert lowered or rose or is_orderly_again(old.outage, answer.state), (
+            "a grade goes up only after wrong readings"
+        )
     if isinstance(event, Abort) and not isinstance(old, Online | Shutdown):
         assert isinstance(new, Online) or new.outage.aborted_by, "an abort before the latch is never forgotten"
     if isinstance(new, Online | OnBattery) and not answer.state.feed.suspect:
@@ -153,15 +154,6 @@ def _check_moves(before: State, answer: Step) -> None:
         assert (move["old"], move["cause"], move["new"]) in _MOVES
         at = str(move["new"])
     assert at == phase_name(answer.state.phase), "no move without a note"
-
-
-def _is_owed_no_more(old: Phase, state: State) -> bool:
-    """In the hold, with no checkpoint owed, a stop that was made a bare one for it is orderly again."""
-    new = state.phase
-    if not isinstance(new, Holding | Shutdown) or isinstance(old, Online) or not old.outage.lowered:
-        return False
-    rose = (old.outage.grade, new.outage.grade) == (Grade.BARE, Grade.SHORT)
-    return rose and all(t.durable or t.failed or not t.alive for t in state.trainers)
 
 
 def _check_latch(policy: Policy, before: State, state: State, phase: Shutdown) -> None:

@@ -163,7 +163,7 @@ def test_a_ups_that_was_asked_in_vain_is_not_waited_for() -> None:
     down = replace(daemon.sources[0], up=False, polls=8, failures=8, last_error=error, last_reading_at_s=None)
     found = {each.name: each for each in readiness(replace(daemon, state=empty, sources=[down]))}
     assert "8 polls failed" in found["no_reading"].text
-    assert "source_down" in found["no_reading"].fix
+    assert "error of the source" in found["no_reading"].fix
     assert error in found["source_down"].text
     assert found["source_down"].fix
 

@@ -26,6 +26,7 @@ from powerguard.core.model import (
     Holding,
     OnBattery,
     Online,
+    Outage,
     Recovery,
     Shutdown,
     State,
@@ -160,8 +161,17 @@ def _check_phases(policy: Policy, before: State, answer: Step) -> None:
         hold(old.outage.id == new.outage.id, "an outage keeps its id")
         rose = (answer.state.battery.left or 0.0) > (before.battery.left or 0.0) + WRONG
         lowered = _GRADES.index(new.outage.grade) >= _GRADES.index(old.outage.grade)
-        orderly = (old.outage.grade, new.outage.grade) == (Grade.BARE, Grade.SHORT) and old.outage.lowered
+        orderly = is_orderly_again(old.outage, answer.state)
         hold(lowered or rose or orderly, "a grade goes up only after wrong readings, or with no checkpoint owed")
+
+
+def is_orderly_again(before: Outage, state: State) -> bool:
+    """Say whether a stop that a checkpoint had made a bare one is a short one again: in a hold, with none owed."""
+    phase = state.phase
+    if not isinstance(phase, Holding | Shutdown) or not before.lowered:
+        return False
+    rose = (before.grade, phase.outage.grade) == (Grade.BARE, Grade.SHORT)
+    return rose and all(t.durable or t.failed or not t.alive for t in state.trainers)
 
 
 def _check_latch(policy: Policy, before: State, state: State, phase: Shutdown) -> None:
