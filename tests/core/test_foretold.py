@@ -9,7 +9,7 @@ from powerguard.core.actions import Grade
 from powerguard.core.frozen import replace
 from powerguard.core.model import Online, Shutdown, State
 from powerguard.core.policy import Policy
-from powerguard.daemon.readiness import of_battery
+from powerguard.daemon.readiness import is_ready, of_battery
 from tests.core.play import Player
 
 TABLE = ((50, 540.0), (75, 360.0), (100, 240.0))
@@ -18,16 +18,16 @@ WITNESSES_S = 4.0
 PAUSED = 0.6
 
 
-def host(
-    player: Player, *, load: int, charge: int, checkpoint_s: int, scale: float, stop_s: int, health: float
-) -> None:
-    """A host on utility, with a battery that is partly charged."""
+def host(*, load: int, charge: int, checkpoint_s: int, scale: float, stop_s: int, health: float) -> Player:
+    """Return a host on utility, with a battery that is partly charged."""
+    player = Player()
     table = ",".join(f"{at}:{scale * seconds:g}" for at, seconds in TABLE)
     words = f"stop_q95_s={stop_s} stop_median_s={min(45, stop_s)} force_after_s={stop_s} health={health:g}"
     player.line(f"policy table={table} trainer=llm:pause:{checkpoint_s} {words}")
     player.line(f"auto policy sync poweroff checkpoint={checkpoint_s}")
     player.line("0 trainer llm")
     player.line(f"1..3 utility load={load} charge={charge}")
+    return player
 
 
 hosts = st.fixed_dictionaries(
@@ -57,8 +57,7 @@ def _grade_after(policy: Policy, state: State, tau_now_s: float) -> Grade:
 @given(hosts)
 def test_what_is_foretold_is_done(given_host: dict[str, float]) -> None:
     """Each step within the seconds that witnesses take, with the grade that was shown."""
-    player = Player()
-    host(player, **given_host)  # type: ignore[arg-type]
+    player = host(**given_host)  # type: ignore[arg-type]
     policy, state = state_of(player)
     told = plan.foretold(policy, state, 4.0)
     steps = {step.action: step.at_s for step in plan.forecast(policy, state, told)}
@@ -91,8 +90,7 @@ def test_what_is_foretold_is_done(given_host: dict[str, float]) -> None:
 @settings(max_examples=200, deadline=None)
 @given(hosts)
 def test_a_host_is_not_ready_where_the_plan_does_not_fit(given_host: dict[str, float]) -> None:
-    player = Player()
-    host(player, **given_host)  # type: ignore[arg-type]
+    player = host(**given_host)  # type: ignore[arg-type]
     policy, state = state_of(player)
     if not plan.foretold(policy, state, 4.0).fits:
-        assert of_battery(policy, state, 4.0) != []
+        assert not is_ready(of_battery(policy, state, 4.0))

@@ -4,12 +4,8 @@ Debian 12 in a container, with powerguard put in place by its own `install`, arm
 container's network, but outside of it, so that it answers until the end. Both boots have one disk and one journal.
 """
 
-import asyncio
 import contextlib
-import ctypes
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +16,7 @@ from powerguard.daemon.journal import JournalError, Line, read_only, recent
 from powerguard.sim.snmp_agent import SnmpAgent
 from powerguard.sim.ups import Battery, SimUps
 from tests.peers.installed import FILES, binds, install
-from tests.peers.nspawn import Container, disk
+from tests.peers.nspawn import Container, disk, serving
 
 pytestmark = [pytest.mark.vm, pytest.mark.root, pytest.mark.peer("systemd-nspawn", "mmdebstrap", "nsenter")]
 
@@ -52,29 +48,9 @@ def host(root: Path, stop_s: int) -> Container:
     return Container(binds=binds(), files=files, root=root)
 
 
-@contextlib.contextmanager
-def card(ups: SimUps, network: Path) -> Iterator[None]:
-    """Answer for the UPS in that network: from a thread, which may be in another network than its process."""
-    up, end = threading.Event(), threading.Event()
-
-    async def serve() -> None:
-        async with SnmpAgent(ups.apc_table, port=PORT):
-            up.set()
-            await asyncio.to_thread(end.wait)
-
-    def enter() -> None:
-        with network.open("rb") as file:
-            assert ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0) == 0
-        asyncio.run(serve())
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    try:
-        assert up.wait(60)
-        yield
-    finally:
-        end.set()
-        thread.join(60)
+def card(ups: SimUps, network: Path) -> contextlib.AbstractContextManager[None]:
+    """Answer for the UPS in that network."""
+    return serving(network, lambda: SnmpAgent(ups.apc_table, port=PORT))
 
 
 class Story:

@@ -5,13 +5,10 @@ to cut its output, a BMC over IPMI LAN whose policy is wrong, and the toy traine
 answer from this machine, in the container's network.
 """
 
-import asyncio
 import contextlib
-import ctypes
 import json
 import re
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +25,7 @@ from tests.e2e.peers import rfc1628_table
 from tests.e2e.test_late_reboot import ONE_BOOT_ID
 from tests.e2e.test_systemd_install import SETTINGS, UNITS, is_active, until
 from tests.peers.installed import FILES, binds
-from tests.peers.nspawn import Container
+from tests.peers.nspawn import Container, serving
 
 pytestmark = [pytest.mark.vm, pytest.mark.root, pytest.mark.peer("systemd-nspawn", "mmdebstrap", "nsenter")]
 
@@ -42,6 +39,13 @@ ExecStart=/opt/powerguard/bin/python -m powerguard.sim.toy_trainer \
 --socket /run/powerguard-trainers/llm.sock --dir /var/lib/toy --every 50
 StateDirectory=toy
 """
+NUT: Final = {
+    "/etc/nut/ups.conf": "[rack]\n  driver = usbhid-ups\n  port = auto\n",
+    "/etc/nut/upsmon.conf": "MONITOR rack@127.0.0.1 1 monitor upsmon-password-1 primary\nSHUTDOWNCMD /sbin/poweroff\n",
+}
+APCUPSD: Final = {
+    "/etc/apcupsd/apcupsd.conf": "UPSCABLE usb\nUPSTYPE usb\nNETSERVER on\nNISIP 127.0.0.1\nBATTERYLEVEL 20\n"
+}
 USERS: Final = "u train 1000 -\nu guest 1001 -\n"
 
 
@@ -57,33 +61,21 @@ def settings() -> str:
 
 @contextlib.contextmanager
 def peers(ups: SimUps, network: Path) -> Iterator[SimBmc]:
-    """Card and BMC in that network: from a thread, which may be in another network than its process."""
+    """Card and BMC in that network."""
     user = SimUser("powerguard", SECRETS["snmp-auth"].encode(), SECRETS["snmp-priv"].encode())
     card = SimCard(ups.output, boottime_s, utility=lambda: ups.utility, lacks=frozenset({XUPS, APC, "1.3.6.1.2.1.1."}))
     bmc = SimBmc("powerguard", SECRETS["bmc"], policy="always-off", port=623)
-    up, end = threading.Event(), threading.Event()
 
     def values() -> Mapping[str, SimValue]:
         return {**card.values(), **rfc1628_table(ups)}
 
-    async def serve() -> None:
+    @contextlib.asynccontextmanager
+    async def both() -> AsyncIterator[None]:
         async with SnmpAgent(values, port=161, user=user, on_set=card.take), bmc:
-            up.set()
-            await asyncio.to_thread(end.wait)
+            yield
 
-    def enter() -> None:
-        with network.open("rb") as file:
-            assert ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0) == 0
-        asyncio.run(serve())
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    try:
-        assert up.wait(60)
+    with serving(network, both):
         yield bmc
-    finally:
-        end.set()
-        thread.join(60)
 
 
 class Operator:
@@ -92,14 +84,14 @@ class Operator:
     def __init__(self, container: Container) -> None:
         self.container = container
 
-    def types(self, *words: str, user: str = "root") -> tuple[int, str]:
+    def types(self, *words: str, user: str = "root", stderr: bool = True) -> tuple[int, str]:
         """Run a command of ours; returns its exit status and what it says, which is never a traceback or a secret."""
         become = () if user == "root" else ("setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups")
         ended = self.container.run("env", "--unset=POWERGUARD_UNDER_TEST", *become, POWERGUARD, *words, limit_s=300)
         said = ended.stdout + ended.stderr
         assert "Traceback" not in said
         assert not [secret for secret in SECRETS.values() if secret in said]
-        return ended.returncode, said
+        return ended.returncode, said if stderr else ended.stdout
 
     def doctor(self, user: str = "root") -> dict[str, list[tuple[str, str]]]:
         """Return what doctor finds: verdict to (name, text)."""
@@ -125,8 +117,23 @@ def installs(operator: Operator) -> None:
         assert operator.types("status", user=user)[0] == 4
     code, said = operator.types("install", "--prefix", "/opt/powerguard", "--resume-unit", "train.service")
     assert (code, "next: write /etc/powerguard/powerguard.yaml" in said) == (0, True), said
+    is_printed_settings(operator)
     operator.writes(settings())
     assert operator.types("config", "validate")[0] == 0
+
+
+def is_printed_settings(operator: Operator) -> None:
+    """Step 2 by its other ways: what `discover` and `import` print are settings, valid as they stand."""
+    for name in ("snmp-auth", "snmp-priv"):
+        typed = 'umask 077; printf "%s" "$1" > "/root/$2"'
+        operator.container.check("bash", "-c", typed, "bash", SECRETS[name], name)
+    keys = "--user powerguard --auth-file /root/snmp-auth --priv-file /root/snmp-priv"
+    for verb in (f"discover 127.0.0.1 {keys}", "import nut", "import apcupsd"):
+        code, printed = operator.types(*verb.split(), stderr=False)
+        assert (code, "\nups:\n" in printed) == (0, True), (verb, printed)
+        operator.writes(printed)
+        code, said = operator.types("config", "validate")
+        assert code == 0, (verb, said)
 
 
 def gives_secrets(operator: Operator) -> None:
@@ -201,6 +208,8 @@ def test_from_a_bare_host_to_an_armed_one() -> None:
         f"{UNITS}/powerguard.service.d/one-boot-id.conf": ONE_BOOT_ID,
         f"{UNITS}/train.service": TRAINER,
         "/usr/lib/sysusers.d/people.conf": USERS,
+        **NUT,
+        **APCUPSD,
     }
     with Container(binds=binds(), files=files) as container, peers(ups, container.network) as bmc:
         container.check("systemd-sysusers")

@@ -1,6 +1,8 @@
 """A Debian with a real systemd as PID 1, in a container: boots in about a second, and can really be powered off."""
 
+import asyncio
 import contextlib
+import ctypes
 import os
 import pty
 import secrets
@@ -10,7 +12,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final, Self
 
@@ -94,6 +97,31 @@ def disk(lower: Path | None = None) -> Iterator[Path]:
 def _mount(stack: contextlib.ExitStack, *words: str) -> None:
     subprocess.run(["mount", *words], check=True, timeout=60)
     stack.callback(subprocess.run, ["umount", "--lazy", words[-1]], check=True, timeout=60)
+
+
+@contextlib.contextmanager
+def serving(network: Path, peers: Callable[[], AbstractAsyncContextManager[object]]) -> Iterator[None]:
+    """Keep these peers up in a container's network: from a thread, which may be in another network than its process."""
+    up, end = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with peers():
+            up.set()
+            await asyncio.to_thread(end.wait)
+
+    def enter() -> None:
+        with network.open("rb") as file:
+            assert ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0) == 0
+        asyncio.run(serve())
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    try:
+        assert up.wait(60)
+        yield
+    finally:
+        end.set()
+        thread.join(60)
 
 
 class Container:
