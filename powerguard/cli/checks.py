@@ -546,7 +546,7 @@ def health_finding(name: str, health: dict[str, Any]) -> Finding:
     measured = health["measured"]
     if health["origin"] == "settings":
         return Finding(name, "PASS", text)
-    if measured is None or measured["expired"]:
+    if measured is None or measured["expired"] or (measured["at_least"] and health["origin"] != "measured"):
         return Finding(name, "WARN", f"{text}. {_RISK}", _MEASURE)
     if measured["age_s"] > OLD_MEASUREMENT_S:
         months = measured["age_s"] / (30.44 * 86400.0)

@@ -321,13 +321,15 @@ def _health(case: _Case) -> Iterator[Advice]:
             "health_unknown",
             "info",
             f"The battery's health was presumed ({100 * share:.0f} %), never measured. A discharge of at least 25 % "
-            "measures it: `powerguard drill` with the plug pulled. If it was measured elsewhere, set budget.health.",
+            "measures it, a deeper one more surely: `powerguard drill` with the plug pulled. If it was measured "
+            "elsewhere, set budget.health.",
             "budget.health",
         )
 
 
 def _has_measured(model: object) -> bool:
-    return getattr(model, "health", None) is not None
+    health = getattr(model, "health", None)
+    return health is not None and not health.least
 
 
 def _late(case: _Case) -> Iterator[Advice]:

@@ -43,12 +43,20 @@ _SHORTEST_RECHARGE_S, _LONGEST_RECHARGE_S = 3600.0, 72 * 3600.0
 
 
 def health(policy: Policy, model: BatteryModel, now_s: float, *, replace_battery: bool) -> float:
-    """Return the share to count with: measured and aged, else the default; the lower one if the UPS wants a new one."""
+    """Return the share to count with: measured and aged, else the default; the lower one if the UPS wants a new one.
+
+    A lower bound counts where it is above the default: below it, it says nothing against the default.
+    """
     presumed = min(policy.health, policy.health_replace) if replace_battery else policy.health
     measured = aged(model, now_s)
-    if measured is None:
+    if measured is None or (is_only_a_bound(model) and measured < presumed):
         return presumed
     return min(measured, presumed) if replace_battery else measured
+
+
+def is_only_a_bound(model: BatteryModel) -> bool:
+    """Say whether what was learned is how much the battery holds at least, and not how much it holds."""
+    return model.health is not None and model.health.least
 
 
 def aged(model: BatteryModel, now_s: float) -> float | None:
@@ -188,14 +196,18 @@ def charge_of(reading: Reading | None) -> float | None:
     return told / 100.0 if told is not None and 0.0 <= told <= 100.0 else None
 
 
-def ended_by_power_off(policy: Policy, model: BatteryModel, used: float | None, at_s: float) -> BatteryModel:
+def ended_by_power_off(
+    policy: Policy, model: BatteryModel, used: float | None, at_s: float, seen_at_s: float | None
+) -> BatteryModel:
     """Judge the discharge in which the host was powered off, by its last account. at_s: when that was.
 
-    The deepest discharges end so. What the battery gave after the last reading is not known, so it has given at least
-    this much.
+    The deepest discharges end so. What the battery gave after the last account is not known, so it has given at least
+    this much. seen_at_s: the last reading; an account that had none to go by is a guess and teaches nothing.
     """
     if model.discharge is None or used is None:
         return model
+    if seen_at_s is None or at_s - seen_at_s > _LONGEST_GAP_S:
+        return replace(model, discharge=None)
     return replace(model, health=_ended(policy, model, used, at_s), discharge=None)
 
 
@@ -207,13 +219,15 @@ def _ended(policy: Policy, model: BatteryModel, used: float, at_s: float) -> Hea
     depth = used - discharge.used
     if depth < DEPTH:
         return model.health
-    known = max(policy.health, aged(model, at_s) or 0.0)
-    found = _by_knee(discharge, depth) or _by_charge(policy, discharge, depth, known)
-    if found is None and discharge.charge and depth / discharge.charge > known:
+    known = aged(model, at_s) or 0.0
+    found = _by_knee(discharge, depth) or _by_charge(policy, discharge, depth, max(policy.health, known))
+    if found is None and discharge.charge and depth / discharge.charge > policy.health:
         found = depth / discharge.charge, _TABLE_ERROR, "energy that it gave", True
     if found is None:
         return model.health
     share, error, how, least = found
+    if least and share <= known:
+        return model.health
     return Health(share=min(1.0, share), error=error, depth=depth, at_s=at_s, how=how, least=least)
 
 
@@ -241,8 +255,10 @@ def _by_charge(policy: Policy, discharge: Discharge, depth: float, known: float)
     error = _TABLE_ERROR + _GAUGE_GRAIN / fallen
     if discharge.low:
         return share, error, "fall of the charge to low battery", False
-    most = max(known, depth / discharge.charge + policy.floor)
-    return min(share, most), error, "fall of the charge", share > most
+    shown = depth / discharge.charge + policy.floor
+    if share > max(known, shown):
+        return shown, error, "fall of the charge", True
+    return share, error, "fall of the charge", False
 
 
 def _recharged(model: BatteryModel, charge: float, at_s: float) -> float | None:

@@ -187,6 +187,8 @@ def tell_health(turn: Turn, since_s: float) -> None:
     learned = battery.model.health
     if learned is None or learned.at_s < since_s:
         figure(turn, health_learned=False)
+    elif learned.least:
+        figure(turn, health=rounded(battery.health), health_at_least=rounded(learned.share), health_learned=True)
     else:
         figure(turn, health=rounded(battery.health), health_measured=rounded(learned.share))
         figure(turn, health_error=rounded(learned.error), health_learned=True)

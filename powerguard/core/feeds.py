@@ -116,13 +116,13 @@ def with_battery(
 
 
 def rebooted(
-    policy: Policy, state: State, upses: tuple[Supplied, ...], carried: Callable[[Policy, Battery], Battery]
+    policy: Policy, state: State, upses: tuple[Supplied, ...], carried: Callable[[Policy, Feed, Battery], Battery]
 ) -> State:
     """Return the state of the next boot with every UPS in it: no feed yet, and its battery as `carried` over."""
     if not policy.feeds:
         return state
     at_s = state.feed.since_s
-    again = tuple(_again(each, at_s, carried(_own(policy, each.ups), each.battery)) for each in upses)
+    again = tuple(_again(each, at_s, carried(_own(policy, each.ups), each.feed, each.battery)) for each in upses)
     return compose(policy, state, again, at_s, None)
 
 

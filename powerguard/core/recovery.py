@@ -138,8 +138,8 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
         until_s = maintenance.until_s + shift_s
         maintenance = replace(maintenance, until_s=until_s) if until_s > now_s else None
 
-    def carried(policy: Policy, battery: Battery) -> Battery:
-        charge = None
+    def carried(policy: Policy, feed: Feed, battery: Battery) -> Battery:
+        charge, seen_at_s = None, None if feed.reading is None else feed.reading.at_s
         if battery.charged is not None and battery.health > 0.0:  # A battery that is worn out holds nothing to compare.
             charge = min(1.0, battery.charged / battery.health)
         return Battery(
@@ -151,7 +151,7 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
             health=battery.health,
             tau_point=battery.tau_point,
             model=learning.shifted(
-                learning.ended_by_power_off(policy, battery.model, battery.used, stored.at_s), shift_s
+                learning.ended_by_power_off(policy, battery.model, battery.used, stored.at_s, seen_at_s), shift_s
             ),
         )
 
@@ -159,7 +159,7 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
         phase=Online(),
         # Whoever has said utility is not stuck at battery: what it says now counts as in any boot.
         feed=Feed(since_s=now_s, utility_seen=old.feed.utility_seen),
-        battery=carried(policy, old.battery),
+        battery=carried(policy, old.feed, old.battery),
         trainers=trainers.at_start(policy, old.learned),
         maintenance=maintenance,
         serial=old.serial,

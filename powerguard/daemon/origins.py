@@ -65,7 +65,10 @@ def health_view(policy: Policy, state: State, now_s: float, at: Wall) -> HealthV
         presumed, origin = policy.health_replace, "replace_battery"
     health, aged = state.battery.model.health, learning.aged(state.battery.model, now_s)
     because = PRESUMED[origin]
-    if health is not None and aged is not None and (origin != "replace_battery" or aged <= presumed):
+    if health is not None and health.least and aged is not None and aged < presumed:
+        shown = f"at least {percent(health.share)}, {percent(health.depth)} deep"
+        because += f"; the discharge of {day(at(health.at_s))} shows {shown}, and contradicts nothing"
+    elif health is not None and aged is not None and (origin != "replace_battery" or aged <= presumed):
         origin, because = "measured", _measured(health, aged, at)
     elif health is not None and aged is None:
         because += f"; the measurement of {day(at(health.at_s))} has expired (12 months)"

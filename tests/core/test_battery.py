@@ -107,7 +107,8 @@ def test_a_charge_that_falls_faster_than_the_account_tells_a_worn_battery() -> N
 def test_a_high_figure_counts_only_as_far_as_the_discharge_has_gone() -> None:
     """A gauge that counts against the nameplate always says 1; a discharge of 40 % has shown no more than 50 %."""
     nameplate = discharged((10.0, 100.0, 0.0), (110.0, 60.0, 0.40))
-    assert share_of(nameplate) == POLICY.health
+    assert share_of(nameplate) == pytest.approx(0.5)
+    assert learning.health(POLICY, nameplate, 111.0, replace_battery=False) == POLICY.health
     deep = discharged((10.0, 100.0, 0.0), (110.0, 15.0, 0.80))
     assert share_of(deep) == pytest.approx(0.9), "80 % shown, and the floor of 10 % on top"
     half_full = discharged((10.0, 50.0, 0.4), (110.0, 10.0, 0.8))
@@ -197,10 +198,10 @@ def test_a_discharge_that_went_unwatched_says_nothing() -> None:
 def test_the_bounds_of_depth_and_fall() -> None:
     """A quarter of the energy and a fifth of the charge are just enough."""
     assert share_of(discharged((10.0, 100.0, 0.0), (110.0, 50.0, 0.25))) == pytest.approx(0.5)
-    exact = discharged((10.0, 66.0, 0.0), (110.0, 46.0, 0.30), model=measured(0.8))
+    exact = discharged((10.0, 66.0, 0.0), (110.0, 46.0, 0.30))
     assert exact.health is not None
     assert exact.health.how == "fall of the charge"
-    known = discharged((10.0, 60.0, 0.0), (110.0, 39.0, 0.26), model=measured(0.8))
+    known = discharged((10.0, 60.0, 0.0), (110.0, 39.0, 0.26))
     assert known.health is not None
     assert known.health.how == "fall of the charge"
     assert known.health.error < 0.1
@@ -395,13 +396,24 @@ def test_times_move_into_the_clock_of_the_next_boot() -> None:
 
 
 def test_what_a_discharge_does_not_reach_is_a_lower_bound() -> None:
-    """The charge says 90 %, and 30 % were discharged: 75 % is what that does not contradict, and no measurement."""
+    """The charge says 90 %, and 30 % were discharged: the battery holds 40 % at least, and 75 % is still presumed."""
     shallow = discharged((0.0, 100.0, 0.0), (60.0, 67.0, 0.30)).health
     assert shallow is not None
-    assert (shallow.share, shallow.least) == (0.75, True)
+    assert (shallow.share, shallow.least) == (pytest.approx(0.4), True)
     worn = discharged((0.0, 100.0, 0.0), (60.0, 50.0, 0.30)).health
     assert worn is not None
     assert (worn.share, worn.least) == (pytest.approx(0.6), False)
+
+
+def test_a_bound_below_what_counts_changes_nothing_that_counts() -> None:
+    """Neither the default, nor a lower default of a worn battery, nor an older measurement that it does not reach."""
+    bound = discharged((0.0, 100.0, 0.0), (60.0, 67.0, 0.30))
+    for presumed in (0.5, 0.6, 0.75):
+        policy = replace(POLICY, health=presumed)
+        assert learning.health(policy, bound, 61.0, replace_battery=False) == presumed
+    assert learning.health(replace(POLICY, health=0.3), bound, 61.0, replace_battery=False) == pytest.approx(0.4)
+    known = measured(0.8)
+    assert discharged((0.0, 100.0, 0.0), (60.0, 67.0, 0.30), model=known).health == known.health
 
 
 def test_a_battery_without_a_gauge_holds_what_it_has_given() -> None:
@@ -415,9 +427,13 @@ def test_a_battery_without_a_gauge_holds_what_it_has_given() -> None:
 def test_the_discharge_of_a_power_off_teaches_at_the_next_boot() -> None:
     """The deepest discharges end in a power-off, and no reading on utility ends them under the same daemon."""
     going = BatteryModel(discharge=Discharge(since_s=0.0, used=0.0, charge=1.0, charge_now=0.1))
-    judged = learning.ended_by_power_off(POLICY, going, 0.81, 500.0)
+    judged = learning.ended_by_power_off(POLICY, going, 0.81, 500.0, 495.0)
     assert judged.discharge is None
     assert judged.health is not None
     assert (judged.health.share, judged.health.depth, judged.health.at_s) == (pytest.approx(0.9), 0.81, 500.0)
     unseen = BatteryModel(discharge=replace(going.discharge, whole=False) if going.discharge else None)
-    assert learning.ended_by_power_off(POLICY, unseen, 0.81, 500.0).health is None
+    assert learning.ended_by_power_off(POLICY, unseen, 0.81, 500.0, 495.0).health is None
+    for seen_at_s in (None, 469.9):
+        guessed = learning.ended_by_power_off(POLICY, going, 0.81, 500.0, seen_at_s)
+        assert (guessed.health, guessed.discharge) == (None, None), "the source was lost: the depth is a guess"
+    assert learning.ended_by_power_off(POLICY, going, 0.81, 500.0, 470.0).health is not None
