@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from powerguard.cli.operate import Subparsers, fail
-from powerguard.cli.outages import EX_NOINPUT, Elapsed, UnknownOutageError, add_journal, between, journal_of, read
+from powerguard.cli.outages import (
+    EX_NOINPUT,
+    Elapsed,
+    UnknownOutageError,
+    add_journal,
+    between,
+    is_late_reboot,
+    journal_of,
+    read,
+)
 from powerguard.cli.render import Paint, clean, clock_of, duration, fold, mode_note, moment, table
 from powerguard.cli.words import NEED_SHARE, PHASES, durations_in, order, outcome_of, sentence, short_since_s
 
@@ -68,7 +77,7 @@ def explained(record: "OutageRecord", story: "Sequence[Line]", rows: "Sequence[R
     policy = _policy(rows)
     mode = None if policy is None else policy.mode.value
     steps = [
-        _ordered(elapsed, line, mode) if line.kind == "action" else _step(elapsed, line, _trains_on(story, line), mode)
+        _ordered(elapsed, line, mode) if line.kind == "action" else _step(elapsed, line, story, mode)
         for line in story
         if line.kind in ("note", "gap") or (line.kind == "action" and line.event not in _SILENT)
     ]
@@ -118,8 +127,11 @@ def _add_wait(steps: Sequence[dict[str, Any]], policy: "Policy | None") -> None:
         )
 
 
-def _step(elapsed: "Elapsed", line: "Line", trains_on: str, mode: str | None) -> dict[str, Any]:
+def _step(elapsed: "Elapsed", line: "Line", story: "Sequence[Line]", mode: str | None) -> dict[str, Any]:
     numbers = _pairs(line.payload.get("numbers"))
+    context: dict[str, object] = {"trains_on": _trains_on(story, line)}
+    if line.event == "host_powered_on":
+        context["late_reboot"] = is_late_reboot(story, line, numbers)
     gap = line.kind == "gap"
     text = f"{line.payload.get('steps')} steps are missing: {line.because}" if gap else ""
     if not gap and "kind" not in line.payload:  # A damaged row: its name and its reason are all that is left of it.
@@ -130,7 +142,7 @@ def _step(elapsed: "Elapsed", line: "Line", trains_on: str, mode: str | None) ->
         "event": line.event,
         "level": "warning" if gap else str(line.payload.get("level", "info")),
         "because": line.because,
-        "text": text or sentence(line.event, line.because, numbers | {"trains_on": trains_on}, mode),
+        "text": text or sentence(line.event, line.because, numbers | context, mode),
         "numbers": numbers,
     }
 

@@ -2,7 +2,7 @@
 
 import argparse
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -11,13 +11,14 @@ from powerguard.cli.last_known import JOURNAL
 from powerguard.cli.render import moment
 from powerguard.core.recovery import LONGEST_GAP_S
 from powerguard.daemon.journal import Line, OutageRecord, Recorded, following, history, outage, recording
+from powerguard.effectors.bmc.ipmi import RestartCause
 
 EX_NOINPUT: Final = 66
 """sysexits.h: the journal cannot be read."""
 SHOWN: Final = 5
 _ALL: Final = 1_000_000
-
-
+BY_HAND: Final = frozenset((RestartCause.POWER_BUTTON.value, RestartCause.RESET_BUTTON.value))
+"""A person powered the host on."""
 _AFTER: Final = 500
 _DOUBT_S: Final = 2.0
 """Within one boot, wall clock and boot clock may part by this much before the wall clock counts as set."""
@@ -167,3 +168,17 @@ def read(db: sqlite3.Connection, name: str) -> Outage:
 
 def _shown(record: OutageRecord) -> str:
     return f"{record.id} ({moment(record.started_wall)[:16]})"
+
+
+def is_late_reboot(story: Sequence[Line], back: Line, numbers: Mapping[str, object]) -> bool:
+    """Say whether our own power-off was made a reboot: the last order of the boot that went, and it did not fail.
+
+    back: the first line of the next boot that counts. numbers: of its `host_powered_on`, as far as there is one; a loss
+    of AC, or a button, is another reason to come back.
+    """
+    if numbers.get("ac_failed") is True or numbers.get("cause") in BY_HAND:
+        return False
+    before = [line for line in story if line.seq < back.seq and line.boot_id != back.boot_id]
+    gone = [line for line in before if line.boot_id == before[-1].boot_id]
+    orders = {line.action for line in gone if line.kind == "action" and line.event == "Reboot"}
+    return bool(orders) and not any(line.action in orders and line.event == "Failed" for line in gone)

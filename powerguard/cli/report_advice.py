@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any, Final, NamedTuple
 
+from powerguard.cli.outages import BY_HAND
 from powerguard.cli.render import clean, duration
-from powerguard.cli.report_facts import BY_HAND, LATE_REBOOT, Told, measured, number, predicted_paused_load
+from powerguard.cli.report_facts import LATE_REBOOT, Told, measured, number, predicted_paused_load
 from powerguard.cli.words import short_since_s
 from powerguard.core import needs
 from powerguard.core.actions import Grade

@@ -7,7 +7,7 @@ what nobody has written down stays None.
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from powerguard.cli.outages import Elapsed, Outage, between
+from powerguard.cli.outages import Elapsed, Outage, between, is_late_reboot
 from powerguard.core import needs
 from powerguard.core.budget import paused_load
 from powerguard.core.events import Measured, TrainerSeen
@@ -18,7 +18,6 @@ from powerguard.daemon.journal import Line
 from powerguard.daemon.journal.recording import Start
 from powerguard.effectors.bmc.ipmi import RestartCause
 
-BY_HAND: Final = frozenset((RestartCause.POWER_BUTTON.value, RestartCause.RESET_BUTTON.value))
 LATE_REBOOT: Final = "late-reboot"
 """What brought a host back whose power-off powerguard itself made a reboot."""
 POINTS: Final = 400
@@ -225,14 +224,6 @@ def _powered_on(told: Told, boot_id: str) -> Mapping[str, Any]:
     return next((step.numbers for step in told.notes("host_powered_on") if step.line.boot_id == boot_id), {})
 
 
-def _rebooted(told: Told, back: Step) -> bool:
-    """Say whether our own power-off was made a reboot: the last order of the boot that went, and it did not fail."""
-    before = [step for step in told.steps if step.line.seq < back.line.seq and step.line.boot_id != back.line.boot_id]
-    gone = [step for step in before if step.line.boot_id == before[-1].line.boot_id] if before else []
-    orders = {s.line.action for s in gone if s.line.kind == "action" and s.line.event == "Reboot"}
-    return bool(orders) and not any(s.line.action in orders and s.line.event == "Failed" for s in gone)
-
-
 def _ac_gone(told: Told, back: Step, powered_on: Mapping[str, Any], *, rebooted: bool) -> bool | None:
     """Return whether AC was gone at this host, by all evidence; None where that does not settle it.
 
@@ -317,8 +308,7 @@ def recovery(told: Told) -> dict[str, Any]:
     check_s = _check_s(later, begun_s)
     gate_s = between(back.after_s, begun_s)
     powered_on = _powered_on(told, back.line.boot_id)
-    by_hand = powered_on.get("cause") in BY_HAND
-    rebooted = powered_on.get("ac_failed") is not True and not by_hand and _rebooted(told, back)
+    rebooted = is_late_reboot([step.line for step in told.steps], back.line, powered_on)
     answers = {s.line.action for s in later if s.line.kind == "action" and s.line.event == "ResumeTraining"}
     started = next((s for s in later if s.line.event == "Done" and s.line.action in answers), None)
     seen_s = None

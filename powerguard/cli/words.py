@@ -346,6 +346,8 @@ def _powered_on(because: str, numbers: Numbers) -> str:
     firmware = f"firmware took {_for(numbers, 'firmware_s')}" if numbers.get("firmware_s") is not None else ""
     told = "; ".join(filter(None, (lost, firmware)))
     what = f"powered on by {cause.replace('-', ' ')}" if cause else "what powered the host on is not told"
+    if numbers.get("late_reboot") is True:
+        what = "a late reboot, ordered by powerguard"
     return f"{what} ({because}{'; ' if told else ''}{told})"
 
 

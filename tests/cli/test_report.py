@@ -585,6 +585,12 @@ def test_what_brought_the_host_back(
     assert found == ({rule} if rule else set())
 
 
+def test_explain_knows_our_own_late_reboot(journals: dict[str, Path], run: Run) -> None:
+    """It says what brought the host back as the report does, and of no other return."""
+    assert "a late reboot, ordered by powerguard" in run("explain", "--journal", journals["late-reboot"])[1]
+    assert "a late reboot, ordered by powerguard" not in run("explain", "--journal", journals["trains-on"])[1]
+
+
 def test_a_load_that_nobody_read_is_not_measured(journals: dict[str, Path], report: Report) -> None:
     told = report(journals["lost-before"])
     assert any(b["phase"] == "emergency_checkpoint" for b in told["budget"])
