@@ -293,7 +293,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="feeds_forgotten_at_boot",
         module="powerguard.core.feeds",
-        swaps=(("each.ups), each.battery)) for each in upses)", "each.ups), each.battery)) for each in ())"),),
+        swaps=(("each.feed, each.battery)) for each in upses)", "each.feed, each.battery)) for each in ())"),),
         within=20,
         site=_TWO_UPSES,
     ),
