@@ -60,7 +60,7 @@ _ROWS: Final[tuple[tuple[str, str, str, Callable[[object], str]], ...]] = (
     ("runtime in the self-test", "runtime_before_s", "runtime_test_s", _seconds),
     ("battery health", "health_before", "health", _share),
     ("as this discharge measured it", "", "health_measured", _share),
-    ("at least, as far as it went", "", "health_at_least", _share),
+    ("battery health, at least", "", "health_at_least", _share),
     ("outage lasted", "", "outage_s", _seconds),
     ("powered off in order", "", "powered_off_clean", _word),
     ("charge after", "", "charge_after_pct", _percent),

@@ -49,14 +49,9 @@ def health(policy: Policy, model: BatteryModel, now_s: float, *, replace_battery
     """
     presumed = min(policy.health, policy.health_replace) if replace_battery else policy.health
     measured = aged(model, now_s)
-    if measured is None or (is_only_a_bound(model) and measured < presumed):
+    if measured is None or (model.health is not None and model.health.least and measured < presumed):
         return presumed
     return min(measured, presumed) if replace_battery else measured
-
-
-def is_only_a_bound(model: BatteryModel) -> bool:
-    """Say whether what was learned is how much the battery holds at least, and not how much it holds."""
-    return model.health is not None and model.health.least
 
 
 def aged(model: BatteryModel, now_s: float) -> float | None:
@@ -226,8 +221,11 @@ def _ended(policy: Policy, model: BatteryModel, used: float, at_s: float) -> Hea
     if found is None:
         return model.health
     share, error, how, least = found
-    if least and share <= known:
-        return model.health
+    if least and model.health is not None and known > 0.0:
+        # A bound that does not count does not take the place of a measurement that does, even of a lower one.
+        stands = known if model.health.least else max(known, policy.health)
+        if share <= stands:
+            return model.health
     return Health(share=min(1.0, share), error=error, depth=depth, at_s=at_s, how=how, least=least)
 
 

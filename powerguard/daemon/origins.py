@@ -67,7 +67,7 @@ def health_view(policy: Policy, state: State, now_s: float, at: Wall) -> HealthV
     because = PRESUMED[origin]
     if health is not None and health.least and aged is not None and aged < presumed:
         shown = f"at least {percent(health.share)}, {percent(health.depth)} deep"
-        because += f"; the discharge of {day(at(health.at_s))} shows {shown}, and contradicts nothing"
+        because += f"; the discharge of {day(at(health.at_s))} shows {shown}, and does not contradict it"
     elif health is not None and aged is not None and (origin != "replace_battery" or aged <= presumed):
         origin, because = "measured", _measured(health, aged, at)
     elif health is not None and aged is None:

@@ -341,6 +341,18 @@ def test_doctor_wants_a_measured_health(age_s: float | None, verdict: str) -> No
     assert bool(finding.fix) is (verdict == "WARN")
 
 
+def test_doctor_asks_on_where_a_discharge_has_shown_only_a_bound() -> None:
+    """A bound below the default measures nothing; one above it counts."""
+    for share, verdict, origin in ((0.4, "WARN", "default"), (0.9, "PASS", "measured")):
+        daemon = taught()
+        model = replace(daemon.state.battery.model, health=replace(HEALTH, share=share, at_s=NOW_S, least=True))
+        daemon.state = replace(daemon.state, battery=replace(daemon.state.battery, model=model))
+        (ups,) = view(daemon)["ups"]
+        finding = health_finding(ups["name"], ups["health"])
+        assert (finding.verdict, ups["health"]["origin"]) == (verdict, origin)
+        assert f"at least {100 * share:.0f} %" in finding.text
+
+
 def test_doctor_leaves_a_health_alone_that_was_set() -> None:
     daemon = scene()
     daemon.policy = replace(daemon.policy, health=0.9, health_from="settings")

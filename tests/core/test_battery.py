@@ -416,6 +416,14 @@ def test_a_bound_below_what_counts_changes_nothing_that_counts() -> None:
     assert discharged((0.0, 100.0, 0.0), (60.0, 67.0, 0.30), model=known).health == known.health
 
 
+def test_a_bound_does_not_bring_the_default_back_over_a_lower_measurement() -> None:
+    """Measured at 50 %, then 45 % are discharged while the gauge promises more: 75 % were never shown."""
+    worn = discharged((0.0, 100.0, 0.0), (60.0, 55.0, 0.45), model=measured(0.5))
+    assert learning.health(POLICY, worn, 61.0, replace_battery=False) == pytest.approx(0.5, abs=0.01)
+    deep = discharged((0.0, 100.0, 0.0), (60.0, 15.0, 0.70), model=measured(0.5))
+    assert learning.health(POLICY, deep, 61.0, replace_battery=False) == pytest.approx(0.8)
+
+
 def test_a_battery_without_a_gauge_holds_what_it_has_given() -> None:
     """81 % of a new battery were used: it holds at least that, whatever was presumed."""
     deep = discharged((0.0, 100.0, 0.0), (300.0, 95.0, 0.81)).health

@@ -228,6 +228,17 @@ def test_a_health_learned_in_the_moment_that_the_drill_began_is_its_own() -> Non
         assert dict(turn.state.drill.figures) == (learned if is_learned else {"health_learned": False})
 
 
+def test_a_discharge_that_shows_a_bound_reports_no_measurement() -> None:
+    """The drill says how much the battery holds at least, and which health counts."""
+    health = Health(share=0.4, error=0.05, depth=0.3, at_s=16.0, how="fall of the charge", least=True)
+    state = State(drill=RUNNING)
+    battery = replace(state.battery, health=0.75, model=replace(state.battery.model, health=health))
+    turn = Turn(make_policy(WORDS.split()), replace(state, battery=battery), 30.0)
+    drill_measures.tell_health(turn, 16.0)
+    assert turn.state.drill is not None
+    assert dict(turn.state.drill.figures) == {"health": 0.75, "health_at_least": 0.4, "health_learned": True}
+
+
 @pytest.mark.parametrize(
     ("story", "because"),
     [
