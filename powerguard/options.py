@@ -4,9 +4,8 @@ import ipaddress
 import os
 import pwd
 import stat
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Final, Self, TypeAlias
+from typing import Annotated, Final, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -16,9 +15,6 @@ SECRETS: Final = "/etc/powerguard/secrets"
 """Where root keeps them, a file for each, named as the credential is."""
 CREDENTIAL_NAME: Final = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$"
 """No slash and no "..": it is a name in a folder."""
-
-KeyPath: TypeAlias = tuple[str | int | float, ...]
-"""The way to a setting: keys of maps and places in lists."""
 
 
 class Options(BaseModel):
@@ -152,18 +148,6 @@ class Secret(Options):
     @property
     def _right(self) -> str:
         return f"powerguard secret set {self.credential}; powerguard install; systemctl restart powerguard.service"
-
-
-def secrets_in(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Secret]]:
-    """Yield every secret that settings name, with the path of its setting: keys of maps and places in lists."""
-    if isinstance(value, Secret):
-        yield path, value
-    elif isinstance(value, BaseModel):
-        for name in type(value).model_fields:
-            yield from secrets_in(getattr(value, name), (*path, name))
-    elif isinstance(value, dict | list):
-        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from secrets_in(inner, (*path, key))
 
 
 def _read(path: Path, *, private: bool) -> bytes:

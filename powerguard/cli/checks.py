@@ -42,8 +42,9 @@ from powerguard.effectors.signals.findings import findings as signal_findings
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.trainer.findings import crowding, ways
 from powerguard.effectors.trainer.findings import findings as checkpoint_findings
-from powerguard.options import Secret, SecretError, secrets_in
+from powerguard.options import Secret, SecretError
 from powerguard.settings.caution import warnings
+from powerguard.settings.exists import secrets_in
 from powerguard.settings.explain import dotted
 from powerguard.settings.load import Loaded, SettingsError, load_with_origins
 from powerguard.settings.policy import policy as make_policy

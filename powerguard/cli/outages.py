@@ -176,7 +176,7 @@ def is_late_reboot(story: Sequence[Line], back: Line, numbers: Mapping[str, obje
     back: the first line of the next boot that counts. numbers: of its `host_powered_on`, as far as there is one; a loss
     of AC, or a button, is another reason to come back.
     """
-    if numbers.get("ac_failed") is True or numbers.get("cause") in BY_HAND:
+    if numbers.get("ac_failed") is True or str(numbers.get("cause")) in BY_HAND:
         return False
     before = [line for line in story if line.seq < back.seq and line.boot_id != back.boot_id]
     gone = [line for line in before if line.boot_id == before[-1].boot_id]

@@ -15,7 +15,8 @@ from powerguard.cli.install_pieces import CREDENTIALS, DAEMON
 from powerguard.cli.operate import EX_REFUSED, Subparsers, fail
 from powerguard.cli.render import clean, table
 from powerguard.durable import replace_file
-from powerguard.options import CREDENTIAL_NAME, MAX_SECRET_BYTES, SECRETS, secrets_in
+from powerguard.options import CREDENTIAL_NAME, MAX_SECRET_BYTES, SECRETS
+from powerguard.settings.exists import secrets_in
 from powerguard.settings.explain import dotted
 from powerguard.settings.load import SettingsError, load
 from powerguard.settings.schema import Settings

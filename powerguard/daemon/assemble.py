@@ -67,8 +67,9 @@ from powerguard.effectors.host_check import HostCheckEffector
 from powerguard.effectors.signals.effector import TRAINER_SOCKETS, SignalEffector, SignalHelper
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.ways import Turns, WaysEffector
-from powerguard.options import SecretError, secrets_in
+from powerguard.options import SecretError
 from powerguard.settings.caution import warnings
+from powerguard.settings.exists import secrets_in
 from powerguard.settings.explain import dotted
 from powerguard.settings.load import SettingsError, load
 from powerguard.settings.policy import policy as make_policy

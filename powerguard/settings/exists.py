@@ -5,13 +5,17 @@ The daemon starts without them: one UPS whose profile or secret is missing must 
 
 import difflib
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
-from powerguard.options import secrets_in
+from pydantic import BaseModel
+
+from powerguard.options import Secret
 from powerguard.profiles.load import SITE_FOLDER, load_profiles
 from powerguard.settings.explain import Mistake
 from powerguard.settings.schema import Settings
 from powerguard.sources.snmp_options import SnmpOptions
+from powerguard.strictyaml import KeyPath
 
 
 def missing(settings: Settings, site_folder: Path = SITE_FOLDER) -> tuple[list[Mistake], list[Mistake]]:
@@ -59,6 +63,18 @@ def _hint(name: str, known: list[str]) -> str:
     low = name.lower()
     near = [each for each in known if low and each.startswith(low)] or difflib.get_close_matches(low, known, n=1)
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+
+
+def secrets_in(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Secret]]:
+    """Yield every secret that settings name, with the path of its setting: keys of maps and places in lists."""
+    if isinstance(value, Secret):
+        yield path, value
+    elif isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from secrets_in(getattr(value, name), (*path, name))
+    elif isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from secrets_in(inner, (*path, key))
 
 
 def _trouble(path: Path) -> str:
